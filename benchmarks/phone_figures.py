@@ -17,12 +17,12 @@ from math import prod
 
 import tvm
 
+from benchmarks.device_work import work_of_convolution, work_of_group
 from benchmarks.published_designs import round_trips_ms
 from tutorials import zoo
 from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.cost.work import work_of_convolution, work_of_group
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
 

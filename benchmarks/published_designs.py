@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from benchmarks.device_work import work_of_convolution
 from tutorials.zoo import regnet
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.work import work_of_convolution
 from tvm_stretch.search.clock import Clock, Step, Written
 from tvm_stretch.targets.kernels.features import Work
 

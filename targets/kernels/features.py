@@ -62,14 +62,17 @@ class Work:
     Only work that every device would have to do counts: no transforms of Winograd, no padding.
 
     Attributes:
-        family: ``image``, ``dense``, ``pointwise``, ``grouped`` or ``depthwise`` convolutions, or
-            ``other``: kernels that move values and multiply few.
+        families: convolutions of an image's few channels, with windows, 1x1 (and matrix products),
+            in groups, and channel by channel.
+        family: one of these, or ``other``: kernels that move values and multiply few.
         multiply_adds: of convolutions and matrix products.
         values: activations that are read and written.
         weights: number of weights that are read.
         groups: of a grouped convolution; 0 for everything else.
         kernels: 0 for kernels that only this compiler needs.
     """
+
+    families: ClassVar[tuple[str, ...]] = ("image", "dense", "pointwise", "grouped", "depthwise")
 
     family: str = "other"
     multiply_adds: float = 0.0

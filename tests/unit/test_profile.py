@@ -16,6 +16,7 @@ from search_helpers import emit
 
 import tvm_stretch as ts
 from benchmarks import phone_figures, twin
+from benchmarks.device_work import work_of_convolution, work_of_group
 from benchmarks.published_designs import ORIGINALS, count, predict_ms
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
@@ -23,11 +24,6 @@ from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.features import RunFeatures
 from tvm_stretch.cost.profile import Profile, ProfileModel
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text, profiles
-from tvm_stretch.cost.work import (
-    FAMILIES,
-    work_of_convolution,
-    work_of_group,
-)
 from tvm_stretch.errors import CostModelError, InstallError
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.targets.cpu import cpu_processor
@@ -89,7 +85,7 @@ def test_what_is_no_kernel_takes_nothing(phone: Profile) -> None:
 def test_nanoseconds_of_a_kernel(phone: Profile) -> None:
     cpu = replace(
         phone.processor("cpu"),
-        multiply_adds_per_ns=dict.fromkeys(FAMILIES, 100.0),
+        multiply_adds_per_ns=dict.fromkeys(Work.families, 100.0),
         activation_bytes_per_ns=10.0,
         weight_bytes_per_ns=5.0,
         kernel_us=20.0,

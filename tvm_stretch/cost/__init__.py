@@ -4,5 +4,5 @@ from tvm_stretch.exports import exported
 
 __getattr__ = exported(
     __name__,
-    {"FAMILIES": "work", "ProcessorProfile": "profile", "load_profile": "profile_file"},
+    {"ProcessorProfile": "profile", "load_profile": "profile_file"},
 )

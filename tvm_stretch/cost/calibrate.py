@@ -31,7 +31,6 @@ from scipy.optimize import OptimizeResult, lsq_linear, minimize_scalar
 import tvm_stretch.targets.processors  # noqa: F401  registers all kinds of processors
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
 from tvm_stretch.cost.profile_file import write_profile
-from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import read_text
 from tvm_stretch.targets.cpu import HOST
@@ -264,7 +263,7 @@ def _amounts(works: Sequence[Work]) -> Array:
     """The amount of each of `TYPICAL` in these works."""
     amounts = dict.fromkeys(TYPICAL, 0.0)
     for work in works:
-        if work.family in FAMILIES:
+        if work.family in Work.families:
             amounts[work.family] += work.multiply_adds
         amounts["value"] += work.values * (2 if work.family == "grouped" else 1)
         amounts["weight"] += work.weights
@@ -300,7 +299,7 @@ def _fitted(
     size = BYTES[processor.precision]
     return replace(
         processor,
-        multiply_adds_per_ns=MappingProxyType({f: 1 / costs[f] for f in FAMILIES}),
+        multiply_adds_per_ns=MappingProxyType({f: 1 / costs[f] for f in Work.families}),
         activation_bytes_per_ns=size / costs["value"],
         weight_bytes_per_ns=size / costs["weight"],
         kernel_us=costs["kernel"] / 1e3,

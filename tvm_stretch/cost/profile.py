@@ -1,7 +1,7 @@
 """Profile of a device that need not be here: costs of each kind of work on its processors.
 
     phone = load_profile("snapdragon-855")
-    phone.processor("cpu").nanoseconds(work_of_convolution(64, 128, 3, 28))
+    phone.processor("cpu").nanoseconds(kernel.device_work())
     phone.hand_over("cpu", "opencl", 1 << 20)
 
 `profile_file.py` reads and writes profiles, and `calibrate.py` computes the numbers of processors
@@ -34,7 +34,7 @@ class ProcessorProfile:
     Attributes:
         name: as in plans.
         precision: in which it computes; one of `BYTES`.
-        multiply_adds_per_ns: for each of `FAMILIES`.
+        multiply_adds_per_ns: for each of `Work.families`.
         activation_bytes_per_ns: of reading and writing activations, in its precision.
         weight_bytes_per_ns: of reading weights, in its precision.
         kernel_us: overhead of a kernel.

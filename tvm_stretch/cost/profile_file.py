@@ -17,7 +17,7 @@
     refuses = { "nn.softmax" = "the DSP has no exp" }
 
     [processors.cpu.multiply_adds_per_ns]
-    image = 80.0                            # of up to 4 channels: see FAMILIES of work.py
+    image = 80.0                            # of up to 4 channels: see Work.families
     dense = 210.0
     pointwise = 220.0
     grouped = 250.0
@@ -51,9 +51,9 @@ from typing import Any, NamedTuple
 from tvm.ir import Op
 
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
-from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError, InstallError
 from tvm_stretch.files import as_path, is_finite, read_text, write_whole, writing
+from tvm_stretch.targets.kernels.features import Work
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
 _LEAST = 1e-6  # of divisors
@@ -130,7 +130,9 @@ def _processor(name: str, table: _Table) -> ProcessorProfile:
     found = ProcessorProfile(
         name=name,
         precision=table.take("precision", _PRECISION),
-        multiply_adds_per_ns=MappingProxyType({f: speeds.take(f, _POSITIVE) for f in FAMILIES}),
+        multiply_adds_per_ns=MappingProxyType(
+            {f: speeds.take(f, _POSITIVE) for f in Work.families}
+        ),
         activation_bytes_per_ns=table.take("activation_bytes_per_ns", _POSITIVE),
         weight_bytes_per_ns=table.take("weight_bytes_per_ns", _POSITIVE),
         kernel_us=table.take("kernel_us", _NOT_NEGATIVE),
@@ -323,7 +325,7 @@ def profile_text(profile: Profile) -> str:
             lines.append(f"refuses = {_inline(processor.refuses)}")
         lines.append(f"[processors.{_key(name)}.multiply_adds_per_ns]")
         speeds = processor.multiply_adds_per_ns
-        lines += [f"{family} = {speeds[family]:.4g}" for family in FAMILIES]
+        lines += [f"{family} = {speeds[family]:.4g}" for family in Work.families]
     for transfer in profile.transfers:
         lines += ["", "[[transfers]]", f"from = {_quoted(transfer.sender)}"]
         lines += [f"to = {_quoted(transfer.receiver)}"]

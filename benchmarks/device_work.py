@@ -1,8 +1,7 @@
 """What operators do, in the few quantities whose prices a device's profile contains.
 
-It is computed from operators of which the compiler would make a kernel, or from numbers alone, for
-searches that weigh thousands of layers without building them. `Features.device_work` gives that of
-a kernel that the compiler made.
+It is computed from operators of which the compiler would make a kernel, or from numbers alone.
+`Features.device_work` gives that of a kernel that the compiler made.
 """
 
 from __future__ import annotations
@@ -11,10 +10,6 @@ from math import prod
 
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.targets.kernels.features import Work
-
-FAMILIES = ("image", "dense", "pointwise", "grouped", "depthwise")
-"""Convolutions: of an image's few channels, with windows, 1x1 (and matrix products), in groups, and
-channel by channel."""
 
 _FLOAT_BYTES = 4
 
