@@ -15,12 +15,13 @@ from dataclasses import replace
 from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import Observer
+from tvm_stretch.build.precision import read_precision
 from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import require_file
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting
-from tvm_stretch.request import request_of
+from tvm_stretch.request import Request
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, with_plans
@@ -95,7 +96,7 @@ def compile(
         A model that can be called, measured and exported.
     """
     require_file(source)
-    request = request_of(
+    request = Request(
         targets=targets,
         device=device,
         plan=plan,
@@ -105,7 +106,7 @@ def compile(
         spare=spare,
         max_share=max_share,
         share_parts=share_parts,
-        precision=precision,
+        precision=read_precision(precision),
         scheduler=scheduler,
         dump_dir=dump_dir,
         debug=debug,
@@ -116,9 +117,9 @@ def compile(
         mod, notes = read_network(source, request.shapes, request.precision)
         site = site.in_precision(request.precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
-        decision = choose(mod, site, limits, request.plan, observer)
-        if request.has_plans and len(decision.site.placeable) > 1:
-            decision = with_plans(mod, decision, request.plans, limits)
+        decision = choose(mod, site, limits, request.first_plan, observer)
+        if request.plans and len(decision.site.placeable) > 1:
+            decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
         return decision.build(mod, request.spare, observer)
 
