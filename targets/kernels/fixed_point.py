@@ -15,20 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tvm import tirx
-from tvm.ir import Expr
+from tvm.ir import Call, Expr
 
-from tvm_stretch.errors import StretchError
 from tvm_stretch.ir.integers import Rounding
+from tvm_stretch.rewriting import rewrite
 
 from .hvx import every, every_byte, hvx, word
 
 _MOST_BITS = 15
 _LEAST_DIGITS = 22
 """Least bits of the smallest mantissa, not counting factors of zero."""
+
+FIXED = "tvm_stretch.fixed_point"
+"""Annotation of the last block of a layer, which adds a bias and rounds: text of a `FixedPoint`."""
+
+_ROUNDED = "tvm_stretch.rounded"
 
 
 def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
@@ -63,8 +67,16 @@ def halves_up(number: Expr, mantissa: Expr, bits: int) -> Expr:
 
 
 @dataclass(frozen=True)
+class FixedPoint:
+    """How the sums of a block are rounded: with `bits` of the mantissas."""
+
+    bits: int
+    rounding: Rounding
+
+
+@dataclass(frozen=True)
 class Narrowing:
-    """The parts of a result of `rounded`.
+    """A result of `rounded`.
 
     Attributes:
         number, mantissa: its operands.
@@ -80,6 +92,10 @@ class Narrowing:
     def same(self, other: Narrowing | None) -> bool:
         """Whether another narrowing differs in its operands only."""
         return other is not None and (self.bits, self.rounding) == (other.bits, other.rounding)
+
+    def result(self) -> tirx.Cast:
+        """The arithmetic of `rounded`."""
+        return rounded(self.number, self.mantissa, self.bits, self.rounding)
 
     def product(self, number: Expr, mantissa: Expr) -> Expr:
         """The high words of a product of vectors."""
@@ -110,55 +126,28 @@ class Narrowing:
         return whole
 
 
-class _OtherError(StretchError):
-    """An expression is not a result of `rounded`."""
+def narrowing_call(number: Expr, mantissa: Expr, fixed: FixedPoint) -> Expr:
+    """`rounded` as a call, by which stores are packed while a kernel is scheduled."""
+    rounding = fixed.rounding
+    numbers = (fixed.bits, rounding.zero, rounding.low, rounding.high)
+    return tirx.call_pure_extern(rounding.dtype, _ROUNDED, number, mantissa, *map(word, numbers))
 
 
 def narrowing_of(value: Expr | None) -> Narrowing | None:
-    """The parts of a result of `rounded`; None for other expressions."""
-    try:
-        result = _expect(tirx.Cast, value)
-        shifted = isinstance(result.value, tirx.Add | tirx.Sub)  # TVM omits `+ 0`
-        limits = _expect(tirx.Max, result.value.a if shifted else result.value)
-        inner = _expect(tirx.Min, limits.b)
-        halved, last = _shifted(inner.b)
-        more = _expect(tirx.Add, halved)
-        high, bits = (more.a, 1) if isinstance(more.a, tirx.Cast) else _shifted(more.a, 1)
-        product, down = _shifted(_expect(tirx.Cast, high).value)
-        factors = _expect(tirx.Mul, product)
-        number, mantissa = _narrow(factors.a), _narrow(factors.b)
-        zero = int(result.value.b) if shifted else 0
-        least, most, one = map(int, (limits.a, inner.a, more.b))
-    except _OtherError:
+    """The parts of a `narrowing_call`; None for other expressions."""
+    is_extern = getattr(getattr(value, "op", None), "name", "") == "tirx.call_pure_extern"
+    if value is None or not is_extern or value.args[0].value != _ROUNDED:
         return None
-    zero = -zero if isinstance(result.value, tirx.Sub) else zero
-    if (down, one, last) != (31, 1, 1) or not 1 <= bits <= _MOST_BITS:
-        return None
-    rounding = Rounding(str(result.ty.dtype), zero, least + zero, most + zero)
-    return Narrowing(number, mantissa, bits, rounding)
+    number, mantissa, *numbers = value.args[1:]
+    bits, *limits = map(int, numbers)
+    return Narrowing(number, mantissa, bits, Rounding(str(value.ty.dtype), *limits))
 
 
-def _expect(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
-    """The node, if it is of this kind.
+def write_out(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with the arithmetic of `rounded` instead of calls."""
 
-    Raises:
-        _OtherError: it is of another kind.
-    """
-    if not isinstance(node, kind):
-        raise _OtherError
-    return node
+    def written(call: Call) -> Expr:
+        found = narrowing_of(call)
+        return call if found is None else found.result()
 
-
-def _shifted(node: Expr, more: int = 0) -> tuple[Expr, int]:
-    """The operand of a right shift, and the shift's bits plus ``more``."""
-    shift = _expect(tirx.RShift, node)
-    return shift.a, int(_expect(tirx.IntImm, shift.b)) + more
-
-
-def _narrow(value: Expr) -> Expr:
-    """The int32 expression that TVM converted to int64, part by part."""
-    if isinstance(value, tirx.Add):
-        return _narrow(value.a) + _narrow(value.b)
-    if isinstance(value, tirx.IntImm):
-        return word(int(value))
-    return _expect(tirx.Cast, value).value
+    return rewrite(body, (Call, written))

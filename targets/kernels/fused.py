@@ -17,9 +17,11 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.ir.codec import from_text
 from tvm_stretch.rewriting import rewrite
 
-from .loops import const
+from .fixed_point import FIXED, FixedPoint, narrowing_call
+from .loops import const, load
 
 ANNOTATION = "tvm_stretch.kernel"
 
@@ -102,7 +104,21 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     for read in _loads(body.value, anchor):
         if not same_place(read.indices, axes):
             return None
-    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, body.value))
+    value = body.value
+    if FIXED in final.annotations:
+        value = _narrowed(func, anchor, axes, from_text(FixedPoint, str(final.annotations[FIXED])))
+    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value))
+
+
+def _narrowed(
+    func: tirx.PrimFunc, anchor: tirx.Buffer, axes: Sequence[tirx.Var], fixed: FixedPoint
+) -> Expr:
+    """The rounding of a layer's sums; its last operands are bias and mantissa of each channel."""
+    *_, bias, mantissa, _ = func.params
+    channel = (0, axes[1], 0, 0, axes[-1])
+    return narrowing_call(
+        load(anchor, *axes) + load(bias, *channel), load(mantissa, *channel), fixed
+    )
 
 
 def _operands(func: tirx.PrimFunc, blocks: Sequence[s_tir.SBlock]) -> tuple[tirx.Buffer, ...]:

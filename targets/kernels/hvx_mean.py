@@ -10,11 +10,13 @@ A half holds the sum of 257 unsigned bytes; signed bytes are taken 128 larger.
 
 from __future__ import annotations
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.ir.integers import meaning_of
+from tvm_stretch.ir.integers import meaning_of, rounding_of
 
+from .fixed_point import FixedPoint, mantissas, narrowing_call
 from .fused import Epilogue, blocks_of
 from .hvx import (
     LANES,
@@ -69,7 +71,13 @@ def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
     sums, rounded = blocks
     data, out = func.params
     axes = tuple(axis.var for axis in rounded.iter_vars)
-    epilogue = Epilogue(sums.writes[0].source, out, axes, rounded.body.value)
+    total, value = sums.writes[0].source, rounded.body.value
+    found = mantissas(np.array(integer.factors, "float32"))
+    if found is not None:
+        zeros = integer.zeros[0] * int(data.shape[2]) * int(data.shape[3])
+        fixed = FixedPoint(found[1], rounding_of(integer))
+        value = narrowing_call(load(total, *axes) - word(zeros), word(int(found[0][0])), fixed)
+    epilogue = Epilogue(total, out, axes, value)
     return (data, epilogue) if _is_image(data) else None
 
 

@@ -24,7 +24,7 @@ from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch.rewriting import rewrite
 
-from .fixed_point import Narrowing, narrowing_of
+from .fixed_point import Narrowing, narrowing_of, write_out
 from .hvx import LANES, VECTOR, hvx, keep, keep_bytes, whole
 from .loops import block, const, load, store, vectors, within
 
@@ -37,7 +37,7 @@ def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> t
     Its own buffers and ``constants`` are aligned to a vector, as the DSP's stack and the image of
     its weights are (native/dsp/image.cc); tensors are aligned to half a vector.
     """
-    body = rewrite(func.body, (tirx.SeqStmt, _packed))
+    body = write_out(rewrite(func.body, (tirx.SeqStmt, _packed)))
     if body.same_as(func.body) and not constants:
         return func
     known: dict[tirx.Var, tirx.Var] = {}
@@ -64,6 +64,7 @@ class _Store:
 
     loop: tirx.For
     where: Expr
+    wide: Expr  # the int32 that is stored
     narrowing: Narrowing | None
 
     @property
@@ -85,15 +86,17 @@ def _store_of(statement: tirx.Stmt) -> _Store | None:
     into = statement.body
     if int(statement.extent) != LANES or not isinstance(into, tirx.BufferStore):
         return None
-    is_byte = str(into.buffer.dtype) in ("uint8", "int8") and isinstance(into.value, tirx.Cast)
+    narrowing = narrowing_of(into.value)
+    wide = into.value if narrowing is None else narrowing.result()
+    is_byte = str(into.buffer.dtype) in ("uint8", "int8") and isinstance(wide, tirx.Cast)
     if not is_byte or not into.indices[-1].same_as(statement.loop_var):
         return None
-    if str(into.value.value.ty.dtype) != "int32" or int(into.buffer.shape[-1]) != LANES:
+    if str(wide.value.ty.dtype) != "int32" or int(into.buffer.shape[-1]) != LANES:
         return None
     place: Expr = const(0)
     for index, extent in zip(into.indices[:-1], into.buffer.shape[:-1], strict=True):
         place = place * extent + index
-    return _Store(statement, place, narrowing_of(into.value))
+    return _Store(statement, place, wide.value, narrowing)
 
 
 def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
@@ -134,7 +137,7 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
     same = all(s.narrowing is not None and s.narrowing.same(first) for s in row)
     totals = vectors("packed", len(row), LANES, dtype="int32")
     if first is None or not same:
-        kept = [s.keep(b, s.into.value.value) for s, b in zip(row, totals, strict=True)]
+        kept = [s.keep(b, s.wide) for s, b in zip(row, totals, strict=True)]
         statements = [
             statement
             for start in _starts(len(row))

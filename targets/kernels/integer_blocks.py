@@ -9,13 +9,14 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.ir.codec import to_text
 from tvm_stretch.ir.integer_kernels import Rounder, in_float32
 from tvm_stretch.ir.integers import Integer, Rounding
 
 from .blocks import block_array, subsample
 from .calls import kernel_call
 from .conv import gathers_pixels
-from .fixed_point import mantissas, rounded
+from .fixed_point import FIXED, FixedPoint, mantissas, rounded
 from .integer_sums import in_integers
 from .layers import ConvShape, IntegerConvShape, taken
 from .machine import VectorMachine
@@ -133,7 +134,10 @@ class _Scale:
                 return rounded(value, scale, self.bits, self.rounding)
             return self.rounder(self.rounding, [(value, scale)], None)
 
-        return te.compute(sums.shape, element, name="rounded")
+        marks = {}
+        if self.bits and self.rounding is not None:
+            marks[FIXED] = to_text(FixedPoint(self.bits, self.rounding))
+        return te.compute(sums.shape, element, name="rounded", attrs=marks)
 
 
 def _padded(

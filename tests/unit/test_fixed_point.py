@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tvm import te
 
 from tvm_stretch.ir.integers import Rounding
-from tvm_stretch.targets.kernels.fixed_point import mantissas, narrowing_of, rounded
+from tvm_stretch.targets.kernels.fixed_point import (
+    FixedPoint,
+    mantissas,
+    narrowing_call,
+    narrowing_of,
+    rounded,
+    write_out,
+)
 
 ROUNDINGS = (
     Rounding("uint8", 120, 0, 255),
@@ -79,14 +86,16 @@ def test_rounded_exactly_up_to_the_ends_of_int32(bits: int, pairs: list[tuple[in
 
 @pytest.mark.parametrize("bits", [1, 9])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_found_again(rounding: Rounding, bits: int) -> None:
-    body = kernel(bits, rounding).body.block.body
-    while not isinstance(body, tvm.s_tir.SBlockRealize):
-        body = body.body
-    narrowing = narrowing_of(body.block.body.value)
-    assert narrowing is not None
-    assert (narrowing.bits, narrowing.rounding) == (bits, rounding)
-    assert narrowing_of(body.block.body.value.value) is None
+def test_a_call_says_how_it_rounds(rounding: Rounding, bits: int) -> None:
+    number, mantissa = (tvm.tirx.Var(name, "int32") for name in ("number", "mantissa"))
+    call = narrowing_call(number, mantissa, FixedPoint(bits, rounding))
+    found = narrowing_of(call)
+    assert found is not None
+    assert (found.bits, found.rounding) == (bits, rounding)
+    assert found.number.same_as(number) and found.mantissa.same_as(mantissa)
+    written = write_out(tvm.tirx.Evaluate(call)).value
+    tvm.ir.assert_structural_equal(written, rounded(number, mantissa, bits, rounding))
+    assert narrowing_of(written) is None
 
 
 def test_factors_that_share_no_bits() -> None:
