@@ -21,10 +21,12 @@ from tvm_stretch.emitting.blocked_moves import (
     images_between,
     same_pixels,
 )
+from tvm_stretch.emitting.normalisations import normalised
 from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.gpu.norm import NormShape
 from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import MatmulShape
@@ -50,6 +52,7 @@ class Rewriter(Layouts):
         """By result: reshapes, transpositions, and unary operators that may lie between them."""
         self.uses: dict[relax.Var, int] = {}
         self.weights: set[relax.Expr] = set()
+        self.definitions: dict[relax.Var, relax.Expr] = {}
         self.rows: set[relax.Expr] = set()
         """Results of dense layers that are plain matrices."""
         self.converted = False
@@ -58,6 +61,11 @@ class Rewriter(Layouts):
         """Re-emit every binding of ``function``."""
         self.uses = count_uses(function)
         self.weights = _weights(function)
+        self.definitions = {
+            binding.var: binding.value
+            for group in function.body.blocks
+            for binding in group.bindings
+        }
         for group in function.body.blocks:
             for binding in group.bindings:
                 self._bind(binding.var, binding.value)
@@ -97,6 +105,7 @@ class Rewriter(Layouts):
             "nn.conv2d": self._conv2d,
             "matmul": self._matmul,
             "nn.softmax": self._softmax,
+            "divide": self._divide,
             "nn.max_pool2d": self._pool,
             "nn.avg_pool2d": self._pool,
             "mean": self._mean,
@@ -190,6 +199,17 @@ class Rewriter(Layouts):
             return Value(shape, plain=made)
         view = self.bb.emit(relax.op.reshape(made, shape))
         return Value(shape, plain=view, named=made)
+
+    def _divide(self, call: relax.Call) -> Value | None:
+        """A normalisation of rows, where a template computes all of it."""
+        found = normalised(call, self.definitions) if _is_f32(call) else None
+        if found is None:
+            return None
+        (x, epsilon), shape = found, tuple(shape_of(call))
+        template = choose(NormShape(shape, epsilon), self.machine.plain)
+        if template is None:
+            return None
+        return Value(shape, plain=template.call(self.bb, self.plain(relax.Tuple([x])).fields[0]))
 
     def _pool(self, call: relax.Call) -> Value | None:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":

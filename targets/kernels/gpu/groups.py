@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..fused import Epilogue
-from ..loops import Index, const, lanes, load, scratch
+from ..loops import Index, const, lanes, load, scratch, store
 
 QUAD = 4
 
@@ -111,6 +111,25 @@ def shares(
         fits = (turn + 1) * items <= total
         found.append(when(None if fits else number < total, body(turn, number)))
     return found
+
+
+def join_items(
+    found: tirx.Buffer, shared: tirx.Buffer, item: Expr, join: Callable[[Expr, Expr], Expr]
+) -> list[tirx.Stmt]:
+    """All items get what ``join`` makes of their numbers: halved again and again.
+
+    Args:
+        found: each item's own number, then that of all.
+        shared: local memory of one number for each item; their count is a power of two.
+        item: the item.
+        join: of two numbers.
+    """
+    steps, half = [store(shared, load(found, 0), item), barrier()], int(shared.shape[0]) // 2
+    while half:
+        both = join(load(shared, item), load(shared, item + half))
+        steps += [when(item < half, store(shared, both, item)), barrier()]
+        half //= 2
+    return [*steps, store(found, load(shared, 0), 0), barrier()]
 
 
 def finish_quad(

@@ -22,7 +22,7 @@ from ..loops import block, f32, load, scratch, store, unravelled, within
 from ..machine import VectorMachine
 from ..softmax import SoftmaxConfig, SoftmaxShape
 from ..template import Template
-from .groups import barrier, launch, when
+from .groups import join_items, launch, shares
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,7 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
         at = unravelled(row, cfg.outer)
 
         def each(one: Callable[[int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
-            places = [(i, item + i * items) for i in range(count)]
-            return [
-                when(None if (i + 1) * items <= extent else place < extent, one(i, place))
-                for i, place in places
-            ]
-
-        def joined(join: Callable[[Expr, Expr], Expr]) -> list[tirx.Stmt]:
-            """All items get what `join` makes of their numbers."""
-            steps, half = [store(shared, load(found, 0), item), barrier()], items // 2
-            while half:
-                both = join(load(shared, item), load(shared, item + half))
-                steps += [when(item < half, store(shared, both, item)), barrier()]
-                half //= 2
-            return [*steps, store(found, load(shared, 0), 0), barrier()]
+            return shares(extent, items, item, one)
 
         def read(i: int, place: Expr) -> tirx.Stmt:
             value = load(values, i)
@@ -110,11 +97,11 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
             [
                 store(found, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
                 *each(read),
-                *joined(tirx.max),
+                *join_items(found, shared, item, tirx.max),
                 store(top, load(found, 0), 0),
                 store(found, f32(0.0), 0),
                 *each(power),
-                *joined(lambda a, b: a + b),
+                *join_items(found, shared, item, lambda a, b: a + b),
                 store(found, f32(1.0) / load(found, 0), 0),
                 *each(finish),
             ],
