@@ -177,8 +177,11 @@ def test_softmax(shape: tuple[int, ...]) -> None:
 
 
 @needs_device
+@pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize(("shape", "kernels"), [((1, 7, 48), 1), ((2, 3, 5), 0)])
-def test_layer_normalisation_is_one_kernel(shape: tuple[int, ...], kernels: int) -> None:
+def test_layer_normalisation_is_one_kernel(
+    shape: tuple[int, ...], kernels: int, inverse: bool
+) -> None:
     """Rows of less than 8 numbers take TVM's rules."""
     scale, shift = random_const(shape[-1]), random_const(shape[-1])
 
@@ -186,7 +189,9 @@ def test_layer_normalisation_is_one_kernel(shape: tuple[int, ...], kernels: int)
         apart = relax.op.subtract(x, relax.op.mean(x, [-1], keepdims=True))
         variance = relax.op.mean(relax.op.multiply(apart, apart), [-1], keepdims=True)
         root = relax.op.sqrt(relax.op.add(variance, relax.const(1e-6)))
-        return relax.op.add(relax.op.multiply(relax.op.divide(apart, root), scale), shift)
+        factor = relax.op.divide(relax.const(1.0), root)
+        y = relax.op.multiply(apart, factor) if inverse else relax.op.divide(apart, root)
+        return relax.op.add(relax.op.multiply(y, scale), shift)
 
     mod = module(build, shape)
     processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)

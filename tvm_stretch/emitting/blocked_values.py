@@ -105,7 +105,7 @@ class Rewriter(Layouts):
             "nn.conv2d": self._conv2d,
             "matmul": self._matmul,
             "nn.softmax": self._softmax,
-            "divide": self._divide,
+            "divide": self._normalised,
             "nn.max_pool2d": self._pool,
             "nn.avg_pool2d": self._pool,
             "mean": self._mean,
@@ -200,7 +200,7 @@ class Rewriter(Layouts):
         view = self.bb.emit(relax.op.reshape(made, shape))
         return Value(shape, plain=view, named=made)
 
-    def _divide(self, call: relax.Call) -> Value | None:
+    def _normalised(self, call: relax.Call) -> Value | None:
         """A normalisation of rows, where a template computes all of it."""
         found = normalised(call, self.definitions) if _is_f32(call) else None
         if found is None:
@@ -242,7 +242,7 @@ class Rewriter(Layouts):
     def _binary(self, call: relax.Call) -> Value | None:
         """An operator of two blocked operands: same shape, one number a channel, or one number."""
         if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
-            return self._on_rows(call)
+            return self._normalised(call) or self._on_rows(call)
         shape = tuple(shape_of(call))
         if len(shape) not in (2, 4):
             return None

@@ -17,7 +17,7 @@ from tvm_stretch.ir.operators import kind_of
 def normalised(
     call: relax.Call, definitions: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Var, float] | None:
-    """What a division normalises, and its epsilon; None if it does something else."""
+    """What a division or product normalises, and its epsilon; None if it does something else."""
 
     def args(expr: relax.Expr, kind: str) -> list[relax.Expr] | None:
         """The operands of the operator that computes ``expr``, if it is one of this kind."""
@@ -34,6 +34,11 @@ def normalised(
         return operands[0] if axes == [last] and bool(attrs.keepdims) else None
 
     apart, root = call.args
+    if kind_of(call) == "multiply":
+        inverse = args(root, "divide")
+        if inverse is None or not _is_one(inverse[0]):
+            return None
+        root = inverse[1]
     difference, inside = args(apart, "subtract"), args(root, "sqrt")
     added = None if inside is None else args(inside[0], "add")
     if difference is None or added is None or not isinstance(added[1], GenericConst):
@@ -44,3 +49,7 @@ def normalised(
     is_norm = mean_of(mean) == x and product is not None and product == [apart, apart]
     epsilon = added[1].value.numpy()
     return (x, float(epsilon)) if is_norm and epsilon.size == 1 else None
+
+
+def _is_one(expr: relax.Expr) -> bool:
+    return isinstance(expr, GenericConst) and bool((expr.value.numpy() == 1).all())
