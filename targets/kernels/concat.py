@@ -75,7 +75,6 @@ class ConcatConfig(Template, ConcatShape):
         cls, layer: ConcatShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
         """The configuration for machines with vectors that OpenCL has too."""
-        del block
         return [taken(cls, layer, lanes=machine.lanes)] if machine.lanes in _LANES else []
 
     def on(self, machine: VectorMachine) -> Template | None:
@@ -84,7 +83,6 @@ class ConcatConfig(Template, ConcatShape):
 
     def cycles(self, machine: VectorMachine) -> float:
         """Cycles of one core: two loads, a shuffle and a store for each vector."""
-        del machine
         return prod(self.out_shape) * 4.0 / self.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:

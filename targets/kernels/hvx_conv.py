@@ -25,7 +25,7 @@ from .conv_nest import Tile, write_nest
 from .conv_tiles import column_taps, kernel_rows
 from .cycles import register_tiles
 from .dots import DOTS, WORD
-from .fused import Epilogue, FusedKernel
+from .fused import FusedKernel
 from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
 from .integer_conv import IntegerConvConfig, dense_dot
 from .integer_nest import IntegerNest, integer_blocking, integer_runs
@@ -107,33 +107,23 @@ class WordConvConfig(HvxConvConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the convolution."""
-        return write_word_conv(self, machine, fused.operands, fused.epilogue)
-
-
-def write_word_conv(
-    cfg: IntegerConvConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest of one (fused) convolution whose packed weights have an offset."""
-    data, weight = operands[:2]
-    pixels, cut = PixelSums(cfg, data), integer_blocking(cfg, machine)
-    sums: PixelSums | TapSums = pixels
-    buffers, first = [pixels.buffer], [pixels.write()]
-    if not cfg.pointwise:
-        sums = TapSums(cfg, pixels)
-        buffers.append(sums.buffer)
-        first.append(sums.write())
-    # Separate functions: otherwise LLVM keeps addresses of both parts, and spills them. There are
-    # two, because scratch of one may share memory with results of the other, and arguments never
-    # alias.
-    apart = [
-        tirx.AttrStmt(cfg.batch, "compute_scope", StringImm(f"pixel_sums{number}"), part)
-        for number, part in enumerate(first)
-    ]
-    nest = _WordNest(cfg, cut, data, weight, epilogue, machine, sums)
-    return within(buffers, [*apart, write_nest(nest)])
+        data, weight = fused.operands[:2]
+        pixels, cut = PixelSums(self, data), integer_blocking(self, machine)
+        sums: PixelSums | TapSums = pixels
+        buffers, first = [pixels.buffer], [pixels.write()]
+        if not self.pointwise:
+            sums = TapSums(self, pixels)
+            buffers.append(sums.buffer)
+            first.append(sums.write())
+        # Separate functions: otherwise LLVM keeps addresses of both parts, and spills them. There
+        # are two, because scratch of one may share memory with results of the other, and arguments
+        # never alias.
+        apart = [
+            tirx.AttrStmt(self.batch, "compute_scope", StringImm(f"pixel_sums{number}"), part)
+            for number, part in enumerate(first)
+        ]
+        nest = _WordNest(self, cut, data, weight, fused.epilogue, machine, sums)
+        return within(buffers, [*apart, write_nest(nest)])
 
 
 class PixelSums:

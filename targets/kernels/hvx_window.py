@@ -72,8 +72,24 @@ class HvxDepthwiseConfig(IntegerWindowConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the convolution."""
-        del machine
-        return write_hvx_depthwise(self, fused.operands, fused.epilogue)
+        data, weight = fused.operands[:2]
+        image = _Image(self, data)
+        nest, rows = _Depthwise(self, image, weight, fused.epilogue), image.band
+
+        def band(n: Expr, b: Expr, i: Expr) -> tirx.Stmt:
+            first = tirx.min(i * rows, const(self.out_size[0] - rows))
+            fill = image.fill(n, b, first * self.stride[0] - self.padding[0])
+            return block([fill, nest.rows((n, b), first, rows)])
+
+        bands = -(-self.out_size[0] // rows)
+        nests = loop(
+            self.batch,
+            lambda n: loop(
+                self.blocks, lambda b: loop(bands, lambda i: band(n, b, i), "band"), "block"
+            ),
+            "image",
+        )
+        return within([image.buffer], [image.clear(), nests])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,28 +104,6 @@ class HvxWindowConfig(WindowConfig):
         if takes_pool(self, fused.operands[0], fused.epilogue):
             return write_hvx_pool(self, fused.operands[0], fused.epilogue)
         return super().write(machine, fused)
-
-
-def write_hvx_depthwise(
-    cfg: IntegerWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
-) -> tirx.Stmt:
-    """The loop nest of one (fused) depthwise convolution; ``operands`` are data and weight."""
-    data, weight = operands[:2]
-    image = _Image(cfg, data)
-    nest, rows = _Depthwise(cfg, image, weight, epilogue), image.band
-
-    def band(n: Expr, b: Expr, i: Expr) -> tirx.Stmt:
-        first = tirx.min(i * rows, const(cfg.out_size[0] - rows))
-        fill = image.fill(n, b, first * cfg.stride[0] - cfg.padding[0])
-        return block([fill, nest.rows((n, b), first, rows)])
-
-    bands = -(-cfg.out_size[0] // rows)
-    nests = loop(
-        cfg.batch,
-        lambda n: loop(cfg.blocks, lambda b: loop(bands, lambda i: band(n, b, i), "band"), "block"),
-        "image",
-    )
-    return within([image.buffer], [image.clear(), nests])
 
 
 class _Image:

@@ -63,7 +63,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
     @classmethod
     def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:
         """The way in which this template adds the products of a layer; None if it cannot."""
-        del block
         return by_vectors(machine.dot, shape.dtype)
 
     def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
@@ -86,7 +85,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
     def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
         """OIHW -> `weight_shape`, zero for channels that do not exist."""
-        del sums
         in_group, out_group = self.in_channels // self.groups, self.out_channels // self.groups
         way = self.way
 

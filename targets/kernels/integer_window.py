@@ -129,34 +129,24 @@ class IntegerWindowConfig(OfWords, WindowConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the windows."""
-        return write_integer_window(self, machine, fused.operands, fused.epilogue)
-
-
-def write_integer_window(
-    cfg: IntegerWindowConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest; ``operands`` are data and weight."""
-    height, width = cfg.out_size
-    runs = tile_runs(width, 8, partial(reads_of_tile, cfg))
-    nest = _Nest(cfg, runs, operands[0], operands[1], epilogue)
-    work = cfg.blocks * height * width * cfg.lanes * cfg.kernel[0] * cfg.kernel[1]
-    if machine.threads == 1 or work < WORTH_THREADS:
+        height, width = self.out_size
+        runs = tile_runs(width, 8, partial(reads_of_tile, self))
+        nest = _Nest(self, runs, fused.operands[0], fused.operands[1], fused.epilogue)
+        work = self.blocks * height * width * self.lanes * self.kernel[0] * self.kernel[1]
+        if machine.threads == 1 or work < WORTH_THREADS:
+            return loop(
+                self.batch,
+                lambda n: loop(
+                    self.blocks, lambda b: loop(height, lambda y: nest.row(n, b, y), "y"), "block"
+                ),
+                "image",
+            )
+        tasks = self.blocks * height
         return loop(
-            cfg.batch,
-            lambda n: loop(
-                cfg.blocks, lambda b: loop(height, lambda y: nest.row(n, b, y), "y"), "block"
-            ),
+            self.batch,
+            lambda n: loop(tasks, lambda t: nest.row(n, t // height, t % height), "task", PARALLEL),
             "image",
         )
-    tasks = cfg.blocks * height
-    return loop(
-        cfg.batch,
-        lambda n: loop(tasks, lambda t: nest.row(n, t // height, t % height), "task", PARALLEL),
-        "image",
-    )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ class Layer:
 
     def cut(self, along: Along, extent: int) -> Layer | None:
         """The part with ``extent`` output channels or rows, or half of the inputs, if any."""
-        del along, extent
         return None
 
 

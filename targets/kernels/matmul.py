@@ -95,7 +95,6 @@ class MatmulConfig(Template, MatmulShape):
         cls, layer: MatmulShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
         """A configuration for each register tile."""
-        del block
         if min(len(layer.a), len(layer.b)) < 2 or 0 in (*layer.a, *layer.b):
             return []
         base = taken(cls, layer, lanes=machine.lanes)
@@ -131,7 +130,28 @@ class MatmulConfig(Template, MatmulShape):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the product."""
-        return write_matmul(self, machine, fused)
+        # a matrix may be multiplied by itself
+        a, b = fused.operands[0], fused.operands[-1]
+        nest = _MatmulNest(self, a, b, fused.epilogue, machine.broadcast_operand)
+        ragged = self.size[2] % self.lanes > 0
+        groups = tile_runs(
+            self.out_vectors,
+            self.vectors,
+            lambda start, width: ragged and start + width == self.out_vectors,
+        )
+        stack = prod(self.batch)
+        kind = PARALLEL if machine.threads > 1 else SERIAL
+        return block(
+            [
+                loop(
+                    stack * run.count,
+                    lambda t, run=run: nest.columns(run, t // run.count, t % run.count),
+                    "task",
+                    kind,
+                )
+                for run in groups
+            ]
+        )
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> MatmulFeatures:
         """Features for cost models."""
@@ -206,36 +226,6 @@ def place_in(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Exp
     """Indices of an operand's element; ``stack`` contains the result's indices in the stack."""
     own = stack[len(stack) - len(shape) + 2 :]
     return (*(0 if s == 1 else i for i, s in zip(own, shape, strict=False)), row, column)
-
-
-def write_matmul(
-    cfg: MatmulConfig,
-    machine: VectorMachine,
-    fused: FusedKernel,
-) -> tirx.Stmt:
-    """The loop nest of one (fused) product."""
-    # a matrix may be multiplied by itself
-    a, b = fused.operands[0], fused.operands[-1]
-    nest = _MatmulNest(cfg, a, b, fused.epilogue, machine.broadcast_operand)
-    ragged = cfg.size[2] % cfg.lanes > 0
-    groups = tile_runs(
-        cfg.out_vectors,
-        cfg.vectors,
-        lambda start, width: ragged and start + width == cfg.out_vectors,
-    )
-    stack = prod(cfg.batch)
-    kind = PARALLEL if machine.threads > 1 else SERIAL
-    return block(
-        [
-            loop(
-                stack * run.count,
-                lambda t, run=run: nest.columns(run, t // run.count, t % run.count),
-                "task",
-                kind,
-            )
-            for run in groups
-        ]
-    )
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,6 @@ class MatrixConvConfig(IntegerConvConfig):
 
     def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
         """OIHW -> `weight_shape`, zero for channels that do not exist."""
-        del sums
         in_group, kind = self.in_channels // self.groups, self.way.weight
 
         def element(g: Expr, b: Expr, y: Expr, x: Expr, pair: Expr, place: Expr) -> Expr:

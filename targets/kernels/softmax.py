@@ -102,7 +102,6 @@ class SoftmaxConfig(Template):
         cls, layer: SoftmaxShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
         """The configuration of a softmax along the last axis or the one before it."""
-        del block
         shape = layer.shape
         following = len(shape) - 1 - layer.axis % len(shape)
         if following > 1 or 0 in shape:
@@ -113,7 +112,6 @@ class SoftmaxConfig(Template):
 
     def cycles(self, machine: VectorMachine) -> float:
         """Cycles of one core: an exponential, and three short passes."""
-        del machine
         return prod(self.shape) * 36.0 / self.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
@@ -140,7 +138,12 @@ class SoftmaxConfig(Template):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the softmax."""
-        return write_softmax(self, machine, fused)
+        kind = PARALLEL if machine.threads > 1 else SERIAL
+        rows = prod(self.outer)
+        if not self.columns:
+            return loop(rows, _Row(self, fused).write, "row", kind)
+        vectors = -(-self.shape[-1] // self.lanes)
+        return loop(rows * vectors, lambda i: _columns(_Row(self, fused), i, vectors), "row", kind)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> SoftmaxFeatures:
         """Features for cost models."""
@@ -183,16 +186,6 @@ class SoftmaxFeatures(Features):
             "rows": groups * 10,
             "long_rows": vectors * missing(self.row_elements * self.item_bytes, L1_BYTES),
         }
-
-
-def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-    """The loop nest of one (fused) softmax."""
-    kind = PARALLEL if machine.threads > 1 else SERIAL
-    rows = prod(cfg.outer)
-    if not cfg.columns:
-        return loop(rows, _Row(cfg, fused).write, "row", kind)
-    vectors = -(-cfg.shape[-1] // cfg.lanes)
-    return loop(rows * vectors, lambda i: _columns(_Row(cfg, fused), i, vectors), "row", kind)
 
 
 _Place = tuple[tirx.Buffer, Expr]

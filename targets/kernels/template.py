@@ -91,7 +91,6 @@ class Template(ABC):
         self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
     ) -> relax.Var:
         """Emit the call of the kernel ``name``; layers of float16 may have ``sums`` of float32."""
-        del sums
         packed = self.prepared(bb, operands)
         return bb.emit(kernel_call(bb, name or self.kernel_name, self, self.meaning, *packed))
 
@@ -102,7 +101,6 @@ class Template(ABC):
 
     def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
         """The operands of `meaning`: weights are packed by kernels that run once."""
-        del bb
         return operands
 
     def on(self, machine: VectorMachine) -> Template | None:
@@ -124,7 +122,6 @@ class Template(ABC):
             machine: runs the kernel.
             item: bytes of a number of the kernel's input.
         """
-        del epilogue, machine, item
         return None
 
     def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:

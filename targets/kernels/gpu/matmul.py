@@ -51,7 +51,6 @@ class GroupMatmulConfig(MatmulConfig):
         cls, layer: MatmulShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
         """A configuration for each tile."""
-        del block
         gpu = machine.gpu
         assert gpu is not None
         if min(len(layer.a), len(layer.b)) < 2 or 0 in (*layer.a, *layer.b):
@@ -78,7 +77,6 @@ class GroupMatmulConfig(MatmulConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The kernel."""
-        del machine
         return write_group_matmul(self, fused)
 
 

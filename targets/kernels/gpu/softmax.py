@@ -39,7 +39,6 @@ class GroupSoftmaxConfig(SoftmaxConfig):
         cls, layer: SoftmaxShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
         """The configuration, if a group can hold a row."""
-        del block
         shape, gpu = layer.shape, machine.gpu
         assert gpu is not None
         is_last = layer.axis % len(shape) == len(shape) - 1
@@ -54,7 +53,6 @@ class GroupSoftmaxConfig(SoftmaxConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The kernel."""
-        del machine
         return write_group_softmax(self, fused)
 
 

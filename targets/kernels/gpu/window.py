@@ -86,7 +86,6 @@ class GroupWindowConfig(WindowConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The kernel."""
-        del machine
         return write_group_window(self, fused.operands, fused.epilogue)
 
 
