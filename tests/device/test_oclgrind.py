@@ -41,6 +41,14 @@ SOFTMAX = """
 gpu.check(module(lambda x: relax.op.nn.softmax(x), (2, 37)))
 """
 
+NORM = """
+def normalised(x):
+    apart = relax.op.subtract(x, relax.op.mean(x, [-1], keepdims=True))
+    variance = relax.op.mean(relax.op.multiply(apart, apart), [-1], keepdims=True)
+    return relax.op.divide(apart, relax.op.sqrt(relax.op.add(variance, relax.const(1e-6))))
+gpu.check(module(normalised, (3, 37)))
+"""
+
 PRODUCT = """
 gpu.check(module(lambda x, y: relax.op.matmul(x, y), (2, 9, 5), (2, 5, 10)))
 """
@@ -110,6 +118,7 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
         ),
         pytest.param(ROW, id="row", marks=pytest.mark.full),
         pytest.param(SOFTMAX, id="softmax", marks=pytest.mark.full),
+        pytest.param(NORM, id="norm", marks=pytest.mark.full),
         pytest.param(PRODUCT, id="product", marks=pytest.mark.full),
         pytest.param(MATRIX, id="matrix", marks=pytest.mark.full),
     ],
