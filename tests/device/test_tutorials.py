@@ -53,7 +53,8 @@ for name, module in list(sys.modules.items()):  # the forked process has those o
     if inside or name.partition(".")[0] in ("benchmarks", "tests", "tutorials"):
         del sys.modules[name]
 for name in ("benchmarks", "fake_targets", "tests", "tutorials"):
-    assert name not in sys.modules and importlib.util.find_spec(name) is None, name
+    assert name not in sys.modules, name
+    assert importlib.util.find_spec(name) is None, (importlib.util.find_spec(name), sys.path)
 """
 """Only what is installed can be imported: no tests, no benchmarks, nothing of a checkout."""
 

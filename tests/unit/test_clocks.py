@@ -67,7 +67,7 @@ def test_only_verdicts_know_the_time_of_day() -> None:
     rooms = [Path(room.__file__ or "").parent for room in (tvm_stretch, passes, targets)]
     found = (path for room in rooms for path in room.rglob("*"))
     sources = [path for path in found if path.suffix in (".py", ".c", ".cc", ".h")]
-    assert {"cpu.py", "split_rows.py", "main.cc", "session.cc"} <= {p.name for p in sources}
+    assert {"cpu.py", "split_outputs.py", "main.cc", "session.cc"} <= {p.name for p in sources}
     asking = {p.name for p in sources if TIME_OF_DAY.search(p.read_text(errors="replace"))}
     assert asking == REMEMBERS
 

@@ -90,7 +90,7 @@ def test_the_search_sees_every_operator(names: tuple[str, ...]) -> None:
         graph = Network(mod, known.kernels).graph
         whole = [known.whole(group, 0) for group in graph.groups]
         result = search(mod, known)
-        plans = [(c.ns, c.busy, c.what) for c in (*result.singles, *result.rivals)]
+        plans = [(c.cost.ns, c.busy, c.what) for c in (*result.singles, *result.rivals)]
         found.append((len(graph.groups), whole, plans))
     assert found[0] == found[1]
     assert found[0][0] == 2 and all(found[0][1])
