@@ -122,6 +122,16 @@ def test_drivers_that_cannot_be_used(
     run(EXPECT_ERROR + textwrap.dedent(code), **environment)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_a_gpu_refuses_kernels_of_a_cpu(mock_driver: Callable[..., Path]) -> None:
+    """One work-item would compute what a core does: right, but after minutes."""
+    code = """
+        expect_error("expected a CPU's OpenCL device for kernels .* got .*; compile the network")
+    """
+    environment = {"TVM_STRETCH_OPENCL_LIB": str(mock_driver()), "MOCK_OPENCL": "gpu"}
+    run(EXPECT_ERROR + textwrap.dedent(code), **environment)
+
+
 def test_wrong_settings() -> None:
     code = """
         cases = [

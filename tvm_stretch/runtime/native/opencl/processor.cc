@@ -7,6 +7,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "../errors.h"
 #include "bell.h"
 #include "build.h"
 #include "code.h"
@@ -106,13 +107,23 @@ int64_t TensorOf(const NodeSpec& node, int64_t i) {
   return i < num_inputs ? node.inputs[i] : node.outputs[i - num_inputs];
 }
 
+// The code, if it was made for such a device: a CPU's loops would take a GPU minutes.
+const CodeSpec& CodeFor(const Device& device, const ffi::Module& module) {
+  const CodeSpec& code = CodeOf(module);
+  if (!code.has_bells || device.info.is_cpu()) return code;
+  throw ffi::Error(kDeviceError,
+                   "expected a CPU's OpenCL device for kernels that were compiled for one, got " +
+                       device.info.name + "; compile the network where that device is",
+                   "");
+}
+
 OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
     : device_(WorkingDevice()),
       graph_(context.graph),
       index_(static_cast<int64_t>(context.index)),
       weights_(context.weights),
       module_(context.code),
-      code_(CodeOf(module_)),
+      code_(CodeFor(device_, module_)),
       programs_(BuildPrograms(device_, code_.sources, code_.options)),
       is_alone_(IsAlone(context.index)) {
   std::vector<const NodeSpec*> nodes = OwnNodes(context.index);
