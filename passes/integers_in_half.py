@@ -31,7 +31,8 @@ HALF, WIDE = "float16", "float32"
 _MOVES = {"concat", "reshape", "permute_dims", "strided_slice", "nn.max_pool2d"}
 """Operators that give an integer the value that they give it as a float."""
 
-_LEAST = float(np.finfo(HALF).tiny)
+_LEAST, _LARGEST = float(np.finfo(HALF).tiny), float(np.finfo(HALF).max) / 256
+"""Factors of integers of 8 bits whose products float16 has."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="IntegersInHalf")
@@ -193,7 +194,7 @@ def _layer(region: _Region, var: relax.Var, call: relax.Call, integer: Integer) 
     by_output, beside = ((-1, 1, 1, 1), (1, -1, 1, 1)) if is_conv else ((1, -1), (1, -1))
     wide = region.wide or not factor
     if factor:
-        if factor[0].min() < _LEAST and not region.wide:  # float16 has no such weights
+        if factor[0].min() < _LEAST:  # float16 has no such weights
             return False
         weight, bias = weight * factor[0].reshape(by_output), bias * factor[0]
     if abs(weight).max(initial=0) > np.finfo(HALF).max:
@@ -235,6 +236,8 @@ def _add(region: _Region, var: relax.Var, call: relax.Call, integer: Integer) ->
     if not all(isinstance(operand, relax.Var) for operand in operands):
         return False
     *scales, offset = integer.factors
+    if max(scales) > _LARGEST:
+        return False
     value = None
     for operand, scale in zip(operands, scales, strict=True):
         zero, half = region.any_half(operand)
@@ -251,7 +254,7 @@ def _multiply(region: _Region, var: relax.Var, call: relax.Call, integer: Intege
     if not (isinstance(first, relax.Var) and isinstance(second, relax.Var)):
         return False
     factor, offset = integer.factors
-    if factor < _LEAST:
+    if not _LEAST <= factor <= _LARGEST:
         return False
     scaled = relax.op.multiply(region.half(first, integer.zeros[0]), relax.const(factor, HALF))
     other = region.half(second, integer.zeros[1])

@@ -108,12 +108,28 @@ def test_one_layer_is_the_same_but_for_rounding(dtype: str) -> None:
     assert (got == want).mean() > 0.9 and got.dtype == want.dtype
 
 
-def test_factors_that_half_does_not_have_stay_integers() -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_factors_that_half_does_not_have_stay_integers(wide: bool) -> None:
     mod = single(CONV, "uint8", *weights(1e-6))
     x = np.random.default_rng(1).integers(0, 256, (1, 4, 6, 6)).astype("uint8")
-    made = in_half(mod, False)
+    made = in_half(mod, wide)
     assert [*Calls(made["main"]).calls] == [*Calls(mod["main"]).calls]
     np.testing.assert_array_equal(answers(made, x)[0], answers(mod, x)[0])
+
+
+@pytest.mark.parametrize("kind", ["add", "multiply"])
+def test_factors_whose_products_half_does_not_have_stay_integers(kind: str) -> None:
+    """A product beyond 65504 would be infinite, and less another one no number."""
+    factors = (400.0, 1.0, -7.0) if kind == "add" else (400.0, 7.0)
+    integer = Integer(kind, Rounding("uint8", 0, 0, 255), (3, 3), factors)
+    bb = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((1, 4, 6, 6), "uint8")) for name in "xy")
+    with bb.function("main", [x, y]):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(integer_call(bb, integer, x, y)))
+        bb.emit_func_output(result)
+    mod = bb.get()
+    assert [*Calls(in_half(mod, False)["main"]).calls] == [*Calls(mod["main"]).calls]
 
 
 def test_sums_that_leave_a_region_are_integers() -> None:

@@ -313,7 +313,7 @@ def test_faults_of_tables(tmp_path: Path, table: str, message: str) -> None:
 
 
 def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
-    """Of a CPU half as fast, which `ts.tune.measure` timed kernel by kernel."""
+    """The cost model of a CPU half as fast, which `ts.tune.measure` timed kernel by kernel."""
     host = cpu_processor(cpu_of(4), 1)
     data = Dataset.create(tmp_path / "cpu.jsonl", fingerprint(host))
     data.append(Row(RunFeatures.of(3), 5, 0.0, 20))

@@ -116,7 +116,7 @@ def test_layers_of_a_network() -> None:
 
 
 def tuned_by(bank: Callable[[Any, Any], Any], path: Path, budget: float = 60.0) -> Tuned:
-    """What is found if ``bank`` measures."""
+    """The winners that tuning finds if ``bank`` measures."""
     one, host = processor(), cpu_processor(TARGET, 1)
     with (
         patch("tvm_stretch.measuring.tune._Bank.measure", bank),
@@ -131,7 +131,7 @@ def tuned_by(bank: Callable[[Any, Any], Any], path: Path, budget: float = 60.0) 
 
 
 def test_the_fastest_right_one_wins(tmp_path: Path) -> None:
-    """Of a scripted driver: configurations of many items are fast, the fastest one is wrong."""
+    """A scripted driver times them: those of many items are fast, and the fastest one is wrong."""
 
     def measure(_bank: Any, trials: Any) -> list[int | str]:
         times = [

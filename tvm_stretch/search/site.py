@@ -111,10 +111,11 @@ class Site:
             )
         note = ""
         if self.profile is not None:
-            known = [self.profile.processor(name) for name in self.names]
-            if quantised and any(p.prefers_half for p in self.placeable):
-                precision = next((p.precision for p in known if p.precision != "int8"), precision)
-            elif not quantised and any(p.precision == "int8" for p in known):
+            known = {name: self.profile.processor(name).precision for name in self.names}
+            own = [known[p.name] for p in self.placeable if p.prefers_half]
+            if quantised and "float16" in own:
+                precision = "float16"
+            elif not quantised and "int8" in known.values():
                 note = (
                     "the network is not quantised, but the profile predicts 8 bits: quantise it "
                     "(ts.quantize) to build what is predicted"
