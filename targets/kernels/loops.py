@@ -79,8 +79,8 @@ def unravelled(index: Expr, shape: Sequence[int]) -> list[Expr]:
     """The indices of the element with a flat index in an array of this shape."""
     found: list[Expr] = []
     for size in reversed(shape):
-        found.insert(0, index % size)
-        index = index // size
+        found.insert(0, const(0) if size == 1 else index % size)
+        index = index if size == 1 else index // size
     return found
 
 

@@ -26,11 +26,12 @@ from tvm.ir import Expr
 from ..conv import ConvConfig
 from ..fused import FusedKernel
 from ..layers import ConvShape, taken
+from ..loops import unravelled
 from ..machine import VectorMachine
 from ..template import Template
 from .base import GpuConvConfig
 from .conv_nest import write_group_conv
-from .groups import QUAD, places
+from .groups import QUAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class GroupConvConfig(GpuConvConfig):
 
     def output(self, pixel: Expr, quad: Expr) -> list[Expr]:
         """Where a quad of output channels of a pixel stands."""
-        n, y, x = places(pixel, (self.batch, *self.out_size))
+        n, y, x = unravelled(pixel, (self.batch, *self.out_size))
         each = self.lanes // QUAD
         return [n, quad // each, y, x, quad % each * QUAD]
 

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..fused import Epilogue
-from ..loops import as_type, block, const, load, loop, store, within
+from ..loops import as_type, block, const, load, loop, store, unravelled, within
 from .groups import (
     QUAD,
     barrier,
@@ -20,7 +20,6 @@ from .groups import (
     launch,
     load_quad,
     made_of,
-    places,
     quads,
     shares,
     splat,
@@ -53,7 +52,7 @@ def _add_splits(cfg: GroupConvConfig, epilogue: Epilogue, parts: tirx.Buffer) ->
 
     def item(group: Expr, item: Expr) -> tirx.Stmt:
         number = group * _ADDING_ITEMS + item
-        quad, pixel = places(number, (total // cfg.all_pixels, cfg.all_pixels))
+        quad, pixel = unravelled(number, (total // cfg.all_pixels, cfg.all_pixels))
         value = load(parts, 0, quad, pixel)
         for split in range(1, cfg.splits):
             value = value + load(parts, split, quad, pixel)
@@ -93,8 +92,8 @@ class _Products:
 
     def _group(self, group: Expr, item: Expr) -> tirx.Stmt:
         cfg = self.cfg
-        split, column, tile = places(group, (cfg.splits, cfg.out_groups, cfg.tiles))
-        slice_, across, down = places(item, (cfg.slices, cfg.items[1], cfg.items[0]))
+        split, column, tile = unravelled(group, (cfg.splits, cfg.out_groups, cfg.tiles))
+        slice_, across, down = unravelled(item, (cfg.slices, cfg.items[1], cfg.items[0]))
         first = split * (cfg.slabs * cfg.slab)
 
         def step(number: Expr) -> tirx.Stmt:
@@ -158,11 +157,11 @@ class _Products:
         cfg = self.cfg
         overhangs = cfg.tiles * cfg.group_pixels > cfg.all_pixels
         exists = pixel < cfg.all_pixels if overhangs else None
-        n, y, x = places(pixel, (cfg.batch, *cfg.out_size))
+        n, y, x = unravelled(pixel, (cfg.batch, *cfg.out_size))
         if cfg.data_block == 1:
             rows = [quad * QUAD + i for i in range(QUAD)]
             return made_of([self._number(row, exists, n, y, x, ends) for row in rows], self.sums)
-        channel, ky, kx, part = places(
+        channel, ky, kx, part = unravelled(
             quad, (cfg.reduce_blocks, *cfg.kernel, cfg.data_block // QUAD)
         )
         in_rows = quad < cfg.rows // QUAD if ends else None
@@ -180,7 +179,7 @@ class _Products:
     ) -> Expr:
         """One number of a plain image."""
         cfg = self.cfg
-        channel, ky, kx = places(row, (cfg.reduce_blocks, *cfg.kernel))
+        channel, ky, kx = unravelled(row, (cfg.reduce_blocks, *cfg.kernel))
         in_rows = row < cfg.rows if ends else None
         at, place, inside = self._place(y, x, ky, kx)
         value = as_type(load(self.data, n, channel, at, place), self.sums)

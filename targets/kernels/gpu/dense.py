@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..fused import Epilogue, FusedKernel
-from ..loops import as_type, block, const, load, loop, store, within
+from ..loops import as_type, block, const, load, loop, store, unravelled, within
 from ..machine import VectorMachine
 from .base import GpuConvConfig
 from .groups import (
@@ -25,7 +25,6 @@ from .groups import (
     finish_quad,
     launch,
     load_quad,
-    places,
     quads,
     splat,
     when,
@@ -81,7 +80,7 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
         return store(acc, load(acc, 0) + splat(pixel) * factor, 0)
 
     def body(group: Expr, item: Expr) -> tirx.Stmt:
-        line, column = places(item, (cfg.lines, across))
+        line, column = unravelled(item, (cfg.lines, across))
         turns, rest = divmod(cfg.rows, cfg.lines)
         rounds, left = divmod(turns, _AHEAD)
 

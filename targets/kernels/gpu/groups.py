@@ -38,15 +38,6 @@ def _bound(var: tirx.Var, extent: int, tag: str, body: tirx.Stmt) -> tirx.Stmt:
     return tirx.For(var, const(0), const(extent), _THREAD_BINDING, body, axis)
 
 
-def places(number: Expr, extents: Sequence[int]) -> list[Expr]:
-    """The indices of the point ``number`` of a grid, the last one fastest."""
-    found: list[Expr] = []
-    for extent in reversed(extents):
-        found.insert(0, const(0) if extent == 1 else number % extent)
-        number = number if extent == 1 else number // extent
-    return found
-
-
 def barrier() -> tirx.Stmt:
     """All work-items of a group have come so far, and see what the others stored."""
     call = tirx.call_intrin("void", "tirx.tvm_storage_sync", tvm.ir.StringImm("shared"))

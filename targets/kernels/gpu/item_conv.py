@@ -22,10 +22,22 @@ from ..accumulators import Accumulators
 from ..conv import ConvConfig
 from ..cycles import Step, conv_step
 from ..fused import Epilogue, FusedKernel
-from ..loops import UNROLLED, as_type, block, const, lanes, load, loop, scratch, store, within
+from ..loops import (
+    UNROLLED,
+    as_type,
+    block,
+    const,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    unravelled,
+    within,
+)
 from ..machine import VectorMachine
 from .base import GpuConvConfig
-from .groups import launch, places, when
+from .groups import launch, when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +150,7 @@ def write_item_conv(
 
     def one(group: Expr, number: Expr) -> tirx.Stmt:
         place = group * items + number
-        return when(None if total % items == 0 else place < total, item(places(place, extents)))
+        return when(None if total % items == 0 else place < total, item(unravelled(place, extents)))
 
     return launch(-(-total // items), items, one)
 

@@ -23,7 +23,7 @@ from ..loops import block, f32, load, loop, scratch, store, unravelled, within
 from ..machine import VectorMachine
 from ..matmul import MatmulConfig, MatmulShape, place_in
 from ..template import Template, choose
-from .groups import barrier, chosen, every, launch, places, shares, when
+from .groups import barrier, chosen, every, launch, shares, when
 
 _SIDE = 8  # work-items of a group, in both directions
 _ITEMS = _SIDE * _SIDE
@@ -94,9 +94,9 @@ def write_group_matmul(cfg: GroupMatmulConfig, fused: FusedKernel) -> tirx.Stmt:
     sums, tiles = range(cfg.rows * cfg.vectors), cfg.tiles
 
     def body(group: Expr, item: Expr) -> tirx.Stmt:
-        number, top, first = places(group, (prod(cfg.batch), *tiles))
+        number, top, first = unravelled(group, (prod(cfg.batch), *tiles))
         stack = unravelled(number, cfg.batch)
-        down, across = places(item, (_SIDE, _SIDE))
+        down, across = unravelled(item, (_SIDE, _SIDE))
         top, first = top * high, first * wide
 
         def number_of(

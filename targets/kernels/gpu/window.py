@@ -19,7 +19,7 @@ from tvm.ir import Expr
 
 from ..fused import Epilogue, FusedKernel
 from ..layers import ConvShape, WindowShape, taken
-from ..loops import block, const, load, loop, store, within
+from ..loops import block, const, load, loop, store, unravelled, within
 from ..machine import VectorMachine
 from ..nan import maximum
 from ..template import Template
@@ -32,7 +32,6 @@ from .groups import (
     finish_quad,
     launch,
     load_quad,
-    places,
     quads,
     splat,
     when,
@@ -125,7 +124,7 @@ class _Window:
         """The item's statements."""
         cfg = self.cfg
         each = cfg.lanes // QUAD
-        n, b, part, row, column = places(number, (cfg.batch, cfg.blocks, each, *cfg.tiles))
+        n, b, part, row, column = unravelled(number, (cfg.batch, cfg.blocks, each, *cfg.tiles))
         where, y, x = (n, b, part * QUAD), row * cfg.tile[0], column * cfg.tile[1]
         rows, columns = map(range, cfg.tile)
         taps = self._loops if prod(cfg.tile) * prod(cfg.kernel) > _WRITTEN_OUT else self._taps
