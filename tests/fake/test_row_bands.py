@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cpu_targets import ALL_LANES, TARGET, host_of
 from fake_targets import fake_processor
-from relax_helpers import answers, module
+from relax_helpers import answers, module, random_const
 from rounding import assert_rounded
 from tvm import relax
 
@@ -15,6 +15,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.targets.cpu import cpu_processor
 
 HOST = cpu_processor(TARGET, 1)
@@ -100,3 +101,21 @@ def test_bands_that_begin_between_cache_lines_are_copied() -> None:
     (expected,) = answers(mod, x)
     model = ts.compile(mod, [HOST, fake_processor()], plan=plan)
     assert_rounded(mod, [x], model(x), expected)
+
+
+def test_nested_concats_of_one_tensor_are_copied_in_pieces() -> None:
+    """The copy is recorded before its source becomes a band of a wider tensor, with gaps."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        weights = [random_const(8, 16, kernel, kernel, seed=kernel) for kernel in (1, 3)]
+        narrow = relax.op.nn.conv2d(x, weights[0])
+        wide = relax.op.nn.relu(relax.op.nn.conv2d(x, weights[1], padding=1))
+        inner = relax.op.concat([relax.op.concat([narrow, wide], axis=1), x], axis=1)
+        return relax.op.concat([inner, inner], axis=1)
+
+    mod = load_network(module(body, (1, 16, 16, 16)))
+    end = [*Operators(mod["main"])][-1].name
+    plan = Plan(("cpu", "fake"), (), splits=(RowSplit("x0", end, (8, 8)),))
+    x = np.random.default_rng(1).standard_normal((1, 16, 16, 16)).astype("float32")
+    (expected,) = answers(mod, x)
+    assert_rounded(mod, [x], ts.compile(mod, [HOST, fake_processor()], plan=plan)(x), expected)

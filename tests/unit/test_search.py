@@ -16,7 +16,7 @@ from fake_targets import fake_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import WITH_CONVOLUTIONS, networks
-from relax_helpers import answers, random_inputs
+from relax_helpers import answers, module, random_const, random_inputs
 from search_helpers import costs, emit
 from tvm import relax
 
@@ -28,6 +28,7 @@ from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import rank, search
@@ -166,6 +167,31 @@ def test_a_processor_gets_nothing_that_it_refuses() -> None:
         calls = Calls(branched.mod["main"]).calls
         placed = rival.plan.processor_of()
         assert all(n == "cpu" or only_convolutions(calls[o]) is None for o, n in placed.items())
+
+
+def test_a_processor_that_refuses_joins_gets_none_of_a_segment_in_rows() -> None:
+    """The join of the rows has the name of the segment's last convolution, which it would take."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        op, weight = relax.op, random_const
+        narrow = op.nn.conv2d(x, weight(8, 16, 1, 1))
+        wide = op.nn.conv2d(op.nn.conv2d(x, weight(8, 16, 1, 1, seed=1)), weight(8, 8, 3, 3))
+        padded = op.nn.relu(op.nn.pad(wide, (0, 0, 0, 0, 1, 1, 1, 1)))
+        x = op.concat([op.concat([narrow, padded], axis=1), x], axis=1)
+        for seed, (inner, outer) in enumerate([(32, 8), (8, 12), (12, 8), (8, 8)]):
+            x = op.nn.conv2d(x, weight(outer, inner, 1, 1, seed=seed))
+        return x
+
+    def refuse(call: relax.Call) -> str | None:
+        return "no joins here" if call.op.name == "relax.concat" else None
+
+    mod = load_network(module(body, (1, 16, 16, 16)))
+    known = dataclasses.replace(costs(0.5, 3, meeting=0, refuse={1: refuse}), trusted=False)
+    for rival in search(mod, known).rivals:
+        branched = branch(mod, rival.plan.shares, rival.plan.splits, known.processors)
+        joins = [op.name for op in Operators(branched.mod["main"]) if op.kind == "concat"]
+        places = rival.plan.processor_of()
+        assert rival.plan.splits and {places[name] for name in joins} == {"cpu"}
 
 
 def test_processors_that_need_each_other() -> None:

@@ -36,7 +36,13 @@ from tvm_stretch.lowering.executor_graph import (
     ProcessorSpec,
     Region,
 )
-from tvm_stretch.lowering.placed_tensors import DraftNode, TensorTable, View, place_buffers
+from tvm_stretch.lowering.placed_tensors import (
+    DraftNode,
+    TensorTable,
+    View,
+    in_pieces,
+    place_buffers,
+)
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import WeightsBlob
 
@@ -83,6 +89,9 @@ def lower(
     walk = Walk(mod, [processor.name for processor in processors], weights)
     walks = [walk, *(walk.over(one) for one in others)]
     drafts = [_draft(one, alignment) for one in walks]
+    walk.prepare = [*in_pieces(walk.prepare)]
+    for region in (region for draft in drafts for region in draft.regions):
+        region.steps = [*in_pieces(region.steps)]
     read = [view for draft in drafts for step in draft.steps for view in step.inputs]
     prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read)
     table, first = TensorTable(), drafts[0]

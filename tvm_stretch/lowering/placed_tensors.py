@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
-from tvm_stretch.lowering.executor_graph import Node, Tensor, TensorKind
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL, Node, Tensor, TensorKind
 from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
 
 
@@ -243,7 +243,23 @@ def band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
     return View(band, shape, source.dtype)
 
 
-def gapless_pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
+def in_pieces(steps: Iterable[DraftNode]) -> Iterator[DraftNode]:
+    """The steps, each copy as one for every contiguous piece of its tensors.
+
+    To be called when all buffers have their parents: a copied tensor that later becomes a part of a
+    concat has gaps from then on.
+    """
+    for step in steps:
+        if step.kernel != COPY_KERNEL:
+            yield step
+            continue
+        pieces = list(_gapless_pieces(*step.inputs, *step.outputs))
+        for index, (read, written) in enumerate(pieces):
+            name = step.name if len(pieces) == 1 else f"{step.name}.{index}"
+            yield replace(step, name=name, inputs=(read,), outputs=(written,))
+
+
+def _gapless_pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
     """Contiguous pieces that make up `source` and `target`, which have the same size."""
     if source.layout.is_dense and target.layout.is_dense:
         yield source, target

@@ -29,7 +29,6 @@ from tvm_stretch.lowering.placed_tensors import (
     View,
     ancestors,
     band,
-    gapless_pieces,
     is_readable,
     new_view,
 )
@@ -205,16 +204,13 @@ class Walk:
         return self.prepared[key]
 
     def copy(self, source: View, target: View, name: str) -> View:
-        """Record a copy, piece by piece if one of the tensors has gaps; returns the target."""
+        """Record a copy; returns the target. Either tensor may get gaps yet: see `in_pieces`."""
         helping = replace(self.provenance, operators=(), helpers=self.provenance.served[:1])
-        pieces, name = list(gapless_pieces(source, target)), show_dots(name)
-        for index, (read, written) in enumerate(pieces):
-            label = name if len(pieces) == 1 else f"{name}.{index}"
-            step = DraftNode(COPY_KERNEL, label, helping, (read,), (written,))
-            if target.buffer.root.is_constant:
-                self.prepare.append(step)
-            else:
-                self.record(step)
+        step = DraftNode(COPY_KERNEL, show_dots(name), helping, (source,), (target,))
+        if target.buffer.root.is_constant:
+            self.prepare.append(step)
+        else:
+            self.record(step)
         return target
 
     # Views.

@@ -283,7 +283,9 @@ class _Schedule:
 
 
 def _same(one: Group, other: Group) -> bool:
-    return [op.name for op in one.operators] == [op.name for op in other.operators]
+    """Whether two groups compute the same; what joins a segment's parts has the name of its end."""
+    kinds = [[(op.name, op.kind) for op in group.operators] for group in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def by_start(
