@@ -83,17 +83,11 @@ def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
 
 @dataclass
 class _Value:
-    """A tensor of the network: whole, in parts of channels, or both.
+    """A tensor of the network: whole, in parts of channels, or both."""
 
-    Attributes:
-        whole: the whole tensor.
-        parts: the parts that have channels.
-        widths: channels of every part, 0 for parts that do not exist.
-    """
-
-    whole: relax.Expr | None = None
-    parts: tuple[relax.Expr, ...] = ()
-    widths: Widths = ()
+    whole: relax.Expr | None = None  # the whole tensor
+    parts: tuple[relax.Expr, ...] = ()  # the parts that have channels
+    widths: Widths = ()  # channels of every part, 0 for parts that do not exist
 
 
 def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm.IRModule:

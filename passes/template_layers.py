@@ -38,18 +38,13 @@ _BINARY = {"relax.add", "relax.multiply"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """Layers that compute a value in another shape, and how to convert the value back.
+    """Layers that compute a value in another shape, and how to convert the value back."""
 
-    Attributes:
-        values: layers that a template knows, or elementwise operators on their results.
-        back: makes the network's value of ``values``.
-        axis: the channel axis of the network's value.
-        channels: turns one number per channel into an operand for each of ``values``.
-    """
-
+    # layers that a template knows, or elementwise operators on their results
     values: tuple[relax.Expr, ...]
-    back: Callable[..., relax.Expr]
-    axis: int
+    back: Callable[..., relax.Expr]  # makes the network's value of ``values``
+    axis: int  # the channel axis of the network's value
+    # turns one number per channel into an operand for each of ``values``
     channels: Callable[[np.ndarray], np.ndarray]
 
 

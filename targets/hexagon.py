@@ -55,19 +55,12 @@ _EMULATED_CPU = "v67"
 
 @dataclass(frozen=True)
 class Version:
-    """Properties of a generation of Hexagon, from Qualcomm and LLVM's tables.
+    """Properties of a generation of Hexagon, from Qualcomm and LLVM's tables."""
 
-    Attributes:
-        cpu: LLVM's name.
-        vector_float: whether vectors hold float16 and float32.
-        ghz: clock of a typical phone's DSP.
-        l2_bytes: size of the second-level cache.
-    """
-
-    cpu: str
-    vector_float: bool
-    ghz: float
-    l2_bytes: int = 1024 * KIB
+    cpu: str  # LLVM's name
+    vector_float: bool  # whether vectors hold float16 and float32
+    ghz: float  # clock of a typical phone's DSP
+    l2_bytes: int = 1024 * KIB  # size of the second-level cache
     vector_bytes: int = 128
 
 

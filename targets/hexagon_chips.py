@@ -35,21 +35,13 @@ _COMPUTING = "cdsp"
 
 @dataclass(frozen=True)
 class Chip:
-    """What a device reports of its Hexagon (native/machine.cc).
+    """What a device reports of its Hexagon (native/machine.cc)."""
 
-    Attributes:
-        node: the file through which programs call it; empty without one.
-        domains: the DSPs that the system has started, by the system's names: ``"adsp cdsp"``.
-        soc: number of the chip; 0 if the system does not report it.
-        chip: its name; empty if the system does not report it.
-        emulator: path of an emulator of Hexagon; empty without one.
-    """
-
-    node: str
-    domains: str
-    soc: int
-    chip: str
-    emulator: str
+    node: str  # the file through which programs call it; empty without one
+    domains: str  # the DSPs that the system has started, by the system's names: ``"adsp cdsp"``
+    soc: int  # number of the chip; 0 if the system does not report it
+    chip: str  # its name; empty if the system does not report it
+    emulator: str  # path of an emulator of Hexagon; empty without one
 
     @property
     def is_there(self) -> bool:

@@ -44,17 +44,11 @@ _MOST_CORES = 1024
 
 @dataclass(frozen=True)
 class _Cluster:
-    """Cores of the same kind.
+    """Cores of the same kind."""
 
-    Attributes:
-        cores: their numbers.
-        ratio: speed relative to the biggest cores.
-        name: LLVM's name of the core; empty if unknown.
-    """
-
-    cores: tuple[int, ...]
-    ratio: float = 1.0
-    name: str = ""
+    cores: tuple[int, ...]  # their numbers
+    ratio: float = 1.0  # speed relative to the biggest cores
+    name: str = ""  # LLVM's name of the core; empty if unknown
 
 
 def little_processor(target: Target, host: Processor, cluster: _Cluster) -> Processor:

@@ -26,32 +26,20 @@ from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
 @dataclass(frozen=True)
 class OpenCLDevice:
-    """Limits of a device.
+    """Limits of a device."""
 
-    Attributes:
-        type: ``gpu`` or ``cpu``.
-        name: in messages.
-        driver: its version.
-        fp16: half precision arithmetic.
-        fp64: double precision arithmetic.
-        max_group_size: work-items of one work-group.
-        local_bytes: memory that the work-items of a group share.
-        local_on_chip: that memory is one of its own, not a part of the device's memory.
-        compute_units: work-groups that run at the same time.
-        max_buffer_bytes: the largest tensor, and the largest scratch memory of a kernel.
-        image_size: width and height of the largest image; (0, 0) without images.
-    """
-
-    type: str
-    name: str = "the device"
-    driver: str = ""
-    fp16: bool = False
-    fp64: bool = False
-    max_group_size: int = 256
-    local_bytes: int = 32 * 1024
-    local_on_chip: bool = True
-    compute_units: int = 1
+    type: str  # ``gpu`` or ``cpu``
+    name: str = "the device"  # in messages
+    driver: str = ""  # its version
+    fp16: bool = False  # half precision arithmetic
+    fp64: bool = False  # double precision arithmetic
+    max_group_size: int = 256  # work-items of one work-group
+    local_bytes: int = 32 * 1024  # memory that the work-items of a group share
+    local_on_chip: bool = True  # that memory is one of its own, not a part of the device's memory
+    compute_units: int = 1  # work-groups that run at the same time
+    # the largest tensor, and the largest scratch memory of a kernel
     max_buffer_bytes: int = 2**31 - 1
+    # width and height of the largest image; (0, 0) without images
     image_size: tuple[int, int] = (0, 0)
 
     @property

@@ -42,36 +42,22 @@ def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.
 
 @dataclass(frozen=True)
 class OpRule:
-    """One row of a processor's operator table.
+    """One row of a processor's operator table."""
 
-    Attributes:
-        op: name of the Relax operator, for example ``relax.nn.conv2d``.
-        dtypes: result types in which it runs; empty for any.
-        check: returns None, or the reason for refusing a particular call.
-        note: explanation for readers of the table.
-    """
-
-    op: str
-    dtypes: tuple[str, ...] = ()
-    check: Check = lambda _call: None
-    note: str = ""
+    op: str  # name of the Relax operator, for example ``relax.nn.conv2d``
+    dtypes: tuple[str, ...] = ()  # result types in which it runs; empty for any
+    check: Check = lambda _call: None  # returns None, or the reason for refusing a particular call
+    note: str = ""  # explanation for readers of the table
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Order-of-magnitude numbers of a processor, used until it is measured.
+    """Order-of-magnitude numbers of a processor, used until it is measured."""
 
-    Attributes:
-        cycles_per_ns: clock of a core, times the cores that share a kernel.
-        bytes_per_ns: bandwidth of memory beyond the caches.
-        start_ns: time of a kernel without work.
-        handover_ns: time of a transfer without bytes.
-    """
-
-    cycles_per_ns: float
-    bytes_per_ns: float
-    start_ns: float
-    handover_ns: float
+    cycles_per_ns: float  # clock of a core, times the cores that share a kernel
+    bytes_per_ns: float  # bandwidth of memory beyond the caches
+    start_ns: float  # time of a kernel without work
+    handover_ns: float  # time of a transfer without bytes
 
 
 @dataclass(frozen=True)

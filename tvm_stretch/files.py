@@ -274,23 +274,14 @@ def is_finite(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file of ours, with its checks.
+    """A kind of JSON file of ours, with its checks."""
 
-    Attributes:
-        name: the format's name in its files.
-        version: the version of this package; files of other versions are refused.
-        what: the name of such a file in messages.
-        error: the class of errors.
-        again: a hint for messages: how to get a new file.
-        is_sealed: whether `read` accepts only files that `sealed` made.
-    """
-
-    name: str
-    version: int
-    what: str
-    error: type[StretchError]
-    again: str
-    is_sealed: bool = False
+    name: str  # the format's name in its files
+    version: int  # the version of this package; files of other versions are refused
+    what: str  # the name of such a file in messages
+    error: type[StretchError]  # the class of errors
+    again: str  # a hint for messages: how to get a new file
+    is_sealed: bool = False  # whether `read` accepts only files that `sealed` made
 
     @property
     def head(self) -> dict[str, Any]:

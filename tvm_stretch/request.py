@@ -23,36 +23,22 @@ class Request:
     Raises:
         InputError: an argument is nothing of the kind, or contradicts another one.
         PlanError: a plan is none.
-
-    Attributes:
-        targets: the wanted processors.
-        device: where the network is to run.
-        cpu_threads: the number of cores for CPU kernels.
-        shapes: shapes of inputs whose dimensions the network leaves open.
-        precision: one of `PRECISIONS`.
-        plan: the plan, or its file, if the caller chose it.
-        plans: several plans by name, or whether there shall be several.
-        scheduler: schedules segments with branches; None for HEFT.
-        max_share: the largest shares of processors, by name.
-        share_parts: the denominator of shares.
-        spare: whether the CPU gets kernels for all operators.
-        dump_dir: folder for the IR after every phase.
-        debug: whether every phase is verified.
     """
 
-    targets: Targets = None
-    device: DeviceLike = None
-    cpu_threads: int | None = None
+    targets: Targets = None  # the wanted processors
+    device: DeviceLike = None  # where the network is to run
+    cpu_threads: int | None = None  # the number of cores for CPU kernels
+    # shapes of inputs whose dimensions the network leaves open
     shapes: Mapping[str, Sequence[int]] | None = None
-    precision: str = "float32"
-    plan: PlanLike | None = None
-    plans: PlansLike | None = None
-    scheduler: Scheduler | None = None
-    max_share: Mapping[str, float] | None = None
-    share_parts: int | None = None
-    spare: bool = False
-    dump_dir: str | os.PathLike[str] | None = None
-    debug: bool = False
+    precision: str = "float32"  # one of `PRECISIONS`
+    plan: PlanLike | None = None  # the plan, or its file, if the caller chose it
+    plans: PlansLike | None = None  # several plans by name, or whether there shall be several
+    scheduler: Scheduler | None = None  # schedules segments with branches; None for HEFT
+    max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
+    share_parts: int | None = None  # the denominator of shares
+    spare: bool = False  # whether the CPU gets kernels for all operators
+    dump_dir: str | os.PathLike[str] | None = None  # folder for the IR after every phase
+    debug: bool = False  # whether every phase is verified
 
     def __post_init__(self) -> None:
         if self.dump_dir is not None:

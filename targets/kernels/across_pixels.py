@@ -92,22 +92,15 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
 
 @dataclass(frozen=True)
 class _Axes:
-    """The axes of a block in which some loads are the same for all pixels.
+    """The axes of a block in which some loads are the same for all pixels."""
 
-    Attributes:
-        variables, extents: of all axes.
-        outer: indices of the axes before the pixels.
-        run: elements of all pixels together.
-        lanes: elements of one pixel.
-        again: the loads that are repeated for each pixel.
-    """
-
+    # variables, extents: of all axes
     variables: Sequence[tirx.Var]
     extents: Sequence[int]
-    outer: Sequence[int]
-    run: int
-    lanes: int
-    again: Sequence[TensorLoad]
+    outer: Sequence[int]  # indices of the axes before the pixels
+    run: int  # elements of all pixels together
+    lanes: int  # elements of one pixel
+    again: Sequence[TensorLoad]  # the loads that are repeated for each pixel
 
     def value(self, var: tirx.Var, outer: Sequence[Expr], place: Expr) -> Expr:
         """The value of an axis variable: the last long axis holds the offset, beyond its extent."""

@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """Input channels that the same vectors of a tile read: the same lanes of consecutive blocks.
+    """Input channels that the same vectors of a tile read: the same lanes of consecutive blocks."""
 
-    Attributes:
-        block: the first block, relative to the first block that the tile reads.
-        blocks: number of blocks.
-        lanes: first and end lane of each block.
-        vectors: first and end vector of the tile.
-    """
-
-    block: int
-    blocks: int
-    lanes: tuple[int, int]
-    vectors: tuple[int, int]
+    block: int  # the first block, relative to the first block that the tile reads
+    blocks: int  # number of blocks
+    lanes: tuple[int, int]  # first and end lane of each block
+    vectors: tuple[int, int]  # first and end vector of the tile
 
     @property
     def channels(self) -> int:

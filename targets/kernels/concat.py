@@ -37,15 +37,10 @@ _WORTH_THREADS = 50_000  # elements that take about as long as waking another co
 
 @dataclass(frozen=True)
 class ConcatShape(Layer):
-    """A concatenation of blocked images.
+    """A concatenation of blocked images."""
 
-    Attributes:
-        widths: channels of each image.
-        image: batch, height and width.
-    """
-
-    widths: tuple[int, ...]
-    image: tuple[int, int, int]
+    widths: tuple[int, ...]  # channels of each image
+    image: tuple[int, int, int]  # batch, height and width
 
 
 @dataclass(frozen=True)
@@ -122,19 +117,13 @@ class ConcatConfig(Template, ConcatShape):
 
 @dataclass(frozen=True)
 class ConcatFeatures(Features):
-    """A concatenation whose vectors are shuffled.
-
-    Attributes:
-        out_vectors: vectors of the result.
-        shuffled_vectors: those that are made of several.
-        loop_steps: loops over the pixels of a row.
-    """
+    """A concatenation whose vectors are shuffled."""
 
     family: ClassVar[str] = "concat"
 
-    out_vectors: int
-    shuffled_vectors: int
-    loop_steps: int
+    out_vectors: int  # vectors of the result
+    shuffled_vectors: int  # those that are made of several
+    loop_steps: int  # loops over the pixels of a row
 
     def own_phases(self) -> Phases:
         """Vectors, shuffles and loops."""
@@ -169,19 +158,13 @@ def merged(
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Consecutive blocks of the result that are assembled by the same shuffle.
+    """Consecutive blocks of the result that are assembled by the same shuffle."""
 
-    Attributes:
-        start: the first block.
-        count: number of blocks.
-        vectors: part and block of each vector that the first block reads; others read the next
-            ones.
-        places: source vector and lane of each lane; None for lanes beyond all channels.
-    """
-
-    start: int
-    count: int
+    start: int  # the first block
+    count: int  # number of blocks
+    # part and block of each vector that the first block reads; others read the next ones
     vectors: tuple[tuple[int, int], ...]
+    # source vector and lane of each lane; None for lanes beyond all channels
     places: tuple[tuple[int, int] | None, ...]
 
 

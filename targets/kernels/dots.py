@@ -45,29 +45,19 @@ Pixel = Callable[[Expr | int], Expr]
 
 @dataclass(frozen=True)
 class Dot:
-    """One way to add products of words.
+    """One way to add products of words."""
 
-    Attributes:
-        intrinsic: LLVM's name; empty for plain arithmetic.
-        pixel: the type in which it takes pixels.
-        weight: the type of packed weights.
-        parts: pieces of a word that are multiplied one after the other.
-        words: whether LLVM declares its operands as int32.
-        offset: added to packed weights; if not 0, pixels are words of general registers.
-        is_matrix: whether it multiplies two pixels by two lanes, eight channels at a time.
-        dense: by type of pixels, another way for convolutions without groups.
-        signed: the way for int8 pixels, if this one does not take them.
-    """
-
-    intrinsic: str
-    pixel: str
-    weight: str
-    parts: int
-    words: bool = False
-    offset: int = 0
+    intrinsic: str  # LLVM's name; empty for plain arithmetic
+    pixel: str  # the type in which it takes pixels
+    weight: str  # the type of packed weights
+    parts: int  # pieces of a word that are multiplied one after the other
+    words: bool = False  # whether LLVM declares its operands as int32
+    offset: int = 0  # added to packed weights; if not 0, pixels are words of general registers
+    # whether it multiplies two pixels by two lanes, eight channels at a time
     is_matrix: bool = False
+    # by type of pixels, another way for convolutions without groups
     dense: tuple[tuple[str, str], ...] = ()
-    signed: str = ""
+    signed: str = ""  # the way for int8 pixels, if this one does not take them
 
     @property
     def together(self) -> int:
@@ -210,20 +200,15 @@ def shifted(data: te.Tensor, shift: int) -> te.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class OfWords:
-    """Additional fields of configurations of kernels that multiply words.
+    """Additional fields of configurations of kernels that multiply words."""
 
-    Attributes:
-        dtype: of the pixels.
-        dot: the way in which products are added; a key of `DOTS`.
-        pads: whether the kernel reads an image without its padding, whatever the zero point is.
-        reads_padding: whether the kernel reads an image with its padding, even of zeros.
-    """
-
+    # whether the kernel reads an image without its padding, whatever the zero point is
     pads: ClassVar[bool] = False
+    # whether the kernel reads an image with its padding, even of zeros
     reads_padding: ClassVar[bool] = False
 
-    dtype: str = "uint8"
-    dot: str = ""
+    dtype: str = "uint8"  # of the pixels
+    dot: str = ""  # the way in which products are added; a key of `DOTS`
 
     @property
     def way(self) -> Dot:

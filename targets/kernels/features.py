@@ -39,17 +39,11 @@ _IMAGE_CHANNELS = 4
 
 @dataclass(frozen=True)
 class EpilogueWork:
-    """The operators that are fused after an anchor.
+    """The operators that are fused after an anchor."""
 
-    Attributes:
-        flops: their arithmetic.
-        bytes: of their operands other than the anchor's result.
-        out_bytes: of the kernel's result, unless it has the anchor's shape.
-    """
-
-    flops: float = 0.0
-    bytes: int = 0
-    out_bytes: int = 0
+    flops: float = 0.0  # their arithmetic
+    bytes: int = 0  # of their operands other than the anchor's result
+    out_bytes: int = 0  # of the kernel's result, unless it has the anchor's shape
 
 
 @dataclass(frozen=True)
@@ -60,26 +54,18 @@ class Work:
                                                    weights=73728)
 
     Only work that every device would have to do counts: no transforms of Winograd, no padding.
-
-    Attributes:
-        families: convolutions of an image's few channels, with windows, 1x1 (and matrix products),
-            in groups, and channel by channel.
-        family: one of these, or ``other``: kernels that move values and multiply few.
-        multiply_adds: of convolutions and matrix products.
-        values: activations that are read and written.
-        weights: number of weights that are read.
-        groups: of a grouped convolution; 0 for everything else.
-        kernels: 0 for kernels that only this compiler needs.
     """
 
+    # convolutions of an image's few channels, with windows, 1x1 (and matrix products), in
+    # groups, and channel by channel
     families: ClassVar[tuple[str, ...]] = ("image", "dense", "pointwise", "grouped", "depthwise")
 
-    family: str = "other"
-    multiply_adds: float = 0.0
-    values: float = 0.0
-    weights: float = 0.0
-    groups: int = 0
-    kernels: int = 1
+    family: str = "other"  # one of these, or ``other``: kernels that move values and multiply few
+    multiply_adds: float = 0.0  # of convolutions and matrix products
+    values: float = 0.0  # activations that are read and written
+    weights: float = 0.0  # number of weights that are read
+    groups: int = 0  # of a grouped convolution; 0 for everything else
+    kernels: int = 1  # 0 for kernels that only this compiler needs
 
     @staticmethod
     def of_conv(
@@ -101,19 +87,6 @@ class Features:
 
     A family increases ``version`` when the meaning of its fields or phases changes. Measurements
     of its earlier versions are then ignored, those of other families stay valid.
-
-    Attributes:
-        flops: multiplies and adds of the anchor; a multiply-add counts as two.
-        in_bytes: of the kernel's inputs without its weights.
-        weight_bytes: of constants in the form in which the kernel reads them.
-        out_bytes: of its results.
-        epilogue_flops: arithmetic of the elementwise operators that are fused after the anchor.
-        model_cycles: see the module docstring.
-        round_bytes: bytes that the processor touches between two runs of the kernel, usually a
-            whole network. It decides in which memory the weights are found.
-        reuse_bytes: bytes touched since the kernel's inputs were read or written, on average.
-        vector_lanes: numbers in a vector of the processor; counts of vectors refer to these.
-        item_bytes: of an input number: 4 for float32, 2 for float16, 1 for 8-bit integers.
     """
 
     family: ClassVar[str] = ""
@@ -125,15 +98,21 @@ class Features:
     constant: ClassVar[Collection[str]] = ()
     """Fields of the family that do not grow with the kernel's result; see `scaled`."""
 
-    flops: float
-    in_bytes: int
-    weight_bytes: int
-    out_bytes: int
+    flops: float  # multiplies and adds of the anchor; a multiply-add counts as two
+    in_bytes: int  # of the kernel's inputs without its weights
+    weight_bytes: int  # of constants in the form in which the kernel reads them
+    out_bytes: int  # of its results
+    # arithmetic of the elementwise operators that are fused after the anchor
     epilogue_flops: float
-    model_cycles: float
+    model_cycles: float  # see the module docstring
+    # bytes that the processor touches between two runs of the kernel, usually a whole network
+    # It decides in which memory the weights are found
     round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
+    # bytes touched since the kernel's inputs were read or written, on average
     reuse_bytes: int = field(default=0, kw_only=True)
+    # numbers in a vector of the processor; counts of vectors refer to these
     vector_lanes: int = field(default=8, kw_only=True)
+    # of an input number: 4 for float32, 2 for float16, 1 for 8-bit integers
     item_bytes: int = field(default=4, kw_only=True)
 
     def __init_subclass__(cls) -> None:

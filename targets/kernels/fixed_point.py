@@ -76,18 +76,13 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """A result of `rounded`.
+    """A result of `rounded`."""
 
-    Attributes:
-        number, mantissa: its operands.
-        bits: its bits.
-        rounding: its rounding.
-    """
-
+    # number, mantissa: its operands
     number: Expr
     mantissa: Expr
-    bits: int
-    rounding: Rounding
+    bits: int  # its bits
+    rounding: Rounding  # its rounding
 
     def same(self, other: Narrowing | None) -> bool:
         """Whether another narrowing differs in its operands only."""

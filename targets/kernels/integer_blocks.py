@@ -96,19 +96,12 @@ def by_channel(values: np.ndarray, lanes: int) -> Expr:
 
 @dataclass(frozen=True, eq=False)
 class _Scale:
-    """The rounding of a layer's sums.
+    """The rounding of a layer's sums."""
 
-    Attributes:
-        rounding: to 8-bit integers; None if sums are requested.
-        factors: of each channel: float32 or mantissas; empty for sums.
-        bits: of mantissas, see `fixed_point.py`; 0 for float32.
-        rounder: of products with float32.
-    """
-
-    rounding: Rounding | None
-    factors: Sequence[np.ndarray]
-    bits: int = 0
-    rounder: Rounder = in_float32
+    rounding: Rounding | None  # to 8-bit integers; None if sums are requested
+    factors: Sequence[np.ndarray]  # of each channel: float32 or mantissas; empty for sums
+    bits: int = 0  # of mantissas, see `fixed_point.py`; 0 for float32
+    rounder: Rounder = in_float32  # of products with float32
 
     @staticmethod
     def of(

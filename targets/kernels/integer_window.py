@@ -49,18 +49,14 @@ from .window_nest import WORTH_THREADS, Reads, reads_of_tile
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerWindowConfig(OfWords, WindowConfig):
-    """A depthwise convolution of 8-bit pixels.
-
-    Attributes:
-        outside: value of the pixels around the image.
-    """
+    """A depthwise convolution of 8-bit pixels."""
 
     template: ClassVar[str] = "integer_window"
     layers: ClassVar[tuple[type[Layer], ...]] = (IntegerConvShape,)
     machines: ClassVar[tuple[str, ...]] = ("core",)
     family: ClassVar[type[DepthwiseFeatures]] = IntegerDepthwiseFeatures
 
-    outside: int = 0
+    outside: int = 0  # value of the pixels around the image
 
     @property
     def words(self) -> int:

@@ -75,12 +75,7 @@ class Sliding(Layer):
 
 @dataclass(frozen=True)
 class ConvShape(Sliding):
-    """A convolution, or a matrix product as a convolution of pixels.
-
-    Attributes:
-        padding: top, left, bottom, right.
-        exact: whole numbers must give whole numbers, which excludes Winograd.
-    """
+    """A convolution, or a matrix product as a convolution of pixels."""
 
     batch: int
     in_channels: int
@@ -88,10 +83,10 @@ class ConvShape(Sliding):
     out_channels: int
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    exact: bool = False
+    exact: bool = False  # whole numbers must give whole numbers, which excludes Winograd
 
     @property
     def is_depthwise(self) -> bool:
@@ -158,24 +153,19 @@ class IntegerConvShape(ConvShape):
 
 @dataclass(frozen=True)
 class WindowShape(Sliding):
-    """A pooling, or a depthwise convolution as windows of one channel.
+    """A pooling, or a depthwise convolution as windows of one channel."""
 
-    Attributes:
-        kind: ``depthwise``, ``max`` or ``avg``.
-        padding: top, left, bottom, right.
-        out: output height and width if the operator rounds up (``ceil_mode``); otherwise derived.
-        count_include_pad: the average divides by all pixels of the window, also those outside.
-    """
-
-    kind: str
+    kind: str  # ``depthwise``, ``max`` or ``avg``
     batch: int
     channels: int
     in_size: tuple[int, int]
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
+    # output height and width if the operator rounds up (``ceil_mode``); otherwise derived
     out: tuple[int, int] | None = None
+    # the average divides by all pixels of the window, also those outside
     count_include_pad: bool = False
 
     @property

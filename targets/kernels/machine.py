@@ -11,47 +11,34 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class VectorMachine:
-    """The vector unit of one core, and the number of cores that share the work.
+    """The vector unit of one core, and the number of cores that share the work."""
 
-    Attributes:
-        lanes: numbers in a vector register, float32 or, with ``half``, float16; also the channels
-            of a block in the blocked layout.
-        registers: architectural vector registers.
-        broadcast_operand: whether a multiply-add can take one lane of a register as operand (as
-            NEON's ``fmla`` by element). LLVM does not use AVX-512's ``{1to16}`` in these nests.
-        l2_bytes: private second-level cache of one core.
-        threads: cores that a kernel may use.
-        gpu: the GPU, for a processor that runs work-groups; None for cores that run loops.
-        multiply_adds: vector multiply-adds that start in a cycle.
-        loads: vector loads in a cycle.
-        latency: cycles from one multiply-add to the next of the same sum.
-        l1_bytes: first-level data cache of one core.
-        in_order: whether multiply-adds wait for earlier loads that they do not need.
-        dot: the way in which products of 8-bit numbers are added; a key of `dots.DOTS`.
-        float_integers: whether convolutions of 8-bit numbers are computed in float32
-            (`float_integers.py`).
-        dsp: whether it is a DSP: its vectors hold no floats, and byte stores are packed vectors
-            (`hvx_stores.py`).
-        half: whether layers are computed in float16, with twice the lanes (`passes/use_half.py`).
-        asks_nearest: whether weights are prefetched into the nearest cache, because prefetches into
-            the second one are often dropped, as seen in measurements.
-    """
-
+    # numbers in a vector register, float32 or, with ``half``, float16; also the channels of a
+    # block in the blocked layout
     lanes: int
-    registers: int
+    registers: int  # architectural vector registers
+    # whether a multiply-add can take one lane of a register as operand (as NEON's ``fmla`` by
+    # element). LLVM does not use AVX-512's ``{1to16}`` in these nests.
     broadcast_operand: bool
-    l2_bytes: int
-    threads: int
+    l2_bytes: int  # private second-level cache of one core
+    threads: int  # cores that a kernel may use
+    # the GPU, for a processor that runs work-groups; None for cores that run loops
     gpu: GpuMachine | None = None
-    multiply_adds: float = 2.0
-    loads: float = 2.0
-    latency: int = 4
-    l1_bytes: int = 32 * KIB
-    in_order: bool = False
-    dot: str = ""
+    multiply_adds: float = 2.0  # vector multiply-adds that start in a cycle
+    loads: float = 2.0  # vector loads in a cycle
+    latency: int = 4  # cycles from one multiply-add to the next of the same sum
+    l1_bytes: int = 32 * KIB  # first-level data cache of one core
+    in_order: bool = False  # whether multiply-adds wait for earlier loads that they do not need
+    dot: str = ""  # the way in which products of 8-bit numbers are added; a key of `dots.DOTS`
+    # whether convolutions of 8-bit numbers are computed in float32 (`float_integers.py`)
     float_integers: bool = False
+    # whether it is a DSP: its vectors hold no floats, and byte stores are packed vectors
+    # (`hvx_stores.py`)
     dsp: bool = False
+    # whether layers are computed in float16, with twice the lanes (`passes/use_half.py`)
     half: bool = False
+    # whether weights are prefetched into the nearest cache, because prefetches into the second
+    # one are often dropped, as seen in measurements
     asks_nearest: bool = False
 
     @property

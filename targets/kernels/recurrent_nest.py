@@ -126,21 +126,13 @@ def _tile(
 
 @dataclass(frozen=True)
 class _Product:
-    """The block ``sums[b, g, j] = start + sum over k of state[b, k] * weight[block, k, g, lane]``.
+    """``sums[b, g, j] = start + sum over k of state[b, k] * weight[block, k, g, lane]``."""
 
-    Attributes:
-        statement: the block.
-        realized: the time step by its block variable.
-        size: the number of gates, and of products per sum.
-        width: the number of lanes of a vector.
-        by_element: see `Accumulators.add_products`.
-    """
-
-    statement: s_tir.SBlock
-    realized: Mapping[Any, Expr]
-    size: tuple[int, int]
-    width: int
-    by_element: bool
+    statement: s_tir.SBlock  # the block
+    realized: Mapping[Any, Expr]  # the time step by its block variable
+    size: tuple[int, int]  # the number of gates, and of products per sum
+    width: int  # the number of lanes of a vector
+    by_element: bool  # see `Accumulators.add_products`
 
     def at(self, value: Any, *places: Expr) -> Any:
         """An expression of the block with values for its axes; the step is already known."""

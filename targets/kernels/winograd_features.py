@@ -12,12 +12,7 @@ from .loops import balanced
 
 @dataclass(frozen=True)
 class WinogradFeatures(Features):
-    """A Winograd convolution with its tiles, or one of the two kernels into which it can be split.
-
-    Attributes:
-        input_stages: 1 if the kernel transforms the input.
-        product_stages: 1 if it multiplies and transforms the output.
-    """
+    """A Winograd convolution with its tiles, or one of the two kernels it can be split into."""
 
     family: ClassVar[str] = "winograd"
     positive: ClassVar[tuple[str, ...]] = (
@@ -37,8 +32,8 @@ class WinogradFeatures(Features):
     register_tiles: int
     register_out_vectors: int
     tail_tiles: int
-    input_stages: int = 1
-    product_stages: int = 1
+    input_stages: int = 1  # 1 if the kernel transforms the input
+    product_stages: int = 1  # 1 if it multiplies and transforms the output
 
     def own_phases(self) -> Phases:
         """Transforms, products, and the planes between them."""

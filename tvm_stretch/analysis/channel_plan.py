@@ -60,20 +60,14 @@ _ONCE, _COPY, _SUM = Held(Form.ONCE), Held(Form.COPY), Held(Form.SUM)
 
 @dataclass(frozen=True)
 class ChannelStep:
-    """What the branches do for one operator of the segment.
+    """What the branches do for one operator of the segment."""
 
-    Attributes:
-        operator: its name.
-        joins: operands that are joined before it, with the form in which branches held them.
-        result: how branches hold its result.
-        reads: how branches hold each operand when the operator runs.
-        channels: the input channels of each branch, for convolutions that read only some of them.
-    """
-
-    operator: str
+    operator: str  # its name
+    # operands that are joined before it, with the form in which branches held them
     joins: tuple[tuple[str, Held], ...]
-    result: Held
-    reads: Mapping[str, Held]
+    result: Held  # how branches hold its result
+    reads: Mapping[str, Held]  # how branches hold each operand when the operator runs
+    # the input channels of each branch, for convolutions that read only some of them
     channels: tuple[Span, ...] = ()
 
 

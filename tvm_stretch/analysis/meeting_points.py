@@ -41,21 +41,13 @@ class MeetingPoint:
 
 @dataclass(frozen=True)
 class Segment:
-    """The operators between two meeting points.
+    """The operators between two meeting points."""
 
-    Attributes:
-        start: the tensor that they read.
-        end: the tensor that they compute.
-        operators: names in program order; the last one computes ``end``.
-        core: the number of operators before the trailing pointwise ones.
-        multiply_adds: of all operators together.
-    """
-
-    start: MeetingPoint
-    end: MeetingPoint
-    operators: tuple[str, ...]
-    core: int
-    multiply_adds: int
+    start: MeetingPoint  # the tensor that they read
+    end: MeetingPoint  # the tensor that they compute
+    operators: tuple[str, ...]  # names in program order; the last one computes ``end``
+    core: int  # the number of operators before the trailing pointwise ones
+    multiply_adds: int  # of all operators together
 
     def __str__(self) -> str:
         return (

@@ -25,23 +25,15 @@ LAYERS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with constant weights.
+    """A layer with constant weights."""
 
-    Attributes:
-        integer: the operator that computes its sums.
-        data: its input.
-        weight: int8, as `integer` takes it; unused if there are `images`, which have weights.
-        offset: added to the sums of each channel.
-        unit: the number that one step of a channel's sums stands for.
-        images: for a transposed convolution, the convolutions that compute it.
-    """
-
-    integer: Integer
-    data: Tensor
+    integer: Integer  # the operator that computes its sums
+    data: Tensor  # its input
+    # int8, as `integer` takes it; unused if there are `images`, which have weights
     weight: np.ndarray
-    offset: np.ndarray
-    unit: np.ndarray
-    images: Images | None = None
+    offset: np.ndarray  # added to the sums of each channel
+    unit: np.ndarray  # the number that one step of a channel's sums stands for
+    images: Images | None = None  # for a transposed convolution, the convolutions that compute it
 
 
 def read_layer(
@@ -94,14 +86,11 @@ def read_layer(
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of an average.
+    """The windows of an average."""
 
-    Attributes:
-        padding: above, left, below and right of the image, as far as windows reach.
-        counts: number of pixels in each average: (1, 1, rows, columns), or one number for all.
-    """
-
+    # above, left, below and right of the image, as far as windows reach
     padding: tuple[int, int, int, int]
+    # number of pixels in each average: (1, 1, rows, columns), or one number for all
     counts: np.ndarray
 
 

@@ -42,21 +42,14 @@ _JOINS = {"add", "concat"}
 
 @dataclass(frozen=True)
 class Block:
-    """A repeated piece of the network.
+    """A repeated piece of the network."""
 
-    Attributes:
-        inputs: tensors that it reads; one, unless blocks read the two blocks before them.
-        output: the tensor that it computes.
-        operators: names in program order.
-        layers: its convolutions along the longest path, such as ``1x1 dw3x3 1x1``.
-        shape: of ``output``.
-    """
-
+    # tensors that it reads; one, unless blocks read the two blocks before them
     inputs: tuple[str, ...]
-    output: str
-    operators: tuple[str, ...]
-    layers: str
-    shape: tuple[int, ...]
+    output: str  # the tensor that it computes
+    operators: tuple[str, ...]  # names in program order
+    layers: str  # its convolutions along the longest path, such as ``1x1 dw3x3 1x1``
+    shape: tuple[int, ...]  # of ``output``
 
     def __str__(self) -> str:
         return f"[{self.layers}] {', '.join(self.inputs)} -> {self.output}"

@@ -21,19 +21,12 @@ _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 
 @dataclass(frozen=True)
 class Window:
-    """How the rows that an operator reads slide over its operand.
+    """How the rows that an operator reads slide over its operand."""
 
-    Attributes:
-        extent: rows from the first to the last that one row of the result reads.
-        stride: rows from one window to the next.
-        above: rows of padding above the operand.
-        height: rows of the operand.
-    """
-
-    extent: int
-    stride: int
-    above: int
-    height: int
+    extent: int  # rows from the first to the last that one row of the result reads
+    stride: int  # rows from one window to the next
+    above: int  # rows of padding above the operand
+    height: int  # rows of the operand
 
     def reads(self, rows: Span) -> Span:
         """Rows of the operand that ``rows`` of the result need; empty if they are all padding."""

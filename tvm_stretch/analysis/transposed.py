@@ -22,23 +22,15 @@ from tvm_stretch.ir.expressions import shape_of
 
 @dataclass(frozen=True)
 class Images:
-    """The convolutions that compute a transposed one.
+    """The convolutions that compute a transposed one."""
 
-    Attributes:
-        weights: of each convolution, as OIHW; its channels are in ``groups`` groups.
-        geometry: of rows and columns.
-        groups: of each convolution.
-        each: channels of a convolution for one channel of the result.
-        beside: whether these are neighbours; otherwise channels are ordered by image.
-        back: makes the result of the convolutions' results.
-    """
-
+    # of each convolution, as OIHW; its channels are in ``groups`` groups
     weights: tuple[np.ndarray, ...]
-    geometry: tuple[AxisGeometry, AxisGeometry]
-    groups: int
-    each: int
-    beside: bool
-    back: Callable[..., relax.Expr]
+    geometry: tuple[AxisGeometry, AxisGeometry]  # of rows and columns
+    groups: int  # of each convolution
+    each: int  # channels of a convolution for one channel of the result
+    beside: bool  # whether these are neighbours; otherwise channels are ordered by image
+    back: Callable[..., relax.Expr]  # makes the result of the convolutions' results
 
     def per_channel(self, numbers: np.ndarray) -> np.ndarray:
         """One number for each channel of the result, in the order of a convolution's channels."""
@@ -55,19 +47,12 @@ class Images:
 
 @dataclass(frozen=True)
 class AxisGeometry:
-    """The geometry of one axis.
+    """The geometry of one axis."""
 
-    Attributes:
-        left_out: pixels of each image that are not computed, before the first one.
-        after: padding after the input.
-        count: pixels of each image.
-        skip: pixels that are computed but cut off before the result.
-    """
-
-    left_out: int
-    after: int
-    count: int
-    skip: int
+    left_out: int  # pixels of each image that are not computed, before the first one
+    after: int  # padding after the input
+    count: int  # pixels of each image
+    skip: int  # pixels that are computed but cut off before the result
 
 
 def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:

@@ -30,14 +30,10 @@ from tvm_stretch.targets.processor import Processor
 
 @dataclass(frozen=True)
 class Branching:
-    """A network with its parts.
+    """A network with its parts."""
 
-    Attributes:
-        mod: canonical Relax after the passes.
-        parts: for every new operator, its original operator, part and owner.
-    """
-
-    mod: tvm.IRModule
+    mod: tvm.IRModule  # canonical Relax after the passes
+    # for every new operator, its original operator, part and owner
     parts: Mapping[str, Provenance]
 
     @cached_property

@@ -33,34 +33,22 @@ from tvm_stretch.targets.processor import Processor
 
 @dataclass(frozen=True)
 class GroupKernel:
-    """One kernel of a group.
+    """One kernel of a group."""
 
-    Attributes:
-        features: input of the cost models.
-        anchored: its template and epilogue; None for copies and kernels without a template.
-        shape: of its result in memory; empty for copies.
-        computes: whether it computes operators; other kernels convert layouts.
-    """
-
-    features: Features
+    features: Features  # input of the cost models
+    # its template and epilogue; None for copies and kernels without a template
     anchored: Anchored | None = None
-    shape: tuple[int, ...] = ()
-    computes: bool = True
+    shape: tuple[int, ...] = ()  # of its result in memory; empty for copies
+    computes: bool = True  # whether it computes operators; other kernels convert layouts
 
 
 @dataclass(frozen=True)
 class KernelLevel:
-    """A network after the compiler's passes.
+    """A network after the compiler's passes."""
 
-    Attributes:
-        mod: kernel-level Relax.
-        graph: the network in groups of operators that run together.
-        kernels: of each group, by the group's name.
-    """
-
-    mod: tvm.IRModule
-    graph: OperatorGraph
-    kernels: Mapping[str, tuple[GroupKernel, ...]]
+    mod: tvm.IRModule  # kernel-level Relax
+    graph: OperatorGraph  # the network in groups of operators that run together
+    kernels: Mapping[str, tuple[GroupKernel, ...]]  # of each group, by the group's name
 
     def features(self, group: str) -> tuple[Features, ...]:
         """The features of a group's kernels."""

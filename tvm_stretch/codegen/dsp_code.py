@@ -39,15 +39,10 @@ _NO_ZIG = (
 
 @dataclass(frozen=True)
 class Linker:
-    """Makes a program from C sources and objects.
+    """Makes a program from C sources and objects."""
 
-    Attributes:
-        command: a C compiler and its options.
-        version: anything else on which its results depend.
-    """
-
-    command: tuple[str, ...]
-    version: str
+    command: tuple[str, ...]  # a C compiler and its options
+    version: str  # anything else on which its results depend
 
 
 def has_zig() -> bool:
@@ -135,21 +130,13 @@ def _table(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the executor starts a program, and what it expects of the DSP.
+    """How the executor starts a program, and what it expects of the DSP."""
 
-    Attributes:
-        device: description for messages.
-        emulator: the command that runs the program; empty if it runs by itself.
-        runs_here: whether it is a processor of this machine.
-        spin_us: how long host and DSP spin for each other before they sleep.
-        deadline_ms: a DSP that takes longer for a region is given up.
-    """
-
-    device: str
-    emulator: tuple[str, ...] = ()
-    runs_here: bool = True
-    spin_us: int = 50
-    deadline_ms: int = 30_000
+    device: str  # description for messages
+    emulator: tuple[str, ...] = ()  # the command that runs the program; empty if it runs by itself
+    runs_here: bool = True  # whether it is a processor of this machine
+    spin_us: int = 50  # how long host and DSP spin for each other before they sleep
+    deadline_ms: int = 30_000  # a DSP that takes longer for a region is given up
 
 
 def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tvm.runtime.Module:

@@ -84,21 +84,13 @@ _Key = tuple[int, frozenset[tuple[int, int]]]
 
 @dataclass
 class _Base:
-    """A sum of variables that accesses of one tensor share.
+    """A sum of variables that accesses of one tensor share."""
 
-    Attributes:
-        terms: expressions and what they are multiplied by.
-        accesses: number of accesses with this base.
-        offsets: constants that these accesses add to it.
-        lanes: a divisor of the lanes of all accesses.
-        variable: its value divided by `unit`, once it is used.
-    """
-
-    terms: Sequence[tuple[Expr, int]]
-    accesses: int = 0
-    offsets: set[int] = field(default_factory=set)
-    lanes: int = 0
-    variable: tirx.Var | None = None
+    terms: Sequence[tuple[Expr, int]]  # expressions and what they are multiplied by
+    accesses: int = 0  # number of accesses with this base
+    offsets: set[int] = field(default_factory=set)  # constants that these accesses add to it
+    lanes: int = 0  # a divisor of the lanes of all accesses
+    variable: tirx.Var | None = None  # its value divided by `unit`, once it is used
 
     @property
     def multiple(self) -> int:

@@ -32,17 +32,11 @@ _MACHINE_OFFSET = 18
 
 @dataclass(frozen=True, repr=False)
 class ObjectCode:
-    """Object files with kernels that are not linked yet.
+    """Object files with kernels that are not linked yet."""
 
-    Attributes:
-        objects: the bytes of each file; at least one.
-        functions: names of the kernels.
-        target: JSON of the target for which they were generated.
-    """
-
-    objects: tuple[bytes, ...]
-    functions: tuple[str, ...]
-    target: str
+    objects: tuple[bytes, ...]  # the bytes of each file; at least one
+    functions: tuple[str, ...]  # names of the kernels
+    target: str  # JSON of the target for which they were generated
 
     @property
     def runs_here(self) -> bool:

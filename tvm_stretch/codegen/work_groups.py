@@ -34,23 +34,16 @@ _VECTOR_LANES = (16, 8, 4, 2)
 
 @dataclass(frozen=True)
 class DeviceCall:
-    """A call of one function that the device runs.
+    """A call of one function that the device runs."""
 
-    Attributes:
-        entry: the function's name.
-        function: the function, with its temporaries in memory that OpenCL supports.
-        memory: the origin of each of its pointers: ("buffer", index of the kernel's parameter),
-            ("scratch", first byte in the kernel's scratch memory), or as `place_temporaries`
-            returns it.
-        scratch: bytes of memory through which the kernel's functions pass values to each other.
-        extents: numbers of work-groups and work-items, by axis: ``blockIdx.x``, ...
-    """
-
-    entry: str
-    function: tirx.PrimFunc
+    entry: str  # the function's name
+    function: tirx.PrimFunc  # the function, with its temporaries in memory that OpenCL supports
+    # the origin of each of its pointers: ("buffer", index of the kernel's parameter),
+    # ("scratch", first byte in the kernel's scratch memory), or as `place_temporaries` returns
+    # it
     memory: tuple[tuple[str, int], ...]
-    scratch: int
-    extents: dict[str, int]
+    scratch: int  # bytes of memory through which the kernel's functions pass values to each other
+    extents: dict[str, int]  # numbers of work-groups and work-items, by axis: ``blockIdx.x``, ...
 
 
 def device_calls(

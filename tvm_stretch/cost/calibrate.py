@@ -67,19 +67,12 @@ def processor_of(word: str) -> str:
 
 @dataclass(frozen=True)
 class Latency:
-    """A measured latency.
+    """A measured latency."""
 
-    Attributes:
-        network: its name.
-        processor: ran the whole network.
-        ms: milliseconds.
-        part: the measured part of the network; empty for all of it.
-    """
-
-    network: str
-    processor: str
-    ms: float
-    part: str = ""
+    network: str  # its name
+    processor: str  # ran the whole network
+    ms: float  # milliseconds
+    part: str = ""  # the measured part of the network; empty for all of it
 
     @property
     def label(self) -> str:
@@ -89,16 +82,11 @@ class Latency:
 
 @dataclass(frozen=True)
 class Residual:
-    """A latency and the predictions of two profiles.
+    """A latency and the predictions of two profiles."""
 
-    Attributes:
-        latency: the measurement.
-        fitted_ms: prediction of the profile.
-        left_out_ms: prediction of a profile of the other networks; None if there are none.
-    """
-
-    latency: Latency
-    fitted_ms: float
+    latency: Latency  # the measurement
+    fitted_ms: float  # prediction of the profile
+    # prediction of a profile of the other networks; None if there are none
     left_out_ms: float | None
 
     @property

@@ -47,21 +47,14 @@ def result_shape(function: tirx.PrimFunc) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Anchored:
-    """A kernel of a template, split into template and epilogue.
+    """A kernel of a template, split into template and epilogue."""
 
-    Attributes:
-        template: with its configuration.
-        flops: of the epilogue.
-        operands: shape and bytes per element of the epilogue's other operands.
-        out_bytes: of the kernel's result.
-        item_bytes: of an element of the template's input.
-    """
-
-    template: Template
-    flops: float
+    template: Template  # with its configuration
+    flops: float  # of the epilogue
+    # shape and bytes per element of the epilogue's other operands
     operands: tuple[tuple[tuple[int, ...], int], ...]
-    out_bytes: int
-    item_bytes: int
+    out_bytes: int  # of the kernel's result
+    item_bytes: int  # of an element of the template's input
 
     def epilogue(self) -> EpilogueWork:
         """The operators that are fused after the template."""

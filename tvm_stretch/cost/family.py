@@ -71,26 +71,17 @@ _REWEIGHTINGS = 6
 
 @dataclass(frozen=True)
 class FamilyModel:
-    """One family's weights, trees, intervals and range.
-
-    Attributes:
-        weights: of the phases, by name.
-        booster: corrects the weighted sum; None if too few kernels were measured.
-        limits: of the correction, as logarithm: the range of errors that were seen.
-        edges: logarithms of nanoseconds that separate the bins of ``widths``.
-        widths: half width of the interval, as logarithm, for each bin.
-        lowest: smallest measured value of each feature, as power of two.
-        highest: largest measured value.
-    """
+    """One family's weights, trees, intervals and range."""
 
     family: str
-    weights: dict[str, float]
-    booster: xgb.Booster | None
+    weights: dict[str, float]  # of the phases, by name
+    booster: xgb.Booster | None  # corrects the weighted sum; None if too few kernels were measured
+    # of the correction, as logarithm: the range of errors that were seen
     limits: tuple[float, float]
-    edges: tuple[float, ...]
-    widths: tuple[float, ...]
-    lowest: tuple[float, ...]
-    highest: tuple[float, ...]
+    edges: tuple[float, ...]  # logarithms of nanoseconds that separate the bins of ``widths``
+    widths: tuple[float, ...]  # half width of the interval, as logarithm, for each bin
+    lowest: tuple[float, ...]  # smallest measured value of each feature, as power of two
+    highest: tuple[float, ...]  # largest measured value
 
     def predict(self, kernels: Sequence[Features], over: Array | None) -> Array:
         """Latencies in nanoseconds; ``over`` are predictions of the model below, if it has one."""

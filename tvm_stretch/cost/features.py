@@ -26,11 +26,7 @@ _AT_LEAST_ONE = ("vector_lanes", "item_bytes")
 
 @dataclass(frozen=True)
 class GenericFeatures(Features):
-    """Anything without a family of its own: elementwise, reductions, layout changes, copies.
-
-    Attributes:
-        gathers: additional loads for vectors whose lanes are not contiguous.
-    """
+    """Anything without a family of its own: elementwise, reductions, layout changes, copies."""
 
     family: ClassVar[str] = "generic"
     constant: ClassVar[tuple[str, ...]] = ("reduce_steps", "inner_elements", "stages")
@@ -38,7 +34,7 @@ class GenericFeatures(Features):
     out_elements: int
     steps: int
     loads: int
-    gathers: int
+    gathers: int  # additional loads for vectors whose lanes are not contiguous
     calls: int
     conditions: int
     reduce_steps: int

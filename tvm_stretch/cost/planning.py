@@ -29,19 +29,12 @@ _MEBI = 1 << 20
 
 @dataclass(frozen=True)
 class TrainedCosts:
-    """Models of several processors of one machine.
+    """Models of several processors of one machine."""
 
-    Attributes:
-        processors: their names; hand-overs refer to them by index.
-        models: by name of processor.
-        folder: contains the models.
-        device: name of the machine; empty for this one.
-    """
-
-    processors: tuple[str, ...]
-    models: dict[str, MeasuredModel]
-    folder: Path
-    device: str = ""
+    processors: tuple[str, ...]  # their names; hand-overs refer to them by index
+    models: dict[str, MeasuredModel]  # by name of processor
+    folder: Path  # contains the models
+    device: str = ""  # name of the machine; empty for this one
 
     @property
     def source(self) -> str:

@@ -13,21 +13,13 @@ Source = Literal["measured", "analytic"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """A latency and how far to trust it.
+    """A latency and how far to trust it."""
 
-    Attributes:
-        nanoseconds: the expected latency.
-        low: with 90 % confidence the latency lies between this and ``high``.
-        high: see ``low``.
-        source: whether it is based on measurements.
-        out_of_range: why measurements say little of this kernel; empty if they apply. A reason to
-            measure it.
-    """
-
-    nanoseconds: int
-    low: int
-    high: int
-    source: Source
+    nanoseconds: int  # the expected latency
+    low: int  # with 90 % confidence the latency lies between this and ``high``
+    high: int  # see ``low``
+    source: Source  # whether it is based on measurements
+    # why measurements say little of this kernel; empty if they apply. A reason to measure it.
     out_of_range: tuple[str, ...] = ()
 
 

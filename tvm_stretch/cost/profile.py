@@ -29,30 +29,19 @@ _DOUBT = 1.25
 
 @dataclass(frozen=True)
 class ProcessorProfile:
-    """Costs on one processor.
+    """Costs on one processor."""
 
-    Attributes:
-        name: as in plans.
-        precision: in which it computes; one of `BYTES`.
-        multiply_adds_per_ns: for each of `Work.families`.
-        activation_bytes_per_ns: of reading and writing activations, in its precision.
-        weight_bytes_per_ns: of reading weights, in its precision.
-        kernel_us: overhead of a kernel.
-        group_us: overhead of each small convolution of a grouped one.
-        threads: cores of a CPU that its kernels use.
-        target: the TVM target of its kernels; None if this version makes none.
-        refuses: operators that it does not support, with reasons.
-    """
-
-    name: str
-    precision: str
-    multiply_adds_per_ns: Mapping[str, float]
-    activation_bytes_per_ns: float
-    weight_bytes_per_ns: float
-    kernel_us: float
-    group_us: float
-    threads: int = 1
+    name: str  # as in plans
+    precision: str  # in which it computes; one of `BYTES`
+    multiply_adds_per_ns: Mapping[str, float]  # for each of `Work.families`
+    activation_bytes_per_ns: float  # of reading and writing activations, in its precision
+    weight_bytes_per_ns: float  # of reading weights, in its precision
+    kernel_us: float  # overhead of a kernel
+    group_us: float  # overhead of each small convolution of a grouped one
+    threads: int = 1  # cores of a CPU that its kernels use
+    # the TVM target of its kernels; None if this version makes none
     target: Mapping[str, Any] | None = None
+    # operators that it does not support, with reasons
     refuses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def nanoseconds(self, work: Work) -> float:
@@ -71,39 +60,25 @@ class ProcessorProfile:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The cost of handing a tensor over.
+    """The cost of handing a tensor over."""
 
-    Attributes:
-        sender: the processor that wrote it.
-        receiver: the processor that reads it, and is busy meanwhile.
-        us: time without bytes.
-        bytes_per_ns: in the wider precision of the two.
-    """
-
-    sender: str
-    receiver: str
-    us: float
-    bytes_per_ns: float
+    sender: str  # the processor that wrote it
+    receiver: str  # the processor that reads it, and is busy meanwhile
+    us: float  # time without bytes
+    bytes_per_ns: float  # in the wider precision of the two
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A device.
+    """A device."""
 
-    Attributes:
-        device: its name.
-        source: where the numbers come from.
-        processors: by name; the CPU is among them.
-        transfers: from the CPU to each other processor and back; transfers that are missing go
-            through the CPU.
-        together: how much longer kernels take while other processors work.
-    """
-
-    device: str
-    source: str
-    processors: Mapping[str, ProcessorProfile]
+    device: str  # its name
+    source: str  # where the numbers come from
+    processors: Mapping[str, ProcessorProfile]  # by name; the CPU is among them
+    # from the CPU to each other processor and back; transfers that are missing go through the
+    # CPU
     transfers: Sequence[Transfer]
-    together: float = 1.0
+    together: float = 1.0  # how much longer kernels take while other processors work
 
     def processor(self, name: str) -> ProcessorProfile:
         """The processor with that name.

@@ -38,17 +38,11 @@ FORMAT = Format(
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was measured of the configurations of layers.
+    """What was measured of the configurations of layers."""
 
-    Attributes:
-        device: on which.
-        winners: the fastest configuration of each layer, by layer.
-        dropped: configurations that failed, as `described`, and why.
-    """
-
-    device: dict[str, Any]
-    winners: dict[Layer, Layer]
-    dropped: dict[str, str]
+    device: dict[str, Any]  # on which
+    winners: dict[Layer, Layer]  # the fastest configuration of each layer, by layer
+    dropped: dict[str, str]  # configurations that failed, as `described`, and why
 
     def apply(self, processor: Processor) -> Processor:
         """The processor, whose kernels have these configurations."""

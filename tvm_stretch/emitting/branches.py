@@ -54,24 +54,17 @@ class Emitter:
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """A branched segment that is not yet part of the network.
+    """A branched segment that is not yet part of the network."""
 
-    Attributes:
-        end: the last operator of the segment; the bindings are inserted in its place.
-        removed: names of the segment's operators.
-        bindings: replace the removed operators.
-        branches: for each branch the names of its operators, in program order.
-        joins: names of the segment's operators that run once, in program order: those that join the
-            branches, and those that follow until the segment's end.
-        origins: for each new operator, the operator that it is a part of or joins.
-    """
-
-    end: str
-    removed: frozenset[str]
-    bindings: tuple[relax.Binding, ...]
+    end: str  # the last operator of the segment; the bindings are inserted in its place
+    removed: frozenset[str]  # names of the segment's operators
+    bindings: tuple[relax.Binding, ...]  # replace the removed operators
+    # for each branch the names of its operators, in program order
     branches: tuple[tuple[str, ...], ...]
+    # names of the segment's operators that run once, in program order: those that join the
+    # branches, and those that follow until the segment's end
     joins: tuple[str, ...]
-    origins: Mapping[str, str]
+    origins: Mapping[str, str]  # for each new operator, the operator that it is a part of or joins
 
 
 def replace_segments(

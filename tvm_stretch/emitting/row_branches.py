@@ -34,15 +34,10 @@ from tvm_stretch.plan.splits import RowSplit
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The rows that each branch of a row split computes and reads.
+    """The rows that each branch of a row split computes and reads."""
 
-    Attributes:
-        rows: for each branch, the rows of each tensor that it needs.
-        bytes_read: of the start tensor, by each branch.
-    """
-
-    rows: tuple[Mapping[str, Span], ...]
-    bytes_read: tuple[int, ...]
+    rows: tuple[Mapping[str, Span], ...]  # for each branch, the rows of each tensor that it needs
+    bytes_read: tuple[int, ...]  # of the start tensor, by each branch
 
 
 def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:

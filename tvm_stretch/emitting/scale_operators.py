@@ -29,15 +29,10 @@ from tvm_stretch.plan.sources import Source
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the new network.
+    """A tensor of the new network."""
 
-    Attributes:
-        var: variable that holds the tensor.
-        origin: of its channels, which are axis 1.
-    """
-
-    var: relax.Var
-    origin: Origin
+    var: relax.Var  # variable that holds the tensor
+    origin: Origin  # of its channels, which are axis 1
 
     @property
     def channels(self) -> int:
@@ -79,17 +74,12 @@ class _Emitter:
 
 @dataclass
 class Scaler:
-    """Emits replacements for a network's operators into one list of bindings.
+    """Emits replacements for a network's operators into one list of bindings."""
 
-    Attributes:
-        operators: of the original network.
-        weights: makes weights for other channels.
-        sources: origin of every tensor that was emitted.
-    """
-
-    operators: Operators
-    weights: Weights
+    operators: Operators  # of the original network
+    weights: Weights  # makes weights for other channels
     emitter: _Emitter = field(init=False)
+    # origin of every tensor that was emitted
     sources: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

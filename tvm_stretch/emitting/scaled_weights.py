@@ -19,16 +19,11 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass
 class Weights:
-    """Selects weights of the original network, or makes random ones.
+    """Selects weights of the original network, or makes random ones."""
 
-    Attributes:
-        warm: whether weights start from the original ones.
-        rng: generates new weights and noise.
-        noise: on copied weights, relative to their deviation; it may change between operators.
-    """
-
-    warm: bool
-    rng: np.random.Generator
+    warm: bool  # whether weights start from the original ones
+    rng: np.random.Generator  # generates new weights and noise
+    # on copied weights, relative to their deviation; it may change between operators
     noise: float = 0.0
 
     def selected(self, weight: Array, rows: Origin, columns: Origin) -> Array:

@@ -22,17 +22,11 @@ STAGE = "tvm_stretch.winograd"
 
 @dataclass(frozen=True)
 class WinogradStage:
-    """One of the two kernels of a convolution.
+    """One of the two kernels of a convolution."""
 
-    Attributes:
-        name: ``input`` or ``product``.
-        shape: the convolution; for ``input`` it has any number of output channels.
-        tile: side of a tile of outputs.
-    """
-
-    name: str
-    shape: ConvShape
-    tile: int
+    name: str  # ``input`` or ``product``
+    shape: ConvShape  # the convolution; for ``input`` it has any number of output channels
+    tile: int  # side of a tile of outputs
 
     def config(self, machine: VectorMachine) -> WinogradConfig:
         """The template's configuration."""

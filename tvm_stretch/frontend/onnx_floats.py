@@ -23,13 +23,9 @@ _PLAIN = (*EIGHT_BITS, "int32")  # of biases
 
 @dataclass
 class Floats:
-    """Follows dequantised tensors to the operators that read them.
+    """Follows dequantised tensors to the operators that read them."""
 
-    Attributes:
-        by_reason: names of operators.
-    """
-
-    by_reason: dict[str, list[str]] = field(default_factory=dict)
+    by_reason: dict[str, list[str]] = field(default_factory=dict)  # names of operators
     _reasons: dict[int, tuple[Value, str]] = field(default_factory=dict)
     """By the identity of a value, which is kept: another one could be at the same place."""
     _quantised: dict[int, Value] = field(default_factory=dict)

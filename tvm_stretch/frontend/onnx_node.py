@@ -47,20 +47,15 @@ def converter(*op_types: str) -> Callable[[Converter], Converter]:
 
 @dataclass
 class Node:
-    """One ONNX node while it is translated.
-
-    Attributes:
-        inputs: Arrays for constants, expressions for computed tensors, None for omitted inputs.
-        attrs: Attributes as `onnx.helper.get_attribute_value` gives them.
-        outputs: Names of the outputs, empty where one is not wanted.
-    """
+    """One ONNX node while it is translated."""
 
     op: str
     name: str
     opset: int
+    # Arrays for constants, expressions for computed tensors, None for omitted inputs
     inputs: list[Value | None]
-    attrs: dict[str, Any]
-    outputs: list[str]
+    attrs: dict[str, Any]  # Attributes as `onnx.helper.get_attribute_value` gives them
+    outputs: list[str]  # Names of the outputs, empty where one is not wanted
     bb: relax.BlockBuilder
 
     def __getitem__(self, index: int) -> relax.Expr:

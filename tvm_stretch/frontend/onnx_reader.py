@@ -43,21 +43,14 @@ _CONTROL_FLOW_HINT = "export the model without control flow or string operators"
 
 @dataclass
 class OnnxNetwork:
-    """An ONNX graph of which we own every part.
+    """An ONNX graph of which we own every part."""
 
-    Attributes:
-        model: A proto with functions inlined; large weights appear as graph inputs.
-        weights: The large weights by name.
-        inputs: Real inputs of the network (no weights), in the model's order.
-        outputs: Output names, in the model's order.
-        declared: Element types that the model declares, by the tensor's name.
-    """
-
-    model: onnx.ModelProto
-    weights: dict[str, np.ndarray]
+    model: onnx.ModelProto  # A proto with functions inlined; large weights appear as graph inputs
+    weights: dict[str, np.ndarray]  # The large weights by name
+    # Real inputs of the network (no weights), in the model's order
     inputs: list[onnx.ValueInfoProto]
-    outputs: list[str]
-    declared: dict[str, int]
+    outputs: list[str]  # Output names, in the model's order
+    declared: dict[str, int]  # Element types that the model declares, by the tensor's name
 
     @property
     def opset(self) -> int:

@@ -14,21 +14,14 @@ GUARDS = "guards"
 
 @dataclass(frozen=True)
 class Guard:
-    """The values that are allowed in a tensor.
+    """The values that are allowed in a tensor."""
 
-    Attributes:
-        input: name of the tensor if it is an input, otherwise empty.
-        result: otherwise its position among the results of ``main``.
-        low: least value; several values if each position in the last dimension has its own.
-        high: greatest value; both are empty if the values must not be zero.
-        what: describes the tensor in messages.
-    """
-
-    input: str
-    result: int
+    input: str  # name of the tensor if it is an input, otherwise empty
+    result: int  # otherwise its position among the results of ``main``
+    # least value; several values if each position in the last dimension has its own
     low: tuple[int, ...]
-    high: tuple[int, ...]
-    what: str
+    high: tuple[int, ...]  # greatest value; both are empty if the values must not be zero
+    what: str  # describes the tensor in messages
 
 
 def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:

@@ -33,19 +33,12 @@ _MAGIC_BITS = 0x4B400000
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounding from float32 to an integer type.
+    """Rounding from float32 to an integer type."""
 
-    Attributes:
-        dtype: of the result.
-        zero: the result for 0.0.
-        low: the least result; after an activation it may be above the type's.
-        high: the greatest result.
-    """
-
-    dtype: str
-    zero: int
-    low: int
-    high: int
+    dtype: str  # of the result
+    zero: int  # the result for 0.0
+    low: int  # the least result; after an activation it may be above the type's
+    high: int  # the greatest result
 
     def of(self, value: Expr) -> Expr:
         """``value`` as an integer: rounded to even, plus `zero`, limited to `low`..`high`.
@@ -61,30 +54,26 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Integer:
-    """One integer operator.
+    """One integer operator."""
 
-    Attributes:
-        kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
-            ``average`` (of windows), ``table``, ``softmax`` (along the last axis), or ``round``
-            (of the sums of several ``conv2d``).
-        rounding: of results; None for a ``conv2d`` or ``matmul`` that returns its sums.
-        zeros: zero points of the computed inputs.
-        factors: for ``add`` one for each input, for ``multiply`` one, then the addend; for ``mean``
-            and ``softmax`` one; for ``average`` the scales of data and result; for ``round`` with
-            an additional tensor, the tensor's factor and the addend. For ``conv2d`` and ``matmul``
-            they are an operand.
-        strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
-        kernel: rows and columns of the windows of ``average``, which uses the fields above too.
-    """
-
+    # ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns), ``average``
+    # (of windows), ``table``, ``softmax`` (along the last axis), or ``round`` (of the sums of
+    # several ``conv2d``)
     kind: str
+    # of results; None for a ``conv2d`` or ``matmul`` that returns its sums
     rounding: Rounding | None = None
-    zeros: tuple[int, ...] = ()
+    zeros: tuple[int, ...] = ()  # zero points of the computed inputs
+    # for ``add`` one for each input, for ``multiply`` one, then the addend; for ``mean`` and
+    # ``softmax`` one; for ``average`` the scales of data and result; for ``round`` with an
+    # additional tensor, the tensor's factor and the addend. For ``conv2d`` and ``matmul`` they
+    # are an operand.
     factors: tuple[float, ...] = ()
+    # strides, padding, dilation, groups: of ``conv2d``; padding is the zero point
     strides: tuple[int, int] = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    # rows and columns of the windows of ``average``, which uses the fields above too
     kernel: tuple[int, int] = (1, 1)
 
 

@@ -32,23 +32,14 @@ ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_p
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Operators that become one kernel.
+    """Operators that become one kernel."""
 
-    Attributes:
-        name: of the last operator.
-        operators: in program order.
-        reads: groups and parameters of the network that it reads.
-        bytes: of its result.
-        read_bytes: of all operands, including constants.
-        multiply_adds: of its convolutions and matrix products.
-    """
-
-    name: str
-    operators: tuple[Operator, ...]
-    reads: tuple[str, ...]
-    bytes: int
-    read_bytes: int
-    multiply_adds: int
+    name: str  # of the last operator
+    operators: tuple[Operator, ...]  # in program order
+    reads: tuple[str, ...]  # groups and parameters of the network that it reads
+    bytes: int  # of its result
+    read_bytes: int  # of all operands, including constants
+    multiply_adds: int  # of its convolutions and matrix products
 
     @cached_property
     def anchor(self) -> Operator:

@@ -47,20 +47,15 @@ OF_TWO = BINARY | {"integer.add", "integer.multiply"}
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One binding of a function.
+    """One binding of a function."""
 
-    Attributes:
-        name: of the binding variable; also the name of the tensor that it holds.
-        kind: name of the Relax operator without the dialect (``nn.conv2d``), or of the expression's
-            class if the binding calls no operator.
-        inputs: names of the tensors that it reads, without repetition and without constants.
-        shape: of its result; empty if the result is no tensor.
-    """
-
-    name: str
+    name: str  # of the binding variable; also the name of the tensor that it holds
+    # name of the Relax operator without the dialect (``nn.conv2d``), or of the expression's
+    # class if the binding calls no operator
     kind: str
+    # names of the tensors that it reads, without repetition and without constants
     inputs: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of its result; empty if the result is no tensor
     binding: relax.Binding
 
     @property

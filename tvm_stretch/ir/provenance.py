@@ -30,19 +30,13 @@ KERNELS = "tvm_stretch.kernels"
 
 @dataclass(frozen=True)
 class Provenance:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        operators: the operators that it computes completely or in part.
-        helpers: the operators that it only helps, such as by packing their weights.
-        part: index of its part if they were split; otherwise None.
-        owner: index of the processor to which a plan gave the part.
-    """
-
-    operators: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()  # the operators that it computes completely or in part
+    # the operators that it only helps, such as by packing their weights
     helpers: tuple[str, ...] = ()
-    part: int | None = None
-    owner: int | None = None
+    part: int | None = None  # index of its part if they were split; otherwise None
+    owner: int | None = None  # index of the processor to which a plan gave the part
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -21,32 +21,24 @@ GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One recurrent layer, of one direction or two.
+    """One recurrent layer, of one direction or two."""
 
-    Attributes:
-        kind: ``lstm``, ``gru`` or ``rnn``.
-        steps, batch, hidden: the sizes of the layer; ``hidden`` excludes padding.
-        backwards: for each direction, whether it starts at the last step.
-        activations: for each direction, the names of its functions in ONNX's order.
-        clip: bounds the inputs of the gates' activations to [-clip, clip]; 0 means no bound.
-        reset_after: the reset gate of a GRU multiplies the product with the state instead of the
-            state (ONNX's ``linear_before_reset``).
-        input_forget: the forget gate of an LSTM is one minus the input gate.
-        peepholes: the gates of an LSTM also read the cell state.
-        lengths: an operand gives the length of each sequence.
-    """
-
-    kind: str
+    kind: str  # ``lstm``, ``gru`` or ``rnn``
+    # steps, batch, hidden: the sizes of the layer; ``hidden`` excludes padding
     steps: int
     batch: int
     hidden: int
-    backwards: tuple[bool, ...]
+    backwards: tuple[bool, ...]  # for each direction, whether it starts at the last step
+    # for each direction, the names of its functions in ONNX's order
     activations: tuple[tuple[str, ...], ...]
+    # bounds the inputs of the gates' activations to [-clip, clip]; 0 means no bound
     clip: float = 0.0
+    # the reset gate of a GRU multiplies the product with the state instead of the state (ONNX's
+    # ``linear_before_reset``)
     reset_after: bool = False
-    input_forget: bool = False
-    peepholes: bool = False
-    lengths: bool = False
+    input_forget: bool = False  # the forget gate of an LSTM is one minus the input gate
+    peepholes: bool = False  # the gates of an LSTM also read the cell state
+    lengths: bool = False  # an operand gives the length of each sequence
 
     @property
     def gates(self) -> int:

@@ -42,57 +42,36 @@ TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A window on one of the executor's memories.
+    """A window on one of the executor's memories."""
 
-    Attributes:
-        shape: extents.
-        dtype: of the elements.
-        kind: which memory.
-        buffer: which input or output.
-        offset: bytes before the first element.
-        bytes: from the first to the end of the last element.
-        strides: elements from one to the next in each dimension; empty if the tensor is dense.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    kind: TensorKind
-    buffer: int
-    offset: int
-    bytes: int
+    shape: tuple[int, ...]  # extents
+    dtype: str  # of the elements
+    kind: TensorKind  # which memory
+    buffer: int  # which input or output
+    offset: int  # bytes before the first element
+    bytes: int  # from the first to the end of the last element
+    # elements from one to the next in each dimension; empty if the tensor is dense
     strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Node:
-    """One kernel call.
+    """One kernel call."""
 
-    Attributes:
-        kernel: the name of its function.
-        name: for people.
-        inputs: tensor ids, its first arguments in order.
-        outputs: tensor ids, its last arguments.
-        provenance: the operators of the plan that it computes or helps.
-    """
-
-    kernel: str
-    name: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    kernel: str  # the name of its function
+    name: str  # for people
+    inputs: tuple[int, ...]  # tensor ids, its first arguments in order
+    outputs: tuple[int, ...]  # tensor ids, its last arguments
+    # the operators of the plan that it computes or helps
     provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass(frozen=True)
 class ProcessorSpec:
-    """A processor that runs regions; the one at index 0 is the CPU, which also runs `prepare`.
+    """A processor that runs regions; the one at index 0 is the CPU, which also runs `prepare`."""
 
-    Attributes:
-        name: its name in plans and messages.
-        kind: the part of the executor that drives it: `cpu`, `opencl`, ...
-    """
-
-    name: str
-    kind: str
+    name: str  # its name in plans and messages
+    kind: str  # the part of the executor that drives it: `cpu`, `opencl`, ...
 
 
 CPU = ProcessorSpec("cpu", "cpu")
@@ -131,36 +110,23 @@ class Port:
 
 @dataclass(frozen=True)
 class Guard:
-    """The values that are allowed in an input or output; checked after each run.
+    """The values that are allowed in an input or output; checked after each run."""
 
-    Attributes:
-        tensor: its id.
-        low: least value; several values if each position in the last dimension has its own.
-        high: greatest value; both are empty if the values must not be zero.
-        what: describes the tensor in messages.
-    """
-
-    tensor: int
+    tensor: int  # its id
+    # least value; several values if each position in the last dimension has its own
     low: tuple[int, ...]
-    high: tuple[int, ...]
-    what: str
+    high: tuple[int, ...]  # greatest value; both are empty if the values must not be zero
+    what: str  # describes the tensor in messages
 
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """One of several plans of a graph; the graph lists the regions of all plans in order.
+    """One of several plans of a graph; the graph lists the regions of all plans in order."""
 
-    Attributes:
-        name: for people.
-        regions: number of this plan's regions.
-        expected_ns: how long an undisturbed run takes; 0 if unknown.
-        plan: the plan from which the regions were made.
-    """
-
-    name: str
-    regions: int
-    expected_ns: int = 0
-    plan: dict[str, Any] = field(default_factory=dict)
+    name: str  # for people
+    regions: int  # number of this plan's regions
+    expected_ns: int = 0  # how long an undisturbed run takes; 0 if unknown
+    plan: dict[str, Any] = field(default_factory=dict)  # the plan from which the regions were made
 
 
 @dataclass(frozen=True)

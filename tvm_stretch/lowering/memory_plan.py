@@ -30,17 +30,11 @@ _ATTEMPTS = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """`size` bytes and the time in which they are needed. Sets of steps are bit sets in integers.
+    """`size` bytes, and the time in which they are needed: sets of steps as bits of integers."""
 
-    Attributes:
-        size: number of bytes.
-        steps: the steps that touch them.
-        earlier: the steps that are complete before the first of `steps` begins.
-    """
-
-    size: int
-    steps: int
-    earlier: int
+    size: int  # number of bytes
+    steps: int  # the steps that touch them
+    earlier: int  # the steps that are complete before the first of `steps` begins
 
     @property
     def first(self) -> int:

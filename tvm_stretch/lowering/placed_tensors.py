@@ -45,19 +45,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor lie in the root of its buffer, in bytes.
+    """Where the elements of a tensor lie in the root of its buffer, in bytes."""
 
-    Attributes:
-        start: of the first element.
-        strides: from one element to the next in each dimension.
-        shape: extents.
-        item: bytes of an element.
-    """
-
-    start: int
-    strides: tuple[int, ...]
-    shape: tuple[int, ...]
-    item: int
+    start: int  # of the first element
+    strides: tuple[int, ...]  # from one element to the next in each dimension
+    shape: tuple[int, ...]  # extents
+    item: int  # bytes of an element
 
     @property
     def span(self) -> int:

@@ -38,32 +38,24 @@ from tvm_stretch.passes.name_operators import REGION
 
 @dataclass
 class Walk:
-    """State of the walk.
+    """State of the walk."""
 
-    Attributes:
-        mod: the module that holds `main`.
-        processors: names; the attribute of a region's function selects one.
-        weights: the constants.
-        prepare: kernels that only read constants.
-        kernels: the functions of all kernels, by the names that steps use.
-        done: the regions of walks over other plans' modules.
-        regions: all other kernels, by region.
-        provenance: of the expression that is being visited.
-    """
-
-    mod: tvm.IRModule
-    processors: list[str]
-    weights: WeightsBlob = field(default_factory=WeightsBlob)
-    prepare: list[DraftNode] = field(default_factory=list)
+    mod: tvm.IRModule  # the module that holds `main`
+    processors: list[str]  # names; the attribute of a region's function selects one
+    weights: WeightsBlob = field(default_factory=WeightsBlob)  # the constants
+    prepare: list[DraftNode] = field(default_factory=list)  # kernels that only read constants
     constants: dict[tuple[int, int], Buffer] = field(default_factory=dict)
     prepared: dict[tuple[Any, ...], tuple[View, ...]] = field(default_factory=dict)
+    # the functions of all kernels, by the names that steps use
     kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    # the regions of walks over other plans' modules
     done: list[RegionSteps] = field(default_factory=list)
     values: dict[relax.Var, Any] = field(default_factory=dict)
     inputs: list[View] = field(default_factory=list)
-    regions: list[RegionSteps] = field(default_factory=list)
+    regions: list[RegionSteps] = field(default_factory=list)  # all other kernels, by region
     region: RegionSteps | None = None
     names: dict[str, str] = field(default_factory=dict)
+    # of the expression that is being visited
     provenance: Provenance = field(default_factory=Provenance)
 
     def over(self, mod: tvm.IRModule) -> Walk:

@@ -37,17 +37,12 @@ def by_packets(processor: Processor) -> str:
 
 @dataclass(frozen=True)
 class NetworkTiming:
-    """A network measured whole and kernel by kernel.
+    """A network measured whole and kernel by kernel."""
 
-    Attributes:
-        rows: one for every different kernel in each context.
-        kernels: features of the nodes in place, in the order they run; copies left out.
-        total: the time of a run as the caller sees it.
-    """
-
-    rows: list[Row]
+    rows: list[Row]  # one for every different kernel in each context
+    # features of the nodes in place, in the order they run; copies left out
     kernels: list[Features]
-    total: Timing
+    total: Timing  # the time of a run as the caller sees it
 
 
 class Bench:

@@ -41,30 +41,18 @@ def require_networks(networks: object) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured kernel.
+    """One measured kernel."""
 
-    Attributes:
-        features: the kernel's features.
-        nanoseconds: the time of one run.
-        spread: distance of the quartiles relative to it.
-        runs: the number of undisturbed runs that it is taken from.
-        network: the network it is a kernel of; empty for samples.
-        batch: which batch of samples it belongs to; -1 for kernels of networks.
-        sample: the sample as JSON; None for kernels of networks.
-        quiet: whether the reference kernel ran at its usual speed.
-        reference_ns: the reference kernel's time then; 0 if none ran.
-        together: in rows of transfers, the slowdown of kernels while another processor works.
-    """
-
-    features: Features
-    nanoseconds: int
-    spread: float
-    runs: int
-    network: str = ""
-    batch: int = -1
-    sample: dict[str, Any] | None = None
-    quiet: bool = True
-    reference_ns: int = 0
+    features: Features  # the kernel's features
+    nanoseconds: int  # the time of one run
+    spread: float  # distance of the quartiles relative to it
+    runs: int  # the number of undisturbed runs that it is taken from
+    network: str = ""  # the network it is a kernel of; empty for samples
+    batch: int = -1  # which batch of samples it belongs to; -1 for kernels of networks
+    sample: dict[str, Any] | None = None  # the sample as JSON; None for kernels of networks
+    quiet: bool = True  # whether the reference kernel ran at its usual speed
+    reference_ns: int = 0  # the reference kernel's time then; 0 if none ran
+    # in rows of transfers, the slowdown of kernels while another processor works
     together: float = 1.0
 
     def to_json(self) -> dict[str, Any]:

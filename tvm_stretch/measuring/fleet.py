@@ -89,25 +89,15 @@ class Batches:
 
 @dataclass
 class Crew:
-    """The phones of one key, which measure one processor's batches.
+    """The phones of one key, which measure one processor's batches."""
 
-    Attributes:
-        key: the key of the phones.
-        open: begins a session with a phone, and returns its `Post`.
-        batches: the batches to measure.
-        count: the number of phones at the last census.
-        fault: the last error of a phone.
-        measured: the number of batches that are done.
-        broken: an error that is not a phone's fault.
-    """
-
-    key: str
-    open: Callable[[], Post]
-    batches: Batches
-    count: int = 0
-    fault: str = ""
-    measured: int = 0
-    broken: BaseException | None = None
+    key: str  # the key of the phones
+    open: Callable[[], Post]  # begins a session with a phone, and returns its `Post`
+    batches: Batches  # the batches to measure
+    count: int = 0  # the number of phones at the last census
+    fault: str = ""  # the last error of a phone
+    measured: int = 0  # the number of batches that are done
+    broken: BaseException | None = None  # an error that is not a phone's fault
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def enlist(self, count: int, end: float, stop: threading.Event) -> None:

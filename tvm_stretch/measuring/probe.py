@@ -57,16 +57,11 @@ _PROBED, _BEFORE = "probed", "before"
 
 @dataclass(frozen=True)
 class Trial:
-    """One operator by itself.
+    """One operator by itself."""
 
-    Attributes:
-        call: the operator's call in a network.
-        mod: that network, whose kernels the operator may call.
-        blocked: names of the network's tensors that are in blocked layout.
-    """
-
-    call: relax.Call
-    mod: tvm.IRModule
+    call: relax.Call  # the operator's call in a network
+    mod: tvm.IRModule  # that network, whose kernels the operator may call
+    # names of the network's tensors that are in blocked layout
     blocked: frozenset[str] = frozenset()
 
 

@@ -47,28 +47,21 @@ and that have few channels (a quarter, or as few as a vector)."""
 
 @dataclass(frozen=True)
 class Sample(Sliding):
-    """One kernel to measure.
-
-    Attributes:
-        kind: one of `KINDS`.
-        padding: top, left, bottom, right.
-        epilogue: one of `EPILOGUES`; integers have none.
-        dtype: the type of its tensors: float32, or 8-bit integers.
-    """
+    """One kernel to measure."""
 
     batch: ClassVar[int] = 1
 
-    kind: str
+    kind: str  # one of `KINDS`
     in_channels: int
     in_size: tuple[int, int]
     out_channels: int
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    epilogue: str = "none"
-    dtype: str = "float32"
+    epilogue: str = "none"  # one of `EPILOGUES`; integers have none
+    dtype: str = "float32"  # the type of its tensors: float32, or 8-bit integers
 
     @property
     def is_possible(self) -> bool:

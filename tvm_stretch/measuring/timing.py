@@ -23,20 +23,13 @@ _WARM_UP = 2
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one node, or of a whole run.
+    """The time of one node, or of a whole run."""
 
-    Attributes:
-        nanoseconds: lower quartile.
-        spread: distance of the quartiles relative to it.
-        runs: the number of runs that it is taken from.
-        quiet: False if too few runs were undisturbed, so disturbed ones are included.
-        reference_ns: the reference kernel's time beside them, which measures the machine's speed.
-    """
-
-    nanoseconds: int
-    spread: float
-    runs: int
-    quiet: bool
+    nanoseconds: int  # lower quartile
+    spread: float  # distance of the quartiles relative to it
+    runs: int  # the number of runs that it is taken from
+    quiet: bool  # False if too few runs were undisturbed, so disturbed ones are included
+    # the reference kernel's time beside them, which measures the machine's speed
     reference_ns: int
 
 

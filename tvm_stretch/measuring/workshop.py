@@ -27,15 +27,10 @@ _HALVED = 32  # channels
 
 @dataclass(frozen=True)
 class Prepared:
-    """A compiled model to measure.
+    """A compiled model to measure."""
 
-    Attributes:
-        model: the model.
-        kernels: its kernels by name.
-    """
-
-    model: Model
-    kernels: dict[str, Kernel]
+    model: Model  # the model
+    kernels: dict[str, Kernel]  # its kernels by name
 
 
 class Workshop:

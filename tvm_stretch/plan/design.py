@@ -38,17 +38,11 @@ MERGES = ("concat", "restore", "project")
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a segment.
+    """One branch of a segment."""
 
-    Attributes:
-        processor: the processor that runs it.
-        depth: number of the segment's blocks that it keeps.
-        width: channels of its blocks' results.
-    """
-
-    processor: str
-    depth: int
-    width: int
+    processor: str  # the processor that runs it
+    depth: int  # number of the segment's blocks that it keeps
+    width: int  # channels of its blocks' results
 
     def __str__(self) -> str:
         return f"{self.processor} {self.depth}x{self.width}"
@@ -56,19 +50,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class StretchedSegment:
-    """A run of blocks and the branches that replace it; a single branch only scales it.
+    """A run of blocks and the branches that replace it; a single branch only scales it."""
 
-    Attributes:
-        start: the meeting point that the segment reads.
-        end: the meeting point that it computes.
-        branches: in the order in which their results are concatenated.
-        merge: one of `MERGES`.
-    """
-
-    start: str
-    end: str
-    branches: tuple[Branch, ...]
-    merge: str = "concat"
+    start: str  # the meeting point that the segment reads
+    end: str  # the meeting point that it computes
+    branches: tuple[Branch, ...]  # in the order in which their results are concatenated
+    merge: str = "concat"  # one of `MERGES`
 
     def __post_init__(self) -> None:
         where = f"the segment {self.start!r} -> {self.end!r} of the design"

@@ -44,22 +44,15 @@ FORMAT = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan ag
 
 @dataclass(frozen=True)
 class PlannedRegion:
-    """Operators that one processor runs as one unit, in this order.
+    """Operators that one processor runs as one unit, in this order."""
 
-    Attributes:
-        name: shown in messages and timelines.
-        processor: one of the plan's processors.
-        operators: names in canonical Relax.
-        predicted_ns: start and end in nanoseconds from the start of the run, if a planner predicted
-            them; shown in timelines.
-        why: the reason for the processor, for people.
-    """
-
-    name: str
-    processor: str
-    operators: tuple[str, ...]
+    name: str  # shown in messages and timelines
+    processor: str  # one of the plan's processors
+    operators: tuple[str, ...]  # names in canonical Relax
+    # start and end in nanoseconds from the start of the run, if a planner predicted them; shown
+    # in timelines
     predicted_ns: tuple[int, int] | None = None
-    why: str = ""
+    why: str = ""  # the reason for the processor, for people
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,13 @@ class RowSplit:
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """All operators between two tensors, in shares of channels.
+    """All operators between two tensors, in shares of channels."""
 
-    Attributes:
-        start: the tensor that the segment reads.
-        end: the tensor that the segment computes.
-        ratios: share of each branch.
-        block: shares are multiples of this number of channels, and of convolutions' groups.
-        first: whether branches repeat or split the convolutions before the last two.
-    """
-
-    start: str
-    end: str
-    ratios: tuple[float, ...]
-    block: int = 8
+    start: str  # the tensor that the segment reads
+    end: str  # the tensor that the segment computes
+    ratios: tuple[float, ...]  # share of each branch
+    block: int = 8  # shares are multiples of this number of channels, and of convolutions' groups
+    # whether branches repeat or split the convolutions before the last two
     first: Literal["repeat", "split"] = "repeat"
 
 

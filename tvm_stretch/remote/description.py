@@ -69,23 +69,14 @@ _ARM_CORES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Core:
-    """One core; values that the system does not report are 0.
+    """One core; values that the system does not report are 0."""
 
-    Attributes:
-        number: its number in the system.
-        part: implementer and part number of an Arm core.
-        mhz: its highest clock.
-        capacity: its capacity for the system's scheduler; the biggest cores have 1024.
-        l1: bytes of the L1 data cache.
-        l2: bytes of the L2 cache.
-    """
-
-    number: int
-    part: str
-    mhz: int
-    capacity: int
-    l1: int
-    l2: int
+    number: int  # its number in the system
+    part: str  # implementer and part number of an Arm core
+    mhz: int  # its highest clock
+    capacity: int  # its capacity for the system's scheduler; the biggest cores have 1024
+    l1: int  # bytes of the L1 data cache
+    l2: int  # bytes of the L2 cache
 
     @property
     def size(self) -> int:

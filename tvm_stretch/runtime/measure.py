@@ -55,18 +55,14 @@ class BenchmarkResult:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One node of the graph and how long it took.
-
-    Attributes:
-        packets: that a DSP executed for it; 0 on processors that do not count packets.
-    """
+    """One node of the graph and how long it took."""
 
     name: str
     kernel: str
     output: str
     seconds: float
     share: float
-    packets: int = 0
+    packets: int = 0  # that a DSP executed for it; 0 on processors that do not count packets
 
 
 @dataclass(frozen=True, repr=False)

@@ -65,21 +65,14 @@ int __tvm_ffi_tvm_stretch_weights(void* self, const Any* args, int32_t count, An
 
 @dataclass(frozen=True, repr=False)
 class Parts:
-    """What an artifact is made of.
+    """What an artifact is made of."""
 
-    Attributes:
-        graph: what to run.
-        code: the kernels of the CPU.
-        weights: the bytes that belong to the graph.
-        devices: code of the graph's other processors, in their order.
-        own_bytes: the size of the weights that every plan of the network has.
-    """
-
-    graph: Graph
-    code: ObjectCode
-    weights: tvm.runtime.Tensor
+    graph: Graph  # what to run
+    code: ObjectCode  # the kernels of the CPU
+    weights: tvm.runtime.Tensor  # the bytes that belong to the graph
+    # code of the graph's other processors, in their order
     devices: tuple[tvm.runtime.Module, ...] = ()
-    own_bytes: int = 0
+    own_bytes: int = 0  # the size of the weights that every plan of the network has
 
     def create_executor(self, kernels: tvm.runtime.Module) -> tvm.runtime.Module:
         """An executor that calls these kernels."""

@@ -32,21 +32,13 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Span:
-    """Something a region spent time on; nanoseconds from the start of the run.
+    """Something a region spent time on; nanoseconds from the start of the run."""
 
-    Attributes:
-        kind: what it was.
-        name: of the node, or what was moved or waited for.
-        start: when the processor began.
-        end: when it was done.
-        queued: when the host enqueued it, if that is known.
-    """
-
-    kind: SpanKind
-    name: str
-    start: int
-    end: int
-    queued: int | None = None
+    kind: SpanKind  # what it was
+    name: str  # of the node, or what was moved or waited for
+    start: int  # when the processor began
+    end: int  # when it was done
+    queued: int | None = None  # when the host enqueued it, if that is known
 
 
 @dataclass(frozen=True)

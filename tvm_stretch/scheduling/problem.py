@@ -26,26 +26,20 @@ from tvm_stretch.errors import ScheduleError
 
 @dataclass(frozen=True)
 class Job:
-    """An operator of a problem: one of the network, or one fused kernel.
+    """An operator of a problem: one of the network, or one fused kernel."""
 
-    Attributes:
-        name: its name in plans and messages; unique.
-        costs: nanoseconds on each processor; None where the processor does not support it.
-        splittable: whether its output can be computed in shares, each on another processor.
-        pointwise: whether each element depends only on the elements at the same index, so a share
-            needs only the same share of each input.
-        halo: rows that it reads beyond those of a band, as a share of all rows; 1 if all of them.
-        whole: name of the operator that this is a part of (`baselines/split.py`).
-        share: its share of the whole's work.
-    """
-
-    name: str
+    name: str  # its name in plans and messages; unique
+    # nanoseconds on each processor; None where the processor does not support it
     costs: tuple[int | None, ...]
+    # whether its output can be computed in shares, each on another processor
     splittable: bool = False
+    # whether each element depends only on the elements at the same index, so a share needs only
+    # the same share of each input
     pointwise: bool = False
+    # rows that it reads beyond those of a band, as a share of all rows; 1 if all of them
     halo: Fraction = Fraction(0)
-    whole: str = ""
-    share: Fraction = Fraction(1)
+    whole: str = ""  # name of the operator that this is a part of (`baselines/split.py`)
+    share: Fraction = Fraction(1)  # its share of the whole's work
 
 
 @dataclass(frozen=True)

@@ -32,19 +32,14 @@ _NOT_FIRST = "not built: another one is predicted to be faster"
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """What a search found."""
 
-    Attributes:
-        singles: everything on one processor, the fastest first; empty if none supports it all.
-        rivals: plans for several processors that may be faster, the most promising first.
-        notes: for people.
-        passed: what else was looked at, and why it is not among them.
-    """
-
+    # everything on one processor, the fastest first; empty if none supports it all
     singles: tuple[Candidate, ...]
+    # plans for several processors that may be faster, the most promising first
     rivals: tuple[Candidate, ...]
-    notes: tuple[str, ...] = ()
-    passed: tuple[Considered, ...] = ()
+    notes: tuple[str, ...] = ()  # for people
+    passed: tuple[Considered, ...] = ()  # what else was looked at, and why it is not among them
 
 
 def find_candidates(

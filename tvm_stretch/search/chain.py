@@ -59,17 +59,12 @@ class _State:
 
 @dataclass
 class ChainSearch:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        network: the network to plan.
-        costs: of its kernels.
-        designed: the place of each group whose place is given; pieces that have such groups have
-            no other options.
-    """
-
-    network: Network
-    costs: Costs
+    network: Network  # the network to plan
+    costs: Costs  # of its kernels
+    # the place of each group whose place is given; pieces that have such groups have no other
+    # options
     designed: Mapping[str, int] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
     _followed: dict[object, list[Option]] = field(default_factory=dict)

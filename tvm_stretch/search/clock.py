@@ -19,25 +19,16 @@ Tensor = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel, or a part of one.
+    """A kernel, or a part of one."""
 
-    Attributes:
-        tensor: the tensor that it writes.
-        place: its processor.
-        ns: what it takes.
-        reads: tensors, and which part of each; None for all of it.
-        bytes: that it writes.
-        part: which part of the tensor it writes; None for all of it.
-        joins: whether what it writes takes the place of the parts that it reads.
-    """
-
-    tensor: Tensor
-    place: int
-    ns: int
+    tensor: Tensor  # the tensor that it writes
+    place: int  # its processor
+    ns: int  # what it takes
+    # tensors, and which part of each; None for all of it
     reads: tuple[tuple[Tensor, int | None], ...]
-    bytes: int
-    part: int | None = None
-    joins: bool = False
+    bytes: int  # that it writes
+    part: int | None = None  # which part of the tensor it writes; None for all of it
+    joins: bool = False  # whether what it writes takes the place of the parts that it reads
 
 
 @dataclass

@@ -47,19 +47,12 @@ def _measuring() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model against the first.
+    """One model against the first."""
 
-    Attributes:
-        seconds: median latency.
-        ratio: median of its latency to the first model's, round by round.
-        low: lower end of the ratio's 95 % confidence interval.
-        high: upper end.
-    """
-
-    seconds: float
-    ratio: float
-    low: float
-    high: float
+    seconds: float  # median latency
+    ratio: float  # median of its latency to the first model's, round by round
+    low: float  # lower end of the ratio's 95 % confidence interval
+    high: float  # upper end
 
 
 def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:

@@ -33,26 +33,18 @@ _COPIED_PER_NS = 8.0  # bytes that a core copies in a nanosecond, both direction
 
 @dataclass
 class Costs:
-    """Nanoseconds that the search predicts.
+    """Nanoseconds that the search predicts."""
 
-    Attributes:
-        processors: those that operators may be placed on; costs name them by their place.
-        models: the cost model of each of them, by name.
-        hand_over: nanoseconds from the end of a kernel to the start of its reader elsewhere, by
-            places of writer and reader and bytes.
-        together: how much longer kernels take while other processors work.
-        source: where the numbers come from, for people.
-        trusted: whether they were measured where it is to run.
-        factors: what every kernel of a processor is multiplied by.
-    """
-
+    # those that operators may be placed on; costs name them by their place
     processors: tuple[Processor, ...]
-    models: Mapping[str, CostModel]
+    models: Mapping[str, CostModel]  # the cost model of each of them, by name
+    # nanoseconds from the end of a kernel to the start of its reader elsewhere, by places of
+    # writer and reader and bytes
     hand_over: Callable[[int, int, int], int]
-    together: tuple[float, ...]
-    source: str
-    trusted: bool
-    factors: tuple[float, ...] = ()
+    together: tuple[float, ...]  # how much longer kernels take while other processors work
+    source: str  # where the numbers come from, for people
+    trusted: bool  # whether they were measured where it is to run
+    factors: tuple[float, ...] = ()  # what every kernel of a processor is multiplied by
     _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)

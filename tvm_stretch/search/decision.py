@@ -23,26 +23,17 @@ Build = Callable[[tvm.IRModule, Candidate], Model]
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan of a network.
+    """The plan of a network."""
 
-    Attributes:
-        site: what the model is for.
-        plan: None for the first processor that supports everything.
-        reason: for people.
-        considered: the candidates among which the plan was; None for those of the plan.
-        branched: the network with the plan's parts, if it is known.
-        lowered: the same as kernel-level Relax, if it is known.
-        trial: the plan's model that was measured, if one was.
-        plans: all plans of a model that can switch between several, by name, this one first.
-    """
-
-    site: Site
-    plan: Plan | None = None
-    reason: str = ""
+    site: Site  # what the model is for
+    plan: Plan | None = None  # None for the first processor that supports everything
+    reason: str = ""  # for people
+    # the candidates among which the plan was; None for those of the plan
     considered: Sequence[Considered] | None = None
-    branched: Branching | None = None
-    lowered: tvm.IRModule | None = None
-    trial: Model | None = None
+    branched: Branching | None = None  # the network with the plan's parts, if it is known
+    lowered: tvm.IRModule | None = None  # the same as kernel-level Relax, if it is known
+    trial: Model | None = None  # the plan's model that was measured, if one was
+    # all plans of a model that can switch between several, by name, this one first
     plans: Mapping[str, Plan] = field(default_factory=dict)
 
     def noted(self, *notes: str) -> Decision:

@@ -26,21 +26,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on shares.
+    """Bounds on shares."""
 
-    Attributes:
-        caps: the largest share of each processor that is limited, by its place.
-        parts: shares are multiples of ``1 / parts``; 0 for as fine as kernels allow.
-        said: the same for people.
-        scheduler: schedules segments with branches.
-        objective: what the plan is to make small.
-    """
-
-    caps: Mapping[int, float]
-    parts: int = 0
-    said: str = ""
-    scheduler: Scheduler = schedule_heft
-    objective: Objective = latency
+    caps: Mapping[int, float]  # the largest share of each processor that is limited, by its place
+    parts: int = 0  # shares are multiples of ``1 / parts``; 0 for as fine as kernels allow
+    said: str = ""  # the same for people
+    scheduler: Scheduler = schedule_heft  # schedules segments with branches
+    objective: Objective = latency  # what the plan is to make small
 
     def may_do_all(self, place: int) -> bool:
         """Whether a processor may compute something whole."""

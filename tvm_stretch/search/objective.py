@@ -9,16 +9,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted cost of a run.
+    """The predicted cost of a run."""
 
-    Attributes:
-        ns: its latency in nanoseconds.
-        millijoules: its energy; None while no model predicts it.
-        bytes: what processors hand over to each other; None if they were not counted.
-    """
-
-    ns: int
-    millijoules: float | None = None
+    ns: int  # its latency in nanoseconds
+    millijoules: float | None = None  # its energy; None while no model predicts it
+    # what processors hand over to each other; None if they were not counted
     bytes: int | None = None
 
 

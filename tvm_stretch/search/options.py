@@ -32,23 +32,15 @@ layers need no slices where they are added."""
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One way to compute a piece, or several pieces in a row.
+    """One way to compute a piece, or several pieces in a row."""
 
-    Attributes:
-        what: in words.
-        steps: what runs, in an order in which it may run.
-        placed: the processor of each group that is computed whole.
-        forms: channels of the parts that exits are left in; those that are whole are not here.
-        shares: as in a plan.
-        splits: as in a plan.
-    """
-
-    what: str
-    steps: tuple[Step, ...]
-    placed: Mapping[str, int]
+    what: str  # in words
+    steps: tuple[Step, ...]  # what runs, in an order in which it may run
+    placed: Mapping[str, int]  # the processor of each group that is computed whole
+    # channels of the parts that exits are left in; those that are whole are not here
     forms: Mapping[str, Widths] = field(default_factory=dict)
-    shares: Mapping[str, Widths] = field(default_factory=dict)
-    splits: tuple[Split, ...] = ()
+    shares: Mapping[str, Widths] = field(default_factory=dict)  # as in a plan
+    splits: tuple[Split, ...] = ()  # as in a plan
 
     @property
     def is_schedule(self) -> bool:

@@ -25,21 +25,13 @@ from tvm_stretch.search.kernels import Kernels
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What lies between two meeting points, in kernels.
+    """What lies between two meeting points, in kernels."""
 
-    Attributes:
-        groups: its kernels in program order.
-        entries: the inputs and earlier kernels that it or later pieces read.
-        exits: the inputs and kernels that later pieces read.
-        start: the tensor at its beginning, empty if it is no segment.
-        end: the tensor at its end, empty if it is no segment.
-    """
-
-    groups: tuple[Group, ...]
-    entries: tuple[str, ...]
-    exits: tuple[str, ...]
-    start: str = ""
-    end: str = ""
+    groups: tuple[Group, ...]  # its kernels in program order
+    entries: tuple[str, ...]  # the inputs and earlier kernels that it or later pieces read
+    exits: tuple[str, ...]  # the inputs and kernels that later pieces read
+    start: str = ""  # the tensor at its beginning, empty if it is no segment
+    end: str = ""  # the tensor at its end, empty if it is no segment
 
 
 class Network:

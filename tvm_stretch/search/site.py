@@ -38,25 +38,18 @@ DeviceLike: TypeAlias = Device | str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Site:
-    """Processors of one device.
+    """Processors of one device."""
 
-    Attributes:
-        processors: all processors of a model, the CPU first.
-        placeable: the processors that operators may be placed on.
-        take: takes a model to where it is measured; None if nothing can be measured.
-        device: the device's name; empty for this machine.
-        profile: predicts what kernels cost; None if they were measured, or are typical.
-        note: for people: targets that were left out.
-        identity: identifies the processors of this machine; empty for other machines, and for a
-            processor that the user wrote, which may do anything.
-    """
-
-    processors: Sequence[Processor]
-    placeable: Sequence[Processor]
+    processors: Sequence[Processor]  # all processors of a model, the CPU first
+    placeable: Sequence[Processor]  # the processors that operators may be placed on
+    # takes a model to where it is measured; None if nothing can be measured
     take: Callable[[Model], Model] | None = None
-    device: str = ""
+    device: str = ""  # the device's name; empty for this machine
+    # predicts what kernels cost; None if they were measured, or are typical
     profile: Profile | None = None
-    note: str = ""
+    note: str = ""  # for people: targets that were left out
+    # identifies the processors of this machine; empty for other machines, and for a processor
+    # that the user wrote, which may do anything
     identity: str = ""
 
     @property

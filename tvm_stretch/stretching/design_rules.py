@@ -74,13 +74,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Judged:
-    """Which combinations of branches of one segment each rule keeps.
+    """Which combinations of branches of one segment each rule keeps."""
 
-    Attributes:
-        keeps: a mask of combinations, by the rule's name.
-    """
-
-    keeps: dict[str, Mask]
+    keeps: dict[str, Mask]  # a mask of combinations, by the rule's name
 
     @property
     def kept(self) -> Mask:

@@ -44,23 +44,14 @@ class Past:
 
 @dataclass(frozen=True)
 class Search:
-    """Searches the designs of one network for one set of processors.
+    """Searches the designs of one network for one set of processors."""
 
-    Attributes:
-        runs: the segments.
-        pricing: the costs of their layers.
-        places: the places of the processors that get branches.
-        home: the place of the processor that runs everything else.
-        rules: the rules that prune designs.
-        merge: how branches are merged; by default as each segment suggests.
-    """
-
-    runs: tuple[Run, ...]
-    pricing: Pricing
-    places: tuple[int, ...]
-    home: int
-    rules: Rules
-    merge: str | None = None
+    runs: tuple[Run, ...]  # the segments
+    pricing: Pricing  # the costs of their layers
+    places: tuple[int, ...]  # the places of the processors that get branches
+    home: int  # the place of the processor that runs everything else
+    rules: Rules  # the rules that prune designs
+    merge: str | None = None  # how branches are merged; by default as each segment suggests
 
     @property
     def costs(self) -> Costs:

@@ -66,17 +66,11 @@ class Candidates(tuple[Candidate, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The network to stretch, with its costs.
+    """The network to stretch, with its costs."""
 
-    Attributes:
-        chain: the network in stages.
-        pricing: the costs of its layers.
-        home: the place of the processor that runs operators outside of branches.
-    """
-
-    chain: Chain
-    pricing: Pricing
-    home: int
+    chain: Chain  # the network in stages
+    pricing: Pricing  # the costs of its layers
+    home: int  # the place of the processor that runs operators outside of branches
 
     def alone_ns(self, place: int) -> int:
         """The latency of the unstretched network on one processor."""

@@ -20,16 +20,11 @@ from tvm_stretch.stretching.tables import Pricing
 
 @dataclass(frozen=True)
 class Chain:
-    """The runs of a network and the operators between them.
+    """The runs of a network and the operators between them."""
 
-    Attributes:
-        operators: the operators of the network.
-        runs: the runs, in order.
-        between: operators before the first run, between two runs, and after the last one.
-    """
-
-    operators: Operators
-    runs: tuple[Run, ...]
+    operators: Operators  # the operators of the network
+    runs: tuple[Run, ...]  # the runs, in order
+    # operators before the first run, between two runs, and after the last one
     between: tuple[tuple[str, ...], ...]
 
     @staticmethod
@@ -56,19 +51,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class Figures:
-    """The predictions of a design.
+    """The predictions of a design."""
 
-    Attributes:
-        ns: predicted latency.
-        multiply_adds: multiply-adds of the whole network.
-        parameters: parameters of the whole network.
-        busy: nanoseconds that each processor works.
-    """
-
-    ns: int
-    multiply_adds: int
-    parameters: int
-    busy: tuple[int, ...]
+    ns: int  # predicted latency
+    multiply_adds: int  # multiply-adds of the whole network
+    parameters: int  # parameters of the whole network
+    busy: tuple[int, ...]  # nanoseconds that each processor works
 
 
 def predict(chain: Chain, design: Design, pricing: Pricing, home: int) -> Figures:

@@ -30,17 +30,11 @@ from tvm_stretch.stretching.layers import Layer, block_layers, has_norms, point_
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of blocks of one stage, from one meeting point to the next.
+    """A run of blocks of one stage, from one meeting point to the next."""
 
-    Attributes:
-        operators: the operators of the network.
-        blocks: its blocks, in order.
-        stage: the index of its stage in the network.
-    """
-
-    operators: Operators
-    blocks: tuple[BlockWidths, ...]
-    stage: int
+    operators: Operators  # the operators of the network
+    blocks: tuple[BlockWidths, ...]  # its blocks, in order
+    stage: int  # the index of its stage in the network
 
     @property
     def start(self) -> str:

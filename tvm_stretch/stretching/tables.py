@@ -28,21 +28,14 @@ _FEWER_WIDTHS, _FEWER_DEPTHS = 9, 5
 
 @dataclass(frozen=True)
 class Options:
-    """The possible branches of one segment on one processor; arrays have an entry for each.
+    """The possible branches of one segment on one processor; arrays have an entry for each."""
 
-    Attributes:
-        depths: numbers of blocks.
-        widths: numbers of channels.
-        fixed: nanoseconds, multiply-adds and parameters of a branch that reads ``low`` channels.
-        slope: the increase of ``fixed`` for each further channel that is read.
-        low: the number of channels read for ``fixed``.
-    """
-
-    depths: Array
-    widths: Array
+    depths: Array  # numbers of blocks
+    widths: Array  # numbers of channels
+    # nanoseconds, multiply-adds and parameters of a branch that reads ``low`` channels
     fixed: Array
-    slope: Array
-    low: int
+    slope: Array  # the increase of ``fixed`` for each further channel that is read
+    low: int  # the number of channels read for ``fixed``
 
     def figures(self, read: int) -> Array:
         """Nanoseconds, multiply-adds and parameters of each branch that reads ``read`` channels."""

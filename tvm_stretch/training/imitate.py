@@ -94,20 +94,13 @@ def _fits(source: Source, shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A layer whose weights are fitted.
+    """A layer whose weights are fitted."""
 
-    Attributes:
-        layer: a convolution or matrix product.
-        result: the normalisation that follows, or the addition of biases.
-        wanted: the value to bring near to the teacher's: ``result``, or its sum with another
-            tensor.
-        other: the other summand, if it is computed before the layer.
-    """
-
-    layer: Node
-    result: Node
+    layer: Node  # a convolution or matrix product
+    result: Node  # the normalisation that follows, or the addition of biases
+    # the value to bring near to the teacher's: ``result``, or its sum with another tensor
     wanted: str
-    other: str = ""
+    other: str = ""  # the other summand, if it is computed before the layer
 
 
 class _Imitation:

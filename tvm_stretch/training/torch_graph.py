@@ -21,59 +21,36 @@ BATCH_NORM = "nn.batch_norm"
 
 @dataclass(frozen=True)
 class Weight:
-    """A constant of the network.
+    """A constant of the network."""
 
-    Attributes:
-        name: the name of the value.
-        layer: the node that reads it.
-        role: its role in that node: ``weight``, ``bias``, ``running_mean``, ..
-        shape: the shape of the array.
-        trained: whether training changes it.
-    """
-
-    name: str
-    layer: str
-    role: str
-    shape: tuple[int, ...]
-    trained: bool
+    name: str  # the name of the value
+    layer: str  # the node that reads it
+    role: str  # its role in that node: ``weight``, ``bias``, ``running_mean``, ..
+    shape: tuple[int, ...]  # the shape of the array
+    trained: bool  # whether training changes it
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator.
+    """One operator."""
 
-    Attributes:
-        name: the name of its result.
-        kind: Relax's name of the operator.
-        inputs: names of the values that it reads.
-        attrs: attributes: numbers, lists of numbers, strings.
-        shape: the shape of the result, for the batch that the network was written for.
-    """
-
-    name: str
-    kind: str
-    inputs: tuple[str, ...]
-    attrs: Mapping[str, Any]
+    name: str  # the name of its result
+    kind: str  # Relax's name of the operator
+    inputs: tuple[str, ...]  # names of the values that it reads
+    attrs: Mapping[str, Any]  # attributes: numbers, lists of numbers, strings
+    # the shape of the result, for the batch that the network was written for
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A network without the values of its weights.
+    """A network without the values of its weights."""
 
-    Attributes:
-        inputs: shapes of the inputs by name, in order.
-        weights: its weights.
-        nodes: operators, topologically ordered.
-        outputs: names of the values that it returns.
-        is_tuple: whether it returns its outputs as a tuple.
-    """
-
-    inputs: Mapping[str, tuple[int, ...]]
-    weights: tuple[Weight, ...]
-    nodes: tuple[Node, ...]
-    outputs: tuple[str, ...]
-    is_tuple: bool
+    inputs: Mapping[str, tuple[int, ...]]  # shapes of the inputs by name, in order
+    weights: tuple[Weight, ...]  # its weights
+    nodes: tuple[Node, ...]  # operators, topologically ordered
+    outputs: tuple[str, ...]  # names of the values that it returns
+    is_tuple: bool  # whether it returns its outputs as a tuple
 
     @cached_property
     def last_reader(self) -> dict[str, str]:

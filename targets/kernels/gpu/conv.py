@@ -39,18 +39,13 @@ class GroupConvConfig(GpuConvConfig):
     """A convolution and how a work-group computes it.
 
     ``pixels`` are those of one work-item, ``oc_blocks`` those of a group.
-
-    Attributes:
-        items: work-items of a group side by side, over pixels and over output channels.
-        depth: quads of input channels (at one tap) that a slice takes from each slab.
-        slices: sets of such items, each with a part of the sums.
-        splits: parts of the sums that different groups compute.
     """
 
+    # work-items of a group side by side, over pixels and over output channels
     items: tuple[int, int] = (8, 8)
-    depth: int = 4
-    slices: int = 1
-    splits: int = 1
+    depth: int = 4  # quads of input channels (at one tap) that a slice takes from each slab
+    slices: int = 1  # sets of such items, each with a part of the sums
+    splits: int = 1  # parts of the sums that different groups compute
 
     template: ClassVar[str] = "group_conv"
 

@@ -36,13 +36,9 @@ _AHEAD = 4  # rows that an item asks for at once
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig(GpuConvConfig):
-    """A product of one row with a matrix; ``oc_blocks`` are those of a group.
+    """A product of one row with a matrix; ``oc_blocks`` are those of a group."""
 
-    Attributes:
-        lines: work-items of a group that add up the same outputs.
-    """
-
-    lines: int = 32
+    lines: int = 32  # work-items of a group that add up the same outputs
 
     template: ClassVar[str] = "group_row"
 

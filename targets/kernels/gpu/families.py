@@ -17,19 +17,12 @@ from .machine import KIB, GpuMachine
 
 @dataclass(frozen=True)
 class Family:
-    """GPUs that are alike.
+    """GPUs that are alike."""
 
-    Attributes:
-        name: what they are called.
-        pattern: of the names that drivers give them, in small letters.
-        facts: fields of `GpuMachine`.
-        source: of the facts.
-    """
-
-    name: str
-    pattern: str
-    facts: Mapping[str, Any]
-    source: str
+    name: str  # what they are called
+    pattern: str  # of the names that drivers give them, in small letters
+    facts: Mapping[str, Any]  # fields of `GpuMachine`
+    source: str  # of the facts
 
 
 _DATASHEET = "Arm, Mali GPU datasheet 2021"

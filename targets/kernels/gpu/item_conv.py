@@ -42,13 +42,9 @@ from .groups import launch, when
 
 @dataclass(frozen=True, kw_only=True)
 class ItemConvConfig(GpuConvConfig):
-    """A convolution whose work-items share nothing; ``pixels`` and ``oc_blocks`` are an item's.
+    """A convolution whose work-items share nothing; ``pixels`` and ``oc_blocks`` are an item's."""
 
-    Attributes:
-        group_items: work-items of a group.
-    """
-
-    group_items: int = 64
+    group_items: int = 64  # work-items of a group
 
     template: ClassVar[str] = "item_conv"
 

@@ -14,33 +14,21 @@ _SHORTEST_ROW, _LARGEST_ROW_GROUP = 8, 256
 
 @dataclass(frozen=True)
 class GpuMachine:
-    """A GPU: what its driver says of it, and what its maker does.
+    """A GPU: what its driver says of it, and what its maker does."""
 
-    Attributes:
-        units: compute units: work-groups run on one each.
-        wave: work-items that take their steps together.
-        multiply_adds: of float32, that start in a cycle of one unit.
-        unit_items: work-items that one unit holds at a time.
-        unit_registers: of 32 bits, that these share.
-        unit_local_bytes: local memory that the groups on one unit share.
-        max_group_items: the most work-items that a group may have.
-        local_bytes: the most local memory that a group may have.
-        local_on_chip: local memory is a memory of its own, not a part of the device's memory.
-        plain_items: work-items of a group that shares nothing.
-        winners: configurations that measured best; they do not change how a configuration is
-            written, so they are no part of the text that names a machine.
-    """
-
-    units: int
-    wave: int = 32
-    multiply_adds: int = 128
-    unit_items: int = 1024
-    unit_registers: int = 32 * KIB
-    unit_local_bytes: int = 32 * KIB
-    max_group_items: int = 256
-    local_bytes: int = 32 * KIB
+    units: int  # compute units: work-groups run on one each
+    wave: int = 32  # work-items that take their steps together
+    multiply_adds: int = 128  # of float32, that start in a cycle of one unit
+    unit_items: int = 1024  # work-items that one unit holds at a time
+    unit_registers: int = 32 * KIB  # of 32 bits, that these share
+    unit_local_bytes: int = 32 * KIB  # local memory that the groups on one unit share
+    max_group_items: int = 256  # the most work-items that a group may have
+    local_bytes: int = 32 * KIB  # the most local memory that a group may have
+    # local memory is a memory of its own, not a part of the device's memory
     local_on_chip: bool = True
-    plain_items: int = 64
+    plain_items: int = 64  # work-items of a group that shares nothing
+    # configurations that measured best; they do not change how a configuration is written, so
+    # they are no part of the text that names a machine
     winners: Winners = field(default=Winners(), repr=False)
 
     @property

@@ -44,15 +44,10 @@ _WRITTEN_OUT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class GroupWindowConfig(WindowConfig):
-    """A window and the tile that a work-item computes.
+    """A window and the tile that a work-item computes."""
 
-    Attributes:
-        tile: rows and columns of outputs.
-        group_items: work-items of a group.
-    """
-
-    tile: tuple[int, int] = (1, 1)
-    group_items: int = 64
+    tile: tuple[int, int] = (1, 1)  # rows and columns of outputs
+    group_items: int = 64  # work-items of a group
 
     template: ClassVar[str] = "group_window"
     machines: ClassVar[tuple[str, ...]] = ("gpu",)
