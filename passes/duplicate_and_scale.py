@@ -85,11 +85,7 @@ def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
 
 
 def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tuple[Block, ...]:
-    """The run of blocks from the segment's start to its end.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """The run of blocks from the segment's start to its end."""
     first = [i for i, block in enumerate(blocks) if block.inputs == (segment.start,)]
     last = [i for i, block in enumerate(blocks) if block.output == segment.end]
     run = tuple(blocks[first[0] : last[0] + 1]) if first and last else ()
@@ -117,11 +113,7 @@ def kept_blocks(count: int, depth: int) -> list[int]:
 
 
 def check_segment(segment: StretchedSegment, blocks: Sequence[BlockWidths]) -> None:
-    """Refuse invalid depths and widths.
-
-    Raises:
-        PlanError: a depth or width is out of bounds.
-    """
+    """Refuse invalid depths and widths."""
     where = f"the segment {segment.start!r} -> {segment.end!r}"
     width, depth = blocks[-1].width, len(blocks)
     least = (max(1, round(depth * LEAST_RATIO)), max(1, round(width * LEAST_RATIO)))

@@ -97,10 +97,6 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
         mod: a canonical module with unique names.
         shares: for each convolution or dense layer to split, the number of output channels of each
             processor. Other operators follow their operands.
-
-    Raises:
-        InputError: an unknown operator, one that cannot be split, or shares that do not add up to
-            its channels.
     """
     if not shares:
         return mod

@@ -40,9 +40,6 @@ def check_plan(plan: Plan, main: relax.Function) -> None:
     """Check that every operator of ``main`` is planned once, after all operators that it reads.
 
     Call it before the pass, because an error that leaves a pass loses its type.
-
-    Raises:
-        PlanError: it is not.
     """
     calls = Calls(main)
     planned = [name for region in plan.regions for name in region.operators]

@@ -84,11 +84,7 @@ _OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
 
 
 def _check_names(target: Target) -> None:
-    """Refuse unknown names, because LLVM ignores cores and features that it does not know.
-
-    Raises:
-        TargetError: the target names an unknown core or feature.
-    """
+    """Refuse unknown names, because LLVM ignores cores and features that it does not know."""
     triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
     bare = Target({"kind": HOST, "mtriple": triple})
     vector_machine(bare, 1)  # refuses other triples before LLVM is asked about them

@@ -93,12 +93,7 @@ _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity"
 
 
 def hexagon_processor(given: Attributes, host: Processor) -> Processor:
-    """The DSP that a target describes, beside this CPU.
-
-    Raises:
-        TargetError: the target has an invalid attribute, or names no device and this machine has
-            no emulator.
-    """
+    """The DSP that a target describes, beside this CPU."""
     made = _processor(given, host)
     if reason := _why_absent(given):
         raise TargetError(reason)

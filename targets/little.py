@@ -90,11 +90,7 @@ def _make(given: Attributes, host: Processor) -> Processor:
 
 
 def _cluster(given: Attributes) -> _Cluster:
-    """The cores that a target names, or those of this machine.
-
-    Raises:
-        TargetError: the target has an invalid attribute, or this machine's cores are all alike.
-    """
+    """The cores that a target names, or those of this machine."""
     unknown = sorted(set(given) - set(_ATTRIBUTES))
     if unknown:
         raise TargetError(
@@ -105,11 +101,7 @@ def _cluster(given: Attributes) -> _Cluster:
 
 
 def _read(text: object) -> tuple[int, ...]:
-    """The numbers in a list of cores such as ``0,4-7``.
-
-    Raises:
-        TargetError: it is no list of cores.
-    """
+    """The numbers in a list of cores such as ``0,4-7``."""
     found: list[int] = []
     for item in str(text).split(","):
         first, dash, last = item.partition("-")
@@ -133,11 +125,7 @@ def _of_this_machine() -> _Cluster:
 
 
 def _little_of(sizes: Mapping[int, int], names: Mapping[int, str], whose: str) -> _Cluster:
-    """The cores that are much slower than the biggest.
-
-    Raises:
-        TargetError: there are none.
-    """
+    """The cores that are much slower than the biggest."""
     biggest = max(sizes.values())
     little = [core for core, size in sizes.items() if size < WORTH_WAITING * biggest]
     if not little:

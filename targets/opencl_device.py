@@ -70,11 +70,7 @@ def names_device(target: Target) -> bool:
 
 
 def find_device() -> OpenCLDevice:
-    """The device that this machine runs OpenCL on.
-
-    Raises:
-        TargetError: there is no driver, or it has no device.
-    """
+    """The device that this machine runs OpenCL on."""
     load_native_library()
     try:
         devices = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
@@ -114,11 +110,7 @@ def local_device() -> OpenCLDevice | None:
 
 
 def device_of(target: Target) -> OpenCLDevice:
-    """The kind of device that a target names, or this machine's.
-
-    Raises:
-        TargetError: this machine has none, or the named kind is unknown.
-    """
+    """The kind of device that a target names, or this machine's."""
     if not names_device(target):
         return find_device()
     family = str(target.attrs["device"])

@@ -138,11 +138,7 @@ def _thread_count(requested: int | None, taken: int) -> int:
 
 
 def require_threads(requested: int) -> int:
-    """The number of cores, if it is one.
-
-    Raises:
-        InputError: it is nothing of the kind.
-    """
+    """The number of cores, if it is one."""
     is_number = isinstance(requested, int) and not isinstance(requested, bool)
     if not is_number or not 1 <= requested <= _MOST_THREADS:
         raise InputError(

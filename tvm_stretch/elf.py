@@ -54,11 +54,7 @@ class _Segment(NamedTuple):
 
 
 def read_machine(file: BinaryIO, name: str) -> str:
-    """The machine that a library is for, as `platform.machine` names them.
-
-    Raises:
-        ArtifactError: `dlopen` would crash on the file.
-    """
+    """The machine that a library is for, as `platform.machine` names them."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = file.read(_HEADER.size)

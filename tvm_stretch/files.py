@@ -70,11 +70,7 @@ def _named_folder(part: str) -> Path | None:
 
 
 def as_path(path: object, what: str) -> Path:
-    """The path that a user gave.
-
-    Raises:
-        InputError: it is not a path.
-    """
+    """The path that a user gave."""
     if isinstance(path, str | os.PathLike):
         found = Path(path)
         if "\0" in str(found):
@@ -88,11 +84,7 @@ def as_path(path: object, what: str) -> Path:
 
 
 def check_place(path: Path, what: str) -> None:
-    """Refuse a path that cannot be written, before the work whose result it is for.
-
-    Raises:
-        InputError: it is a folder, or its folder does not exist.
-    """
+    """Refuse a path that cannot be written, before the work whose result it is for."""
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(
             f"expected a file in an existing folder for {what}, got {str(path)!r}; create the "

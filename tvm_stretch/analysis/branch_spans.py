@@ -41,11 +41,7 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
 
 @remember  # a search asks once for each ratio
 def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
-    """The operators between two tensors, if they exchange no other tensor with the rest.
-
-    Raises:
-        UnsupportedError: The operators read another tensor, or an operator outside reads theirs.
-    """
+    """The operators between two tensors, if they exchange no other tensor with the rest."""
     members = operators.between(start, end)
     names = {member.name for member in members}
     if end not in names:

@@ -72,12 +72,7 @@ class ChannelStep:
 
 
 def plan_channel_split(operators: Operators, split: ChannelSplit) -> tuple[ChannelStep, ...]:
-    """The operators of the segment in program order, with the form of each result.
-
-    Raises:
-        UnsupportedError: The segment cannot be split; the message says why.
-        InputError: The ratios or the names of the tensors are invalid.
-    """
+    """The operators of the segment in program order, with the form of each result."""
     if split.block < 1 or split.first not in ("repeat", "split"):
         raise InputError(
             "expected a positive number for block and 'repeat' or 'split' for first, got "

@@ -29,9 +29,6 @@ def verify(mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
     """Check the rules of the module docstring.
 
     This is a function and no pass, because an error that leaves a pass loses its type.
-
-    Raises:
-        VerifyError: rules are broken; the message names all of them.
     """
     by_name = {processor.name: processor for processor in processors}
     problems = list(_check_regions(mod, by_name))

@@ -30,11 +30,7 @@ _SHORT = {
 
 
 def read_precision(precision: str) -> str:
-    """The one of `PRECISIONS` that is meant: ``fp16`` or ``half`` is ``float16``.
-
-    Raises:
-        InputError: there is no such precision.
-    """
+    """The one of `PRECISIONS` that is meant: ``fp16`` or ``half`` is ``float16``."""
     types = str(precision).lower().split("+")
     found = "+".join(_SHORT.get(name, name) for name in types)
     if found not in PRECISIONS:
@@ -55,10 +51,6 @@ def processors_in(
     """All processors, and those on which operators may be placed, adapted to a precision.
 
     Processors of a quantised network keep their integers, unless float16 is faster on them.
-
-    Raises:
-        TargetError: no processor of a quantised network prefers float16; or operators of another
-            one may be placed on a processor that does not compute in it.
     """
     if precision == PRECISIONS[0]:
         return list(processors), list(placeable)

@@ -56,9 +56,6 @@ def hexagon_linker() -> Linker:
 
     The server is built for the oldest version, so that one C library serves all; zig builds it at
     the first link, which takes a minute.
-
-    Raises:
-        InstallError: zig is not installed.
     """
     if not has_zig():
         raise InstallError(_NO_ZIG)

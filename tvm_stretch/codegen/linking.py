@@ -29,11 +29,7 @@ _OLDEST_GLIBC = "2.28"  # as in manylinux_2_28, which the wheels of TVM use
 
 
 def linker_for(triple: str) -> Linker:
-    """The linker for a triple; ``""`` is this machine's.
-
-    Raises:
-        TargetError: there is none.
-    """
+    """The linker for a triple; ``""`` is this machine's."""
     machine, _, system = triple.partition("-")
     is_android = "android" in system
     if machine in ("", platform.machine()) and not is_android:
@@ -59,11 +55,7 @@ def _zig(target: str) -> list[str]:
 
 
 def _clang_of_ndk(machine: str) -> Path | None:
-    """The compiler in ``$ANDROID_NDK_HOME``; None if the variable is not set.
-
-    Raises:
-        TargetError: the NDK contains none.
-    """
+    """The compiler in ``$ANDROID_NDK_HOME``; None if the variable is not set."""
     home = os.environ.get("ANDROID_NDK_HOME")
     if not home:
         return None
@@ -78,11 +70,7 @@ def _clang_of_ndk(machine: str) -> Path | None:
 
 
 def _run(command: Sequence[str], output: str, files: Sequence[str]) -> None:
-    """Call a compiler.
-
-    Raises:
-        TargetError: it fails.
-    """
+    """Call a compiler."""
     done = subprocess.run(
         [*command, "-o", output, *files], capture_output=True, text=True, check=False
     )

@@ -178,11 +178,7 @@ def calibrate_profile(
 
 
 def read_latencies(path: Path) -> list[Latency]:
-    """The rows of a table with the columns ``model``, ``processor``, ``latency_ms``.
-
-    Raises:
-        CostModelError: it cannot be read, lacks a column, or a row is invalid.
-    """
+    """The rows of a table with the columns ``model``, ``processor``, ``latency_ms``."""
     # Excel begins a table with a byte order mark.
     text = read_text(path, "a readable table of latencies", CostModelError, "utf-8-sig")
     reader = csv.DictReader(io.StringIO(text))

@@ -38,11 +38,7 @@ def default_folder(host: Processor) -> Path | None:
 
 
 def chosen_folder(folder: str | os.PathLike[str] | None, host: Processor) -> Path:
-    """The folder that a user named, or the default.
-
-    Raises:
-        InputError: there is neither.
-    """
+    """The folder that a user named, or the default."""
     if folder is not None:
         return as_path(folder, "the folder for measurements")
     found = default_folder(host)

@@ -128,11 +128,7 @@ class FamilyModel:
 
     @staticmethod
     def from_json(family: str, data: dict[str, Any]) -> FamilyModel | None:
-        """Read what `to_json` wrote; None for families, or versions of them, of other packages.
-
-        Raises:
-            CostModelError: data is missing or damaged.
-        """
+        """Read what `to_json` wrote; None for families, or versions of them, of other packages."""
         kind = families().get(family)
         if kind is None or data.get("version") != kind.version:
             return None

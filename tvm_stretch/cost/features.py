@@ -139,11 +139,7 @@ def to_json(features: Features) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Features | None:
-    """Read what `to_json` wrote; None for a family, or a version of it, that is not this package's.
-
-    Raises:
-        CostModelError: fields or values are not those of the family.
-    """
+    """Read what `to_json` wrote; None for a family, or a version, that is not this package's."""
     if not isinstance(data, dict):
         raise CostModelError(f"expected an object for features, got {data!r}; {MEASUREMENTS.again}")
     values = dict(data)

@@ -81,11 +81,7 @@ class Profile:
     together: float = 1.0  # how much longer kernels take while other processors work
 
     def processor(self, name: str) -> ProcessorProfile:
-        """The processor with that name.
-
-        Raises:
-            CostModelError: there is none.
-        """
+        """The processor with that name."""
         if name not in self.processors:
             raise CostModelError(
                 f"expected a processor of {self.device} ({', '.join(self.processors)}), got "

@@ -91,11 +91,7 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
 
 
 def parse_profile(text: str, where: str = "the profile") -> Profile:
-    """The profile in a text.
-
-    Raises:
-        CostModelError: it is invalid; the message names the field.
-    """
+    """The profile in a text."""
     toml = _toml()
     try:
         top = _Table(toml.loads(text), where)

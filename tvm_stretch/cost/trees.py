@@ -24,11 +24,7 @@ _NO_PARENT = 2**31 - 1  # the parent of a root
 
 
 def the_xgboost() -> ModuleType:
-    """The module.
-
-    Raises:
-        InstallError: it is not installed.
-    """
+    """The module."""
     try:
         import xgboost
     except ImportError as error:

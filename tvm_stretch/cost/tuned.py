@@ -58,11 +58,7 @@ class Tuned:
 
     @staticmethod
     def read(path: Path, processor: Processor) -> Tuned:
-        """What a file holds of a GPU; nothing if there is no file.
-
-        Raises:
-            CostModelError: it is damaged, of another version or from another device.
-        """
+        """What a file holds of a GPU; nothing if there is no file."""
         own, gpu = fingerprint(processor), processor.machine.gpu
         if gpu is None or not os.access(path, os.F_OK):
             return Tuned(own, {}, {})
@@ -101,11 +97,7 @@ def _joined(value: Any) -> str:
 
 
 def _config(data: Any, gpu: GpuMachine, where: str) -> Layer:
-    """The configuration of an object in the file.
-
-    Raises:
-        CostModelError: it would not be proposed for this GPU.
-    """
+    """The configuration of an object in the file."""
     values = dict(data) if isinstance(data, dict) else {}
     kind = CONFIGS.get(str(values.pop("template", "")))
     numbers = [n for v in values.values() for n in (v if isinstance(v, list) else [v])]

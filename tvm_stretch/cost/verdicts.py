@@ -90,11 +90,7 @@ class Verdicts:
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:
-        """The verdicts in a file; none if there is no file.
-
-        Raises:
-            CostModelError: it is damaged, of another version or from another device.
-        """
+        """The verdicts in a file; none if there is no file."""
         if not os.access(path, os.F_OK):  # true as well for a folder that is not readable
             return Verdicts(dict(device), {})
         found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")

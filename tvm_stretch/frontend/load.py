@@ -66,11 +66,7 @@ def load_network(
 
 
 def require_file(source: object) -> None:
-    """Refuse a path with no file, or a pipe, before the work that would be in vain.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """Refuse a path with no file, or a pipe, before the work that would be in vain."""
     if isinstance(source, str | Path):
         try:
             open_regular(Path(source)).close()

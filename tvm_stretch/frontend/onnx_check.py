@@ -89,11 +89,7 @@ def _is_inferred_wrongly(node: Node) -> bool:
 
 
 def check_result(node: Node, value: Value, expected: tuple[str, list[int] | None]) -> None:
-    """Refuse a result that differs from what ONNX expects: attributes contradict each other.
-
-    Raises:
-        ModelError: Type or shape differs.
-    """
+    """Refuse a result that differs from what ONNX expects: attributes contradict each other."""
     dtype, shape = expected
     own = list(value.shape) if isinstance(value, np.ndarray) else static_shape(value)
     if shape is not None and own != shape:

@@ -238,12 +238,7 @@ def array_of(
     folder: Path | None = None,
     hint: str = "export the model again",
 ) -> np.ndarray:
-    """The value of a constant, external ones from ``folder``.
-
-    Raises:
-        ModelError: its data do not fit its shape and type, or cannot be read; ``hint`` says what
-            to do.
-    """
+    """The value of a constant, external ones from ``folder``."""
     try:
         if onnx.external_data_helper.uses_external_data(tensor):
             _bound(tensor)

@@ -118,11 +118,7 @@ def _json(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> dict[str, Any]:
 def _tensors(
     config: dict[str, Any], names: str, parts: dict[str, zipfile.ZipInfo], folder: str
 ) -> set[str]:
-    """The parts that hold a network's tensors.
-
-    Raises:
-        ModelError: a tensor is pickled, or would need far more memory than the file.
-    """
+    """The parts that hold a network's tensors."""
     found = set()
     sizes = Constants(sum(part.file_size for part in parts.values()))
     for name, tensor in config["config"].items():

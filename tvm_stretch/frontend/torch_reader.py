@@ -22,11 +22,7 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
 
 def load_torch(path: Path) -> ExportedProgram:
-    """Read what ``torch.export.save`` wrote; nothing in it is run.
-
-    Raises:
-        ModelError: Torch cannot read it, or there is no torch.
-    """
+    """Read what ``torch.export.save`` wrote; nothing in it is run."""
     try:
         register_quantised()
         archive = safe_archive(path)

@@ -197,11 +197,7 @@ class Graph:
 
     @staticmethod
     def from_json(text: str) -> Graph:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ArtifactError: the text is no such graph, or one of another version.
-        """
+        """Read what `to_json` wrote."""
         data = FORMAT.parse(text, "the graph")
         parts: dict[str, tuple[Any, ...]] = {
             key: FORMAT.build_all(kind, data.get(key), key, "the graph")

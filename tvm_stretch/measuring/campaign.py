@@ -112,9 +112,6 @@ def measuring_into(folder: Path) -> Iterator[None]:
     """Context that locks the folder, and makes it if it does not exist.
 
     Two campaigns in one folder would use the same batch numbers, and measure each batch twice.
-
-    Raises:
-        CostModelError: another campaign holds the lock, or the folder cannot be made.
     """
     with writing("the measurements", CostModelError):
         make_folder(folder)

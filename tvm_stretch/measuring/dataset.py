@@ -27,11 +27,7 @@ from tvm_stretch.trusted import make_folder
 
 
 def require_networks(networks: object) -> None:
-    """Refuse an argument that is not a mapping of networks.
-
-    Raises:
-        InputError: it is not a mapping.
-    """
+    """Refuse an argument that is not a mapping of networks."""
     if not isinstance(networks, Mapping | None):
         raise InputError(
             f"expected networks by their names for networks, got {networks!r}; give a dictionary "
@@ -61,11 +57,7 @@ class Row:
 
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Row | None:
-        """Read what `to_json` wrote; None if the kernel's family has changed since.
-
-        Raises:
-            CostModelError: a field is missing, unknown, or of another type.
-        """
+        """Read what `to_json` wrote; None if the kernel's family has changed since."""
         row = MEASUREMENTS.build(Row, data, where)
         for key, (expected, fits) in _FIELDS.items():
             if not fits(value := getattr(row, key)):
@@ -140,9 +132,6 @@ class Dataset:
         Args:
             path: the file.
             device: the device that it must have been measured on; None accepts any.
-
-        Raises:
-            CostModelError: another schema or device, or a damaged line that is not the last.
         """
         path = Path(path)
         try:

@@ -85,11 +85,7 @@ class Sample(Sliding):
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Sample:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CostModelError: there is no such sample.
-        """
+        """Read what `to_json` wrote."""
         found = MEASUREMENTS.build(Sample, data, "a sample")
         known = found.kind in KINDS and found.epilogue in EPILOGUES and found.dtype in DTYPES
         if not known or not found._has_whole_numbers() or min(found.out_size) < 1:

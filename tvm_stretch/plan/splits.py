@@ -59,11 +59,7 @@ def splits_to_data(splits: Sequence[Split]) -> list[dict[str, Any]]:
 
 
 def splits_from_data(data: Any, where: str) -> tuple[Split, ...]:
-    """The splits in parsed JSON.
-
-    Raises:
-        PlanError: a field is missing, unknown, or of another type.
-    """
+    """The splits in parsed JSON."""
     if not isinstance(data, list | tuple):
         raise PlanError(f"expected a list for splits of {where}, got {data!r}; correct it")
     return tuple(_split(item, f"splits[{index}] of {where}") for index, item in enumerate(data))

@@ -119,11 +119,7 @@ class Description:
 
     @staticmethod
     def read(text: object, name: str) -> Description:
-        """Parse the answer of a device.
-
-        Raises:
-            DeviceError: it is not a description, or has another version.
-        """
+        """Parse the answer of a device."""
         where = f"what {name} says of itself"
         found = FORMAT.load(str(text), where)
         if found.pop("version", None) != _VERSION:
@@ -136,11 +132,7 @@ class Description:
 
     @staticmethod
     def build(data: dict[str, Any], where: str) -> Description:
-        """Like `read`, for plain data.
-
-        Raises:
-            DeviceError: it lacks fields of a description, or their types are wrong.
-        """
+        """Like `read`, for plain data."""
         cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
         dsp = FORMAT.build(Chip, data.get("dsp"), f"dsp of {where}")
         found = FORMAT.build(Description, {**data, "cores": cores, "dsp": dsp}, where)
@@ -237,11 +229,7 @@ def _is_good(found: Description) -> bool:
 
 
 def _require_known(found: Description, where: str) -> None:
-    """Refuse a device that the compiler has no kernels for.
-
-    Raises:
-        DeviceError: its machine, or one of its features, is unknown.
-    """
+    """Refuse a device that the compiler has no kernels for."""
     if found.triple.partition("-")[0] not in _MACHINES:
         raise DeviceError(
             f"expected a machine of {' or '.join(_MACHINES)} for {where}, got {found.triple!r}; "

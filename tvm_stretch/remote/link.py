@@ -114,10 +114,6 @@ class Link:
             what: the purpose, for messages: "to run".
             action: a function that calls the device.
             seconds: the timeout.
-
-        Raises:
-            DeviceError: it fails, with any error of TVM, as garbage can cause all kinds. The
-                session is then over, unless the device itself reported the error.
         """
         if self.is_over:
             raise failed(self.name, what, "no session any more")

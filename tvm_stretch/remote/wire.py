@@ -48,11 +48,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """The remaining seconds.
-
-        Raises:
-            TimeoutError: no time remains.
-        """
+        """The remaining seconds."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"nothing for {self.seconds:g} s")

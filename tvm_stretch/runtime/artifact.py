@@ -92,12 +92,7 @@ def _check_frame(file: BinaryIO, name: str) -> None:
 
 
 def open_artifact(artifact: PrivateCopy) -> tvm.runtime.Module:
-    """The executor of an artifact; its weights are prepared when this returns.
-
-    Raises:
-        ArtifactError: it was made for another version or processor, or is none.
-        RunError: memory is missing.
-    """
+    """The executor of an artifact; its weights are prepared when this returns."""
     machine = machine_of(artifact)
     if machine != platform.machine():
         raise ArtifactError(

@@ -19,9 +19,6 @@ def find_file(name: str) -> Path:
 
     An editable install has two package folders, the sources and the one that the build installs
     to, so every folder of the package is looked at.
-
-    Raises:
-        InstallError: there is none.
     """
     candidates = [Path(folder) / name for folder in tvm_stretch.__path__]
     for path in candidates:

@@ -36,11 +36,7 @@ class PrivateCopy:
     """
 
     def __init__(self, name: str, write: Callable[[BinaryIO], object], size: int) -> None:
-        """Make it of what `write` writes.
-
-        Raises:
-            RunError: there is no memory for it.
-        """
+        """Make it of what `write` writes."""
         self.name = name
         self.size = size
         self._file = -1
@@ -63,11 +59,7 @@ class PrivateCopy:
 
     @classmethod
     def of_file(cls, path: Path, check: Callable[[BinaryIO, str], object]) -> PrivateCopy:
-        """A copy of a file, unless `check`, which sees it first, refuses it.
-
-        Raises:
-            ArtifactError: it cannot be read, or is no regular file: others may have no end.
-        """
+        """A copy of a file, unless `check`, which sees it first, refuses it."""
         try:
             with open_regular(path) as file:
                 check(file, str(path))

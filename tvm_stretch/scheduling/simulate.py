@@ -84,11 +84,7 @@ class Simulation:
 def simulate(
     problem: Problem, placement: Sequence[int], order: Sequence[Iterable[int]]
 ) -> Simulation:
-    """Run every processor's queue as early as possible.
-
-    Raises:
-        ScheduleError: the orders wait for each other, or leave operators out.
-    """
+    """Run every processor's queue as early as possible."""
     simulation = Simulation(problem)
     queues = [list(queue) for queue in order]
     heads = [0] * len(queues)

@@ -53,9 +53,6 @@ def find_candidates(
         ranking: as `rank` gives it.
         most: as for `search`.
         limits: what processors may compute at most.
-
-    Raises:
-        UnsupportedError: the processors cannot run the network together.
     """
     better = by_objective(limits)
     free = filter(limits.may_do_all, range(len(costs.processors)))

@@ -87,9 +87,6 @@ def read_limits(
         parts: of how many parts shares are multiples.
         processors: all of the model's.
         placeable: those that operators may be placed on.
-
-    Raises:
-        InputError: a limit is no share, names no processor, or leaves none for the rest.
     """
     given = max_share if isinstance(max_share, Mapping) else {}
     if max_share is not None and not (given and all(map(_is_share, given.values()))):
@@ -120,11 +117,7 @@ def read_limits(
 
 
 def refuse_limits(max_share: object, parts: object, why: str) -> None:
-    """Refuse limits where nothing is searched.
-
-    Raises:
-        InputError: there are some.
-    """
+    """Refuse limits where nothing is searched."""
     if max_share is not None or parts is not None:
         raise InputError(
             f"expected no max_share and no share_parts {why}, got some; change the numbers of "

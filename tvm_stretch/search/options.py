@@ -302,11 +302,7 @@ class Options:
 
 
 def _check_answer(problem: Problem, result: object) -> None:
-    """Refuse what a user's scheduler answers, unless it is a schedule of whole operators.
-
-    Raises:
-        ScheduleError: it is none.
-    """
+    """Refuse what a user's scheduler answers, unless it is a schedule of whole operators."""
     if not isinstance(result, Result) or result.problem != problem:
         raise ScheduleError(
             "expected a Result for the problem that was given from the scheduler, got "

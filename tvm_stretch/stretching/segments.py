@@ -120,11 +120,7 @@ class Run:
 
 
 def find_runs(operators: Operators) -> tuple[Run, ...]:
-    """The stages of a network, each as one run; a stage that forks inside gives several.
-
-    Raises:
-        UnsupportedError: there are no blocks, or no block can be scaled.
-    """
+    """The stages of a network, each as one run; a stage that forks inside gives several."""
     found, reasons = [], []
     for number, stage in enumerate(detect_stages(operators)):
         for blocks in _consecutive(stage.blocks):

@@ -58,12 +58,7 @@ def read_checkpoint(
     optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
 ) -> int:
-    """Load a checkpoint into the network and optimizer; return the number of finished epochs.
-
-    Raises:
-        TrainingError: the file is not a checkpoint, or belongs to another network or other
-            settings.
-    """
+    """Load a checkpoint into the network and optimizer; return the number of finished epochs."""
     state = _read(path, net)
     if state["graph"] != graph_of_module(net):
         raise TrainingError(
