@@ -152,11 +152,8 @@ class _Rewriter:
         """A non-negative index that is in range for all values of `index`, which gets a guard.
 
         Args:
-            index: the index that the network computes.
             extents: numbers to add to negative indices; several for the positions of the last
                 dimension.
-            least: the least index that is allowed.
-            most: the greatest index that is allowed.
         """
         dtype = str(index.ty.dtype)
         value = self.constant(index)

@@ -26,7 +26,6 @@ def merge_regions(main: relax.Function, parts: Mapping[str, tvm.IRModule]) -> tv
     """One module of ``main`` and the regions that it calls.
 
     Args:
-        main: calls each region by its name.
         parts: regions and kernels of each processor, the CPU first.
     """
     host = next(iter(parts))

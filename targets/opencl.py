@@ -52,7 +52,6 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
     Args:
         target: ``opencl``; its attribute ``device`` names another machine's kind of device.
         host: the CPU; the channel block of the network is its vector width.
-        device: the device for which kernels are compiled.
     """
     on_cpu = device.type == "cpu"
     is_real = bool(device.driver) or not names_device(target)

@@ -154,7 +154,6 @@ def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
     Args:
         path: the file; an existing one is replaced.
-        content: its content.
         mode: its permissions, restricted by the umask.
     """
     temporary = None
@@ -306,7 +305,6 @@ class Format:
         """Like `read`, for the path of a file or a dict; and a text for messages that names it.
 
         Args:
-            source: the caller's argument.
             kind: the class that the argument could have had, too.
         """
         if isinstance(source, Mapping):

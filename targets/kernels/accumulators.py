@@ -110,23 +110,16 @@ class Accumulators:
 
     def add_products(
         self,
-        pixels: Sequence[int],
-        left: Callable[[Expr, Expr], Expr],
+        pixels: Sequence[int],  # pixels whose sums are updated
+        left: Callable[[Expr, Expr], Expr],  # scalars; neighbouring ``i`` are neighbours in memory
+        # the vectors by which the scalars are multiplied
         right: Callable[[Expr, Expr, Expr], Expr],
-        extent: int,
+        extent: int,  # number of products for each sum
+        # load vectors of ``left`` and multiply by one of their elements at a time
         by_element: bool,
-        blocks: range | None = None,
+        blocks: range | None = None,  # output blocks whose sums are updated; by default all
     ) -> tirx.Stmt:
-        """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``.
-
-        Args:
-            pixels: pixels whose sums are updated.
-            left: scalars; neighbouring ``i`` are neighbours in memory.
-            right: the vectors by which the scalars are multiplied.
-            extent: number of products for each sum.
-            by_element: load vectors of ``left`` and multiply by one of their elements at a time.
-            blocks: output blocks whose sums are updated; by default all.
-        """
+        """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``."""
         vectors = extent // self.count if by_element else 0
 
         def products(i: Expr) -> tirx.Stmt:

@@ -37,8 +37,6 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
     None for other functions.
 
     Args:
-        func: the function.
-        statement: its block.
         lanes: of a vector; the last vector of a block of channels ends with the block.
 
     Raises:

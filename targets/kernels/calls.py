@@ -14,21 +14,13 @@ _MADE: dict[Hashable, tuple[tirx.PrimFunc, relax.TensorType]] = {}
 
 
 def kernel_call(
-    bb: relax.BlockBuilder,
-    name: str,
-    what: Hashable,
-    compute: Callable[..., te.Tensor],
-    *operands: Expr,
+    bb: relax.BlockBuilder,  # receives the kernel
+    name: str,  # of the kernel
+    what: Hashable,  # identifies the computation, together with the name and the operands' types
+    compute: Callable[..., te.Tensor],  # the tensor expression
+    *operands: Expr,  # with static shapes
 ) -> relax.Call:
-    """``compute`` of the operands, as a call of a kernel.
-
-    Args:
-        bb: receives the kernel.
-        name: of the kernel.
-        what: identifies the computation, together with the name and the operands' types.
-        compute: the tensor expression.
-        operands: with static shapes.
-    """
+    """``compute`` of the operands, as a call of a kernel."""
     types = [(tuple(map(int, op.ty.shape.values)), str(op.ty.dtype)) for op in operands]
     once = all(isinstance(op, GenericConst) for op in operands)
     key = (name, what, once, *types)

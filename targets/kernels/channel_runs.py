@@ -92,7 +92,6 @@ def runs_of_groups(
         widths: input and output channels of a group.
         groups: number of groups; with one group, all vectors read all channels.
         lanes: of a vector, and of a block of channels.
-        vectors: number of vectors.
     """
     inputs, outputs = widths
     reads = [(0, inputs)] * vectors

@@ -21,21 +21,14 @@ _BESIDE = 4
 
 
 def fitted_sum(
-    numbers: Sequence[np.ndarray],
-    factors: Sequence[float],
+    numbers: Sequence[np.ndarray],  # all values of each operand
+    factors: Sequence[float],  # of the operands
+    # the sum in float32, of arrays for both operands
     value: Callable[[Iterator[np.ndarray]], np.ndarray],
-    limits: tuple[int, int],
-    bits: int,
+    limits: tuple[int, int],  # the least and the greatest result
+    bits: int,  # of the fraction
 ) -> tuple[list[int], int] | None:
-    """The integer factors and the offset for which all sums equal float32's; None without any.
-
-    Args:
-        numbers: all values of each operand.
-        factors: of the operands.
-        value: the sum in float32, of arrays for both operands.
-        limits: the least and the greatest result.
-        bits: of the fraction.
-    """
+    """The integer factors and the offset for which all sums equal float32's; None without any."""
     a, b = (grid.ravel() for grid in np.meshgrid(*numbers, indexing="ij"))
     low, high = limits
     results = np.rint(np.clip(value(iter((a, b))), low, high)).astype("int64")

@@ -24,9 +24,7 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
     """The function with one loop, if all accesses of its only block advance like a single axis.
 
     Args:
-        func: the function.
         statement: its block, whose accesses step by one or not at all.
-        count: number of elements.
         lanes: of a vector; the rest is covered by vectors of half, a quarter, .. of that length.
     """
     axes = [axis.var for axis in statement.iter_vars]

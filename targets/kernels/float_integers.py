@@ -45,25 +45,15 @@ _EXACT = 2**24
 
 
 def float_convolution(
-    bb: relax.BlockBuilder,
-    machine: VectorMachine,
-    integer: Integer,
-    shape: ConvShape,
-    data: Expr,
-    constants: Sequence[np.ndarray],
-    data_block: int,
+    bb: relax.BlockBuilder,  # receives the kernels
+    machine: VectorMachine,  # runs the kernels
+    integer: Integer,  # the operator
+    shape: ConvShape,  # of the convolution
+    data: Expr,  # integers in blocked layout, or plain if ``data_block`` is 1
+    constants: Sequence[np.ndarray],  # weights as OIHW, bias and, unless sums are requested, factor
+    data_block: int,  # channels of a block of the data
 ) -> relax.Var | None:
-    """A convolution, or a dense layer as one of pixels; None if its sums are not exact in float32.
-
-    Args:
-        bb: receives the kernels.
-        machine: runs the kernels.
-        integer: the operator.
-        shape: of the convolution.
-        data: integers in blocked layout, or plain if ``data_block`` is 1.
-        constants: weights as OIHW, bias and, unless sums are requested, factor.
-        data_block: channels of a block of the data.
-    """
+    """A convolution, or a dense layer as one of pixels; None if its sums are not exact in float32."""
     weight, *per_channel = constants
     zero, rounding = integer.zeros[0], integer.rounding
     starts = exact_parts(weight, zero, str(data.ty.dtype), data_block)
@@ -129,9 +119,6 @@ def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[i
 
     Args:
         weight: OIHW; channels of all groups count together.
-        zero: point of the pixels.
-        dtype: of the pixels.
-        block: channels of a block.
     """
     limits = np.iinfo(dtype)
     above, below = int(limits.max) - zero, zero - int(limits.min)

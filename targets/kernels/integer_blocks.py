@@ -27,23 +27,15 @@ LARGEST_WINDOW = 128
 
 
 def integer_convolution(
-    bb: relax.BlockBuilder,
-    machine: VectorMachine,
-    integer: Integer,
-    shape: ConvShape,
+    bb: relax.BlockBuilder,  # receives the kernels
+    machine: VectorMachine,  # runs the kernels
+    integer: Integer,  # the operator
+    shape: ConvShape,  # of the convolution
+    # in blocked layout; blocks may be smaller than the machine's if there are few channels
     data: Expr,
-    constants: Sequence[np.ndarray],
+    constants: Sequence[np.ndarray],  # weights as OIHW, bias and, unless sums are requested, factor
 ) -> relax.Var:
-    """A convolution, or a dense layer as one of pixels.
-
-    Args:
-        bb: receives the kernels.
-        machine: runs the kernels.
-        integer: the operator.
-        shape: of the convolution.
-        data: in blocked layout; blocks may be smaller than the machine's if there are few channels.
-        constants: weights as OIHW, bias and, unless sums are requested, factor.
-    """
+    """A convolution, or a dense layer as one of pixels."""
     weight, bias, *factor = constants
     if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)

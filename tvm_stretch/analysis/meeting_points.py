@@ -154,22 +154,16 @@ def _belongs_to_layer(operator: Operator) -> bool:
 
 
 def amortise(
-    found: MeetingPoints,
-    latency_ns: Mapping[str, int],
-    transfer_ns: Callable[[int], int],
-    alpha: float = DEFAULT_ALPHA,
+    found: MeetingPoints,  # all points of the network
+    latency_ns: Mapping[str, int],  # of each operator; operators that are not listed cost nothing
+    transfer_ns: Callable[[int], int],  # time to exchange a tensor of the given number of bytes
+    alpha: float = DEFAULT_ALPHA,  # the greatest ratio of communication to computation
 ) -> tuple[MeetingPoint, ...]:
     """The largest set of points whose communication is worth its segment (NN-Stretch, equation 4).
 
     Between two chosen points the operators take at least ``1 / alpha`` times as long as bringing
     the tensor at their end to the other processors. Among the largest sets, the one with the least
     communication is chosen. It always contains the first and the last point.
-
-    Args:
-        found: all points of the network.
-        latency_ns: of each operator; operators that are not listed cost nothing.
-        transfer_ns: time to exchange a tensor of the given number of bytes.
-        alpha: the greatest ratio of communication to computation.
     """
     if not alpha > 0:
         raise InputError(f"expected a positive number for alpha, got {alpha}; the papers use 0.1")

@@ -37,19 +37,13 @@ class Layer:
 
 
 def read_layer(
-    call: relax.Call,
-    bias: relax.Expr | None,
+    call: relax.Call,  # one of `LAYERS`
+    bias: relax.Expr | None,  # the other operand, if an addition follows
+    # returns the integers that an expression is dequantised from
     tensor: Callable[[relax.Expr], Tensor | None],
-    definition: Definition,
+    definition: Definition,  # returns the expression that a variable is bound to
 ) -> Layer | None:
-    """A convolution or dense layer and its bias; None if it needs floats.
-
-    Args:
-        call: one of `LAYERS`.
-        bias: the other operand, if an addition follows.
-        tensor: returns the integers that an expression is dequantised from.
-        definition: returns the expression that a variable is bound to.
-    """
+    """A convolution or dense layer and its bias; None if it needs floats."""
     kind = kind_of(call)
     if not (_is_matrix(call) if kind == "matmul" else _is_nchw(call)):
         return None

@@ -82,17 +82,12 @@ Tensor = TypeVar("Tensor", bound=_Scaled)
 
 
 def tabulated(
-    x: relax.Expr,
-    definition: Callable[[relax.Expr], Any],
+    x: relax.Expr,  # an expression
+    definition: Callable[[relax.Expr], Any],  # returns the expression that a variable is bound to
+    # returns the integers that an expression is dequantised from
     tensor: Callable[[relax.Expr], Tensor | None],
 ) -> tuple[Tensor, np.ndarray] | None:
-    """The one tensor that ``x`` is computed from, and the 256 results; None for anything else.
-
-    Args:
-        x: an expression.
-        definition: returns the expression that a variable is bound to.
-        tensor: returns the integers that an expression is dequantised from.
-    """
+    """The one tensor that ``x`` is computed from, and the 256 results; None for anything else."""
     sources: dict[relax.Expr, Tensor] = {}
     known: dict[relax.Expr, np.ndarray | None] = {}
 

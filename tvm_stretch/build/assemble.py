@@ -41,31 +41,25 @@ def build_model(mod: tvm.IRModule, target: tvm.target.Target, *given: Any, **nam
 
 
 def assemble(
+    # `main` and the kernels that it calls; see `lower` for what `main` may contain
     mod: tvm.IRModule,
-    target: tvm.target.Target,
+    target: tvm.target.Target,  # an LLVM target, for the CPU
+    # number of threads for which kernels are scheduled; with 1 they must be serial
     threads: int = 1,
+    # names of the outputs; by default the attribute `output_names` of `main`
     output_names: Sequence[str] | None = None,
+    # gives the CPU's kernels their loop nests; None if they have them
     schedule: tvm.transform.Pass | None = None,
+    # the processors other than the CPU that regions name; they have own schedules
     devices: Sequence[Processor] = (),
-    plan: Plan | None = None,
+    plan: Plan | None = None,  # the plan of the regions, which the artifact keeps
+    # also compile the devices' kernels for the CPU, which takes over if a device fails
     spare: bool = False,
+    # the same network with other plans, between which the model can change
     others: Sequence[Planned] = (),
-    weights: WeightsBlob | None = None,
+    weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
 ) -> Parts:
-    """Compile the kernels of kernel-level Relax.
-
-    Args:
-        mod: `main` and the kernels that it calls; see `lower` for what `main` may contain.
-        target: an LLVM target, for the CPU.
-        threads: number of threads for which kernels are scheduled; with 1 they must be serial.
-        output_names: names of the outputs; by default the attribute `output_names` of `main`.
-        schedule: gives the CPU's kernels their loop nests; None if they have them.
-        devices: the processors other than the CPU that regions name; they have own schedules.
-        plan: the plan of the regions, which the artifact keeps.
-        spare: also compile the devices' kernels for the CPU, which takes over if a device fails.
-        others: the same network with other plans, between which the model can change.
-        weights: contains the network's constants; see `lower`.
-    """
+    """Compile the kernels of kernel-level Relax."""
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for the CPU, got {target}; pass one")
     hosts = [target, *(device.target for device in devices if device.runs_host_code)]

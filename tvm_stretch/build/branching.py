@@ -43,18 +43,13 @@ class Branching:
 
 
 def branch(
-    mod: tvm.IRModule,
-    shares: Mapping[str, Sequence[int]],
-    splits: Sequence[Split],
-    processors: Sequence[Processor],
+    mod: tvm.IRModule,  # the canonical module
+    shares: Mapping[str, Sequence[int]],  # as in a plan, one number for each of ``processors``
+    splits: Sequence[Split],  # as in a plan, one ratio for each of ``processors``
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
 ) -> Branching:
     """Apply the passes for shares and splits.
 
-    Args:
-        mod: the canonical module.
-        shares: as in a plan, one number for each of ``processors``.
-        splits: as in a plan, one ratio for each of ``processors``.
-        processors: all processors of the model, the CPU first.
 
     Raises:
         PlanError: an operator or a segment is unknown, or the numbers do not fit it.

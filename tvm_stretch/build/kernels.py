@@ -56,19 +56,13 @@ class KernelLevel:
 
 
 def kernels_alone(
-    mod: tvm.IRModule,
-    processor: Processor,
-    operators: Operators | None = None,
+    mod: tvm.IRModule,  # the canonical module
+    processor: Processor,  # runs all regions, whatever processor they name
+    operators: Operators | None = None,  # of ``main``, if they are known
+    # operators of different regions are not fused; by default there is one region
     regions: Sequence[PlannedRegion] | None = None,
 ) -> KernelLevel:
-    """The kernels of a canonical module on one processor, including operators that it refuses.
-
-    Args:
-        mod: the canonical module.
-        processor: runs all regions, whatever processor they name.
-        operators: of ``main``, if they are known.
-        regions: operators of different regions are not fused; by default there is one region.
-    """
+    """The kernels of a canonical module on one processor, including operators that it refuses."""
     operators = operators or Operators(mod["main"])
     if regions is None:
         names = tuple(op.name for op in operators if isinstance(op.binding.value, relax.Call))
@@ -78,19 +72,12 @@ def kernels_alone(
 
 
 def kernels_of_plan(
-    mod: tvm.IRModule,
-    plan: Plan,
-    processors: Sequence[Processor],
-    operators: Operators | None = None,
+    mod: tvm.IRModule,  # the canonical module, after the plan's shares and splits
+    plan: Plan,  # its regions contain every operator once
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
+    operators: Operators | None = None,  # of ``main``, if they are known
 ) -> KernelLevel:
-    """The kernels of a canonical module whose regions are those of a plan.
-
-    Args:
-        mod: the canonical module, after the plan's shares and splits.
-        plan: its regions contain every operator once.
-        processors: all processors of the model, the CPU first.
-        operators: of ``main``, if they are known.
-    """
+    """The kernels of a canonical module whose regions are those of a plan."""
     operators = operators or Operators(mod["main"])
     lowered = lower_regions(mod, plan, processors)
     machines = [processor.machine for processor in processors]
@@ -118,18 +105,13 @@ def kernels_of_plan(
 
 
 def _grouped(
-    mod: tvm.IRModule,
-    operators: Operators,
+    mod: tvm.IRModule,  # kernel-level Relax
+    operators: Operators,  # of the canonical module
+    # in execution order, the operators of each kernel, whether it computes them or only helps, and
+    # the kernel
     found: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
 ) -> KernelLevel:
-    """Groups of the operators that kernels compute; helping kernels join their operator's group.
-
-    Args:
-        mod: kernel-level Relax.
-        operators: of the canonical module.
-        found: in execution order, the operators of each kernel, whether it computes them or only
-            helps, and the kernel.
-    """
+    """Groups of the operators that kernels compute; helping kernels join their operator's group."""
     computed = {name for inside, computes, _ in found if computes for name in inside}
     members: dict[tuple[str, ...], None] = {}
     for inside, computes, _ in found:

@@ -53,29 +53,21 @@ def build(
 
 
 def build_parts(
-    mod: tvm.IRModule,
+    mod: tvm.IRModule,  # the canonical module
+    # which processor runs which operators; None for one processor that runs all
     requested: Plan | None,
-    processors: Sequence[Processor],
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
+    # processors on which operators may be placed, preferred ones first
     placeable: Sequence[Processor],
-    observer: Observer | None = None,
+    observer: Observer | None = None,  # receives the module after every phase
+    # the module after the plan's shares and splits, if it is known
     branched: Branching | None = None,
+    # result of `lower_regions` for the plan, if it is known and nothing is observed
     lowered: tvm.IRModule | None = None,
-    spare: bool = False,
-    others: Sequence[Plan] = (),
+    spare: bool = False,  # whether the CPU gets kernels for all operators
+    others: Sequence[Plan] = (),  # plans to which the model can change while it runs
 ) -> Parts:
-    """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored.
-
-    Args:
-        mod: the canonical module.
-        requested: which processor runs which operators; None for one processor that runs all.
-        processors: all processors of the model, the CPU first.
-        placeable: processors on which operators may be placed, preferred ones first.
-        observer: receives the module after every phase.
-        branched: the module after the plan's shares and splits, if it is known.
-        lowered: result of `lower_regions` for the plan, if it is known and nothing is observed.
-        spare: whether the CPU gets kernels for all operators.
-        others: plans to which the model can change while it runs.
-    """
+    """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
     observer = observer or Observer(None, None)
     observer.begin(mod)
     weights = WeightsBlob(mod)
@@ -134,19 +126,12 @@ def complete_plan(
 
 
 def lower_regions(
-    mod: tvm.IRModule,
-    plan: Plan,
-    processors: Sequence[Processor],
-    observer: Observer | None = None,
+    mod: tvm.IRModule,  # the canonical module, after the plan's shares and splits
+    plan: Plan,  # its regions contain every operator once
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
+    observer: Observer | None = None,  # receives the module after every phase
 ) -> tvm.IRModule:
-    """Kernel-level Relax of a canonical module, before kernels get their loop nests.
-
-    Args:
-        mod: the canonical module, after the plan's shares and splits.
-        plan: its regions contain every operator once.
-        processors: all processors of the model, the CPU first.
-        observer: receives the module after every phase.
-    """
+    """Kernel-level Relax of a canonical module, before kernels get their loop nests."""
     with blaming(mod):
         return _lowered(mod, plan, processors, observer or Observer(None, None))
 

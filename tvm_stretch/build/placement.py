@@ -20,7 +20,6 @@ def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Process
     """The plan for this model's processors, which may be more and in another order.
 
     Args:
-        plan: the user's plan.
         names: all processors of the model, the CPU first.
         placeable: the processors that operators may be placed on.
 
@@ -47,20 +46,16 @@ def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Process
 
 
 def choose_plan(
-    main: relax.Function,
-    names: Sequence[str],
+    main: relax.Function,  # canonical Relax, after the plan's shares and splits
+    names: Sequence[str],  # all processors of the model, the CPU first
+    # the processors on which operators may be placed, preferred ones first
     placeable: Sequence[Processor],
-    requested: Plan | None,
+    requested: Plan | None,  # the plan of the user or the search
+    # for operators that are parts, the index of their processor in ``names``
     owners: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for `main`, with all refusals of all processors.
 
-    Args:
-        main: canonical Relax, after the plan's shares and splits.
-        names: all processors of the model, the CPU first.
-        placeable: the processors on which operators may be placed, preferred ones first.
-        requested: the plan of the user or the search.
-        owners: for operators that are parts, the index of their processor in ``names``.
 
     Raises:
         PlanError: the requested plan does not fit the network or the targets.

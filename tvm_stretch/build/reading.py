@@ -18,10 +18,6 @@ def read_network(
 ) -> tuple[tvm.IRModule, list[str]]:
     """The network as canonical Relax, and remarks for people.
 
-    Args:
-        source: as for ``ts.compile``.
-        shapes: shapes of inputs whose dimensions the network leaves open.
-        precision: one of `PRECISIONS`.
 
     Raises:
         ModelError: the source is no network.

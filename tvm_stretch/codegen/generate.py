@@ -103,22 +103,15 @@ def _schedule_key(schedule: tvm.transform.Pass | None) -> str:
 
 
 def generate(
-    kernels: Mapping[str, tirx.PrimFunc],
+    kernels: Mapping[str, tirx.PrimFunc],  # by their names, as `named_kernel` returns them
+    # gives kernels their loop nests; None if they have them. Its results are only cached if it has
+    # an attribute `cache_key` with all that they depend on.
     schedule: tvm.transform.Pass | None,
-    target: tvm.target.Target,
-    code_of: Callable[[tirx.PrimFunc], bytes],
-    options: str = "",
+    target: tvm.target.Target,  # of the code
+    code_of: Callable[[tirx.PrimFunc], bytes],  # generates the code of a scheduled kernel
+    options: str = "",  # anything else on which the code depends
 ) -> dict[str, bytes]:
-    """The code of each kernel.
-
-    Args:
-        kernels: by their names, as `named_kernel` returns them.
-        schedule: gives kernels their loop nests; None if they have them. Its results are only
-            cached if it has an attribute `cache_key` with all that they depend on.
-        target: of the code.
-        code_of: generates the code of a scheduled kernel.
-        options: anything else on which the code depends.
-    """
+    """The code of each kernel."""
     cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
     compiler = (
         f"{compiler_versions()} {_settings()} {code_of.__qualname__} {target} {options}".encode()

@@ -91,21 +91,17 @@ class Launch:
 
 
 def compile_opencl(
+    # PrimFuncs by name; code that is not bound to work-items runs in one work-item
     kernels: Mapping[str, tirx.PrimFunc],
-    target: Target,
+    target: Target,  # an OpenCL target
     *,
+    # the device is a host's CPU. Its kernels have bells, and indices of 64 bits, whose arithmetic
+    # is slow on GPUs.
     on_cpu: bool,
+    # gives the kernels their loop nests; None if they have them
     schedule: tvm.transform.Pass | None = None,
 ) -> str:
-    """Generate the JSON of the module docstring for every function of ``kernels``.
-
-    Args:
-        kernels: PrimFuncs by name; code that is not bound to work-items runs in one work-item.
-        target: an OpenCL target.
-        schedule: gives the kernels their loop nests; None if they have them.
-        on_cpu: the device is a host's CPU. Its kernels have bells, and indices of 64 bits, whose
-            arithmetic is slow on GPUs.
-    """
+    """Generate the JSON of the module docstring for every function of ``kernels``."""
 
     def code_of(function: tirx.PrimFunc) -> bytes:
         name = str(function.attrs["global_symbol"])

@@ -54,7 +54,6 @@ def device_calls(
     Args:
         name: of the kernel; names of its functions begin with it.
         function: a scheduled kernel; code that is not bound to work-items runs in one work-item.
-        target: an OpenCL target.
         wide_indices: indices have 64 bits, as in the kernel, not 32.
     """
     function = _bind_everything(function).with_attr("global_symbol", name)

@@ -187,25 +187,18 @@ def _require(holds: bool, what: str, expected: object, got: object) -> None:
 
 
 def fit_family(
-    kernels: Sequence[Features],
-    measured_ns: Sequence[float],
+    kernels: Sequence[Features],  # the measured kernels
+    measured_ns: Sequence[float],  # their latencies
+    # what each was measured with (a network, a batch of samples). Intervals come from kernels of
+    # origins that the model has not seen.
     origins: Sequence[Hashable],
-    over: Array | None = None,
+    over: Array | None = None,  # latencies by the model that this one corrects
+    # of any kernel of this device, as `fit_difference` finds it, beside ``over``
     start: float = 0.0,
+    # whether to estimate intervals, which takes four times as long; without, they are empty
     intervals: bool = True,
 ) -> FamilyModel | None:
-    """Learn one family; None if there are too few different kernels.
-
-    Args:
-        kernels: the measured kernels.
-        measured_ns: their latencies.
-        origins: what each was measured with (a network, a batch of samples). Intervals come from
-            kernels of origins that the model has not seen.
-        over: latencies by the model that this one corrects.
-        start: of any kernel of this device, as `fit_difference` finds it, beside ``over``.
-        intervals: whether to estimate intervals, which takes four times as long; without, they
-            are empty.
-    """
+    """Learn one family; None if there are too few different kernels."""
     rows = _distinct(kernels, measured_ns)
     if len(rows) < (FEWEST_ROWS if over is None else FEWEST_ROWS // 2):
         return None

@@ -124,7 +124,6 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
     """Read what `MeasuredModel.save` wrote.
 
     Args:
-        path: the file.
         device: the device on which it must have been measured; None accepts any.
 
     Raises:
@@ -164,28 +163,19 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
 
 
 def train(
-    kernels: Sequence[Features],
-    measured_ns: Sequence[float],
-    device: Mapping[str, Any],
-    speed: Speed,
-    together_ratio: float = 1.0,
+    kernels: Sequence[Features],  # the measured kernels
+    measured_ns: Sequence[float],  # their latencies
+    device: Mapping[str, Any],  # on which they were measured
+    speed: Speed,  # of typical processors of this kind
+    together_ratio: float = 1.0,  # how much slower kernels are while other processors run
     *,
+    # what each kernel was measured with; see `fit_family`
     origins: Sequence[Hashable] | None = None,
+    # the model of a processor with the same loop nests; only the difference is learned
     below: MeasuredModel | None = None,
-    intervals: bool = True,
+    intervals: bool = True,  # see `fit_family`
 ) -> MeasuredModel:
-    """Learn every family with enough measured kernels.
-
-    Args:
-        kernels: the measured kernels.
-        measured_ns: their latencies.
-        device: on which they were measured.
-        speed: of typical processors of this kind.
-        together_ratio: how much slower kernels are while other processors run.
-        origins: what each kernel was measured with; see `fit_family`.
-        below: the model of a processor with the same loop nests; only the difference is learned.
-        intervals: see `fit_family`.
-    """
+    """Learn every family with enough measured kernels."""
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
     families: dict[str, FamilyModel] = {}

@@ -93,8 +93,6 @@ class Profile:
         """Nanoseconds from the end of a kernel to the start of its reader.
 
         Args:
-            writer: the processor of the kernel.
-            reader: the processor of its reader.
             size: bytes of the tensor in Relax.
             value_bytes: of a value in Relax: 4 for float32, 1 in a quantised network.
         """

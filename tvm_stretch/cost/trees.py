@@ -38,9 +38,6 @@ def the_xgboost() -> ModuleType:
 def load_trees(data: Any, width: int) -> xgboost.Booster:
     """A model with the trees that `xgboost` saved as JSON.
 
-    Args:
-        data: the parsed JSON.
-        width: number of inputs of the trees.
 
     Raises:
         CostModelError: it does not contain trees with ``width`` inputs.

@@ -97,19 +97,15 @@ class Scaler:
 
     def again(
         self,
-        operator: Operator,
-        values: Mapping[str, Value],
-        name: str,
+        operator: Operator,  # of the original network
+        values: Mapping[str, Value],  # replacements of the tensors that it reads
+        name: str,  # of the result
+        # of the result's channels, unless the operator determines them; without it a convolution
+        # computes all original channels
         origin: Origin | None = None,
     ) -> Value:
         """Emit an operator.
 
-        Args:
-            operator: of the original network.
-            values: replacements of the tensors that it reads.
-            name: of the result.
-            origin: of the result's channels, unless the operator determines them; without it a
-                convolution computes all original channels.
 
         Raises:
             UnsupportedError: the operator does not work with other channels.

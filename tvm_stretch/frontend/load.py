@@ -36,16 +36,13 @@ _trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonical
 
 
 def load_network(
+    # Path of an ONNX file or the bytes of one, an ``onnx.ModelProto``, a Relax module, a
+    # ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not changed.
     source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
-    shapes: Shapes = None,
+    shapes: Shapes = None,  # Shapes of inputs by name; they fix dynamic dimensions
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
-    Args:
-        source: Path of an ONNX file or the bytes of one, an ``onnx.ModelProto``, a Relax module,
-            a ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not
-            changed.
-        shapes: Shapes of inputs by name; they fix dynamic dimensions.
 
     Returns:
         A module with static shapes, weights as constants, parameters named like the inputs of the

@@ -61,26 +61,24 @@ class Lowered:
 
 
 def lower(
+    # `main` may only contain calls of regions (or `call_tir` and view operators), tuples and
+    # constants; a region may contain the same except calls of regions
     mod: tvm.IRModule,
+    # the same network with other plans. Their regions come after those of `mod` and use the same
+    # memory, because only one plan runs at a time.
     *others: tvm.IRModule,
+    # the processors that the attribute `processor` may name, the CPU first
     processors: Sequence[ProcessorSpec] = (CPU,),
-    threads: int = 1,
+    threads: int = 1,  # number of threads that the kernels were scheduled for
+    # names of the outputs; by default the attribute `output_names` of `main`
     output_names: Sequence[str] | None = None,
+    # contains the network's constants; by default constants come in order of use
     weights: WeightsBlob | None = None,
+    # of tensors in the arena, in bytes; parts of other tensors need not keep it
     alignment: int = ALIGNMENT,
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
-    Args:
-        mod: `main` may only contain calls of regions (or `call_tir` and view operators), tuples and
-            constants; a region may contain the same except calls of regions.
-        others: the same network with other plans. Their regions come after those of `mod` and use
-            the same memory, because only one plan runs at a time.
-        processors: the processors that the attribute `processor` may name, the CPU first.
-        threads: number of threads that the kernels were scheduled for.
-        output_names: names of the outputs; by default the attribute `output_names` of `main`.
-        weights: contains the network's constants; by default constants come in order of use.
-        alignment: of tensors in the arena, in bytes; parts of other tensors need not keep it.
 
     Raises:
         UnsupportedError: `main` contains anything else, or a shape is not static.

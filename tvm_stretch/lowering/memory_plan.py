@@ -72,19 +72,15 @@ def align(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def find_lifetimes(
-    sizes: Sequence[int],
+    sizes: Sequence[int],  # bytes of each buffer
+    # for each step, the buffers that it reads or writes. Tensors that share memory count as one
+    # buffer, whose lifetime is the union of theirs.
     accesses: Sequence[Iterable[int]],
+    # for each step, the steps (bits, all of them lower) that happen before it; by default steps run
+    # one after the other
     earlier: Sequence[int] | None = None,
 ) -> list[Lifetime]:
-    """Which steps touch each buffer, and which steps are complete before.
-
-    Args:
-        sizes: bytes of each buffer.
-        accesses: for each step, the buffers that it reads or writes. Tensors that share memory
-            count as one buffer, whose lifetime is the union of theirs.
-        earlier: for each step, the steps (bits, all of them lower) that happen before it; by
-            default steps run one after the other.
-    """
+    """Which steps touch each buffer, and which steps are complete before."""
     if earlier is None:
         earlier = [(1 << step) - 1 for step in range(len(accesses))]
     touched = [0] * len(sizes)

@@ -148,23 +148,17 @@ def new_view(kind: TensorKind, shape: tuple[int, ...], dtype: str, index: int = 
 
 
 def place_buffers(
+    # the nodes, in an order in which they could run one after the other
     steps: Sequence[DraftNode],
-    kind: TensorKind,
+    kind: TensorKind,  # which buffers to place
     *,
+    # for each step, the steps (bits) that happen before it; by default all that are listed before
+    # it
     earlier: Sequence[int] | None = None,
-    kept: Iterable[View] = (),
-    alignment: int = ALIGNMENT,
+    kept: Iterable[View] = (),  # tensors that are read after the last step
+    alignment: int = ALIGNMENT,  # buffers begin at multiples of this number of bytes
 ) -> int:
-    """Set the offsets of all buffers of this kind; returns the memory that they need.
-
-    Args:
-        steps: the nodes, in an order in which they could run one after the other.
-        kind: which buffers to place.
-        earlier: for each step, the steps (bits) that happen before it; by default all that are
-            listed before it.
-        kept: tensors that are read after the last step.
-        alignment: buffers begin at multiples of this number of bytes.
-    """
+    """Set the offsets of all buffers of this kind; returns the memory that they need."""
     numbers: dict[Buffer, int] = {}
 
     def touched(views: Iterable[View]) -> list[int]:

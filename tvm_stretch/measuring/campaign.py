@@ -77,20 +77,15 @@ def measure_together(dataset: Dataset, host: Processor, other: Processor, bench:
 
 
 def learn(
-    dataset: Dataset,
-    processor: Processor,
+    dataset: Dataset,  # the measurements
+    processor: Processor,  # the measured processor
+    # the model of the CPU, if the processor runs the same loop nests
     below: MeasuredModel | None = None,
-    intervals: bool = True,
+    intervals: bool = True,  # as for `fit_family`
 ) -> MeasuredModel:
     """Fit the cost model of a dataset, scaled to the machine's usual speed.
 
     Disturbed rows are used only for kernels without undisturbed ones.
-
-    Args:
-        dataset: the measurements.
-        processor: the measured processor.
-        below: the model of the CPU, if the processor runs the same loop nests.
-        intervals: as for `fit_family`.
     """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
@@ -143,12 +138,7 @@ def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dat
 
 
 def batches_ahead(processor: Processor, place: Description | None) -> int:
-    """The number of batches to compile ahead; 0 where compiling would disturb the timing.
-
-    Args:
-        processor: the processor to measure.
-        place: the device; None for this machine.
-    """
+    """The number of batches to compile ahead; 0 where compiling would disturb the timing."""
     is_here = place is None or place.is_like_this_machine
     return 0 if is_here and not processor.packet_ns else _AHEAD
 

@@ -130,7 +130,6 @@ class Dataset:
         """Read a file, and cut off a truncated last line.
 
         Args:
-            path: the file.
             device: the device that it must have been measured on; None accepts any.
         """
         path = Path(path)

@@ -55,19 +55,13 @@ class Stopwatch:
 
     def watch(
         self,
+        # runs once and returns nanoseconds, for example of every node
         run: Callable[[], list[int]],
-        runs: int = 15,
-        seconds: float = 4.0,
-        prepare: Callable[[], None] = lambda: None,
+        runs: int = 15,  # undisturbed runs to wait for
+        seconds: float = 4.0,  # give up after that time and take the least disturbed runs
+        prepare: Callable[[], None] = lambda: None,  # called before each run
     ) -> list[Timing]:
-        """Run until ``runs`` undisturbed ones are there, at most ``seconds``.
-
-        Args:
-            run: runs once and returns nanoseconds, for example of every node.
-            runs: undisturbed runs to wait for.
-            seconds: give up after that time and take the least disturbed runs.
-            prepare: called before each run.
-        """
+        """Run until ``runs`` undisturbed ones are there, at most ``seconds``."""
         for _ in range(_WARM_UP):
             step()
             run()

@@ -55,22 +55,16 @@ class Trial:
 
 
 def tune(
-    workshop: Workshop,
-    bench: Bench,
-    networks: Mapping[str, object],
-    path: Path,
-    end: float,
+    workshop: Workshop,  # of the GPU
+    bench: Bench,  # where it runs
+    networks: Mapping[str, object],  # by name
+    path: Path,  # of the file of winners; it is written after every few layers
+    end: float,  # no further layers are begun after this time of ``time.monotonic``
+    # how many configurations of a layer are tried, the model's best ones
     candidates: int = CANDIDATES,
 ) -> Workshop:
     """Measure configurations of the networks' layers that are not measured yet.
 
-    Args:
-        workshop: of the GPU.
-        bench: where it runs.
-        networks: by name.
-        path: of the file of winners; it is written after every few layers.
-        end: no further layers are begun after this time of ``time.monotonic``.
-        candidates: how many configurations of a layer are tried, the model's best ones.
 
     Returns:
         A workshop whose kernels have the configurations that won.

@@ -29,8 +29,6 @@ def form_regions(
     """The fewest regions in which no operator waits longer than necessary.
 
     Args:
-        main: canonical Relax.
-        processor_of: the processor of each operator.
         order: all operators, each after its operands; by default program order.
     """
     calls = Calls(main)

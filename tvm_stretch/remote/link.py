@@ -112,8 +112,6 @@ class Link:
 
         Args:
             what: the purpose, for messages: "to run".
-            action: a function that calls the device.
-            seconds: the timeout.
         """
         if self.is_over:
             raise failed(self.name, what, "no session any more")

@@ -84,7 +84,6 @@ class Parts:
         """The parts, with a plan that says why it was chosen.
 
         Args:
-            reason: for people.
             considered: the candidates among which it was; by default those of its plan.
         """
         plan, plans = {**self.graph.plan, "reason": reason}, self.graph.plans
@@ -110,17 +109,15 @@ class Parts:
 
     def write(
         self,
-        path: Path,
+        path: Path,  # the file to write; it appears complete or not at all
+        # called with the output and the list of files to compile and link, as by TVM's
+        # `export_library`; by default what `linker_for` finds
         fcompile: Callable[..., object] | None = None,
+        # without them, they are to be given to the executor (`use_weights`)
         with_weights: bool = True,
     ) -> None:
         """Link the parts into the shared library `path`.
 
-        Args:
-            path: the file to write; it appears complete or not at all.
-            fcompile: called with the output and the list of files to compile and link, as by TVM's
-                `export_library`; by default what `linker_for` finds.
-            with_weights: without them, they are to be given to the executor (`use_weights`).
 
         Raises:
             ArtifactError: the folder does not exist, or linking failed.

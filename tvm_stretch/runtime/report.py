@@ -67,19 +67,12 @@ def write_report(
 
 
 def collect(
-    graph: Graph,
-    plan: Plan | None = None,
-    timeline: Timeline | None = None,
-    seconds: list[float] | None = None,
+    graph: Graph,  # what the executor runs
+    plan: Plan | None = None,  # what was wanted
+    timeline: Timeline | None = None,  # a run, if there was one
+    seconds: list[float] | None = None,  # of each node, the median of several runs
 ) -> dict[str, Any]:
-    """What the page shows, as JSON has it; times in nanoseconds.
-
-    Args:
-        graph: what the executor runs.
-        plan: what was wanted.
-        timeline: a run, if there was one.
-        seconds: of each node, the median of several runs.
-    """
+    """What the page shows, as JSON has it; times in nanoseconds."""
     edges = find_edges(graph)
     order = running_order(graph)
     step = {node: index for index, node in enumerate(order)}

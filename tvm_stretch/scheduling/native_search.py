@@ -25,7 +25,6 @@ def improve(simulation: Simulation, *, steps: int, heat: float, seed: int = 0) -
         simulation: a complete schedule to start from.
         steps: how many operators the search may simulate in its trials; this decides its duration.
         heat: nanoseconds of delay that the search accepts at first, to leave local optima.
-        seed: the seed of its random choices.
     """
     problem = simulation.problem
     if not problem.operators:

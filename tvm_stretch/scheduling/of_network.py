@@ -15,24 +15,17 @@ GroupCosts = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int
 
 
 def problem_of(
-    graph: OperatorGraph,
-    processors: Sequence[str],
-    costs: GroupCosts,
-    transfers: Sequence[Sequence[TransferCost]],
+    graph: OperatorGraph,  # the network's kernels
+    processors: Sequence[str],  # their names
+    costs: GroupCosts,  # nanoseconds on each processor by group, None where unsupported
+    transfers: Sequence[Sequence[TransferCost]],  # the costs of each pair of processors
     *,
-    caching: bool = True,
+    caching: bool = True,  # whether processors keep tensors that they received
 ) -> Problem:
     """The scheduling problem of a network.
 
     The caller's inputs and outputs belong to the first processor: the operators ``inputs`` and
     ``outputs`` run there at no cost.
-
-    Args:
-        graph: the network's kernels.
-        processors: their names.
-        costs: nanoseconds on each processor by group, None where unsupported.
-        transfers: the costs of each pair of processors.
-        caching: whether processors keep tensors that they received.
     """
     at_home = (0, *[None] * (len(processors) - 1))
     names = ["inputs", *(group.name for group in graph.groups), "outputs"]

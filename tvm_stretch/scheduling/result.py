@@ -59,8 +59,6 @@ def result_of(
     """The result of a complete simulation.
 
     Args:
-        scheduler: the name of the scheduler.
-        simulation: a simulation of every operator.
         began_ns: `time.perf_counter_ns` when scheduling began.
         optimal: whether it is proved that no schedule is faster.
     """

@@ -30,11 +30,9 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     """Plans for a canonical module.
 
     Args:
-        mod: the module.
         costs: of the processors that operators may be placed on, in the model's order.
         most: how many plans for several processors to work out. If costs were not measured, a plan
             of shares alone is always among them.
-        limits: what processors may compute at most.
 
     Raises:
         UnsupportedError: no processor supports one of the operators.

@@ -69,10 +69,6 @@ def without_each(
 ) -> tuple[dict[str, Plan], list[str]]:
     """The chosen plan, and for each processor the plan that promises most without it.
 
-    Args:
-        mod: the canonical module.
-        decision: the plan for all processors.
-        limits: what processors may compute at most.
 
     Returns:
         Plans by name, without those that only repeat another one; and why others are missing.

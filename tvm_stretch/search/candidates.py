@@ -45,15 +45,7 @@ class Found:
 def find_candidates(
     network: Network, costs: Costs, ranking: Sequence[Chain], most: int, limits: Limits
 ) -> Found:
-    """What may be worth building, the most promising first.
-
-    Args:
-        network: the network to plan.
-        costs: of its kernels.
-        ranking: as `rank` gives it.
-        most: as for `search`.
-        limits: what processors may compute at most.
-    """
+    """What may be worth building, the most promising first."""
     better = by_objective(limits)
     free = filter(limits.may_do_all, range(len(costs.processors)))
     singles = [_alone(network, costs, place) for place in free]
@@ -96,23 +88,15 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
 
 
 def _work_out(
-    network: Network,
-    costs: Costs,
-    ranking: Sequence[Chain],
-    limits: tuple[float, int],
+    network: Network,  # the network to plan
+    costs: Costs,  # of its kernels
+    ranking: Sequence[Chain],  # as `rank` gives it
+    limits: tuple[float, int],  # the longest predicted latency, and how many plans
+    # notes, and the plans that are passed over; both lists grow
     said: tuple[list[str], list[Considered]],
-    allowed: Limits,
+    allowed: Limits,  # what processors may compute at most
 ) -> list[Candidate]:
-    """The plans of promising chains, the most promising first.
-
-    Args:
-        network: the network to plan.
-        costs: of its kernels.
-        ranking: as `rank` gives it.
-        limits: the longest predicted latency, and how many plans.
-        said: notes, and the plans that are passed over; both lists grow.
-        allowed: what processors may compute at most.
-    """
+    """The plans of promising chains, the most promising first."""
     (limit, most), (notes, passed) = limits, said
     better = by_objective(allowed)
     clearly_less = CLEARLY_LESS[costs.trusted]

@@ -30,20 +30,15 @@ from tvm_stretch.search.site import Site
 
 
 def choose(
-    mod: tvm.IRModule,
-    site: Site,
-    limits: Limits = NO_LIMITS,
-    plan: Plan | None = None,
+    mod: tvm.IRModule,  # the canonical module
+    site: Site,  # where it is to run
+    limits: Limits = NO_LIMITS,  # what processors may compute at most, and who schedules branches
+    plan: Plan | None = None,  # the caller's plan
+    # receives the module after every phase of models that are built to be measured
     observer: Observer | None = None,
 ) -> Decision:
     """Choose the plan of a network.
 
-    Args:
-        mod: the canonical module.
-        site: where it is to run.
-        limits: what processors may compute at most, and who schedules branches.
-        plan: the caller's plan.
-        observer: receives the module after every phase of models that are built to be measured.
 
     Raises:
         DeviceError: the remote device failed, and its CPU with it.
@@ -67,9 +62,6 @@ def predict(
     processors it may miss a plan that it finds with two.
 
     Args:
-        mod: the canonical module.
-        site: where it is to run.
-        limits: what processors may compute at most.
         is_cautious: whether costs that were never measured only choose the best single processor.
     """
     say("searching for plans")

@@ -76,7 +76,6 @@ class Costs:
         """Ask the models for many kernels at once: that is much faster than one by one.
 
         Args:
-            groups: the kernels.
             halves: of which groups halves are asked for too, and of what.
         """
         for place in range(len(self.processors)):

@@ -46,20 +46,15 @@ search; less is what the launches in a traced run make of it."""
 
 
 def decide(
-    mod: tvm.IRModule,
-    site: Site,
-    build: Build,
-    limits: Limits = NO_LIMITS,
+    mod: tvm.IRModule,  # the canonical module
+    site: Site,  # where it is to run, and where models are measured
+    build: Build,  # makes a model of a network and a plan for it
+    limits: Limits = NO_LIMITS,  # what processors may compute at most
+    # is told which plan won, if nothing else is to be expected another time
     memory: Memory | None = None,
 ) -> Decision:
     """The fastest plan of a network; one processor unless several win beyond doubt.
 
-    Args:
-        mod: the canonical module.
-        site: where it is to run, and where models are measured.
-        build: makes a model of a network and a plan for it.
-        limits: what processors may compute at most.
-        memory: is told which plan won, if nothing else is to be expected another time.
 
     Raises:
         MeasureError: a model failed while it was measured.

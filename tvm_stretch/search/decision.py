@@ -44,10 +44,8 @@ class Decision:
         """The model: the one that was measured, if it needs nothing more.
 
         Args:
-            mod: the canonical module.
             spare: whether the CPU gets kernels for all operators. Models are measured without,
                 because spare kernels would hide failures.
-            observer: receives the module after every phase.
         """
         trial, site, plans = self.trial, self.site, self.plans
         is_complete = not plans and not (spare and trial and len(trial.graph.processors) > 1)

@@ -75,19 +75,12 @@ NO_LIMITS = Limits({})
 
 
 def read_limits(
-    max_share: object,
-    parts: object,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
+    max_share: object,  # the largest share of each processor that is to be limited, by name
+    parts: object,  # of how many parts shares are multiples
+    processors: Sequence[Processor],  # all of the model's
+    placeable: Sequence[Processor],  # those that operators may be placed on
 ) -> Limits:
-    """What a user asks for.
-
-    Args:
-        max_share: the largest share of each processor that is to be limited, by name.
-        parts: of how many parts shares are multiples.
-        processors: all of the model's.
-        placeable: those that operators may be placed on.
-    """
+    """What a user asks for."""
     given = max_share if isinstance(max_share, Mapping) else {}
     if max_share is not None and not (given and all(map(_is_share, given.values()))):
         raise InputError(

@@ -35,7 +35,6 @@ def at_present_pace(
     """The costs as they are now.
 
     Args:
-        costs: as they were measured.
         measure: builds and times plans of a network.
     """
     for chain in (_chain, _integer_chain):

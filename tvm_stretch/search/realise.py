@@ -67,7 +67,6 @@ class Candidate:
 
         Args:
             verdict: whether it was chosen, or why not.
-            seconds: its measured latency, if there is one.
         """
         measured = None if seconds is None else round(seconds * 1e9)
         return Considered(self.what, self.cost.ns, self.plan.costs, measured, verdict)

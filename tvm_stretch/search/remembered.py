@@ -69,7 +69,6 @@ def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) 
     """The memory of a canonical module; None if the user wants no files.
 
     Args:
-        mod: the module.
         processors: all of this machine's that the model has, the CPU first.
         targets: all that was said of them.
     """

@@ -90,9 +90,6 @@ class Site:
     def in_precision(self, precision: str, quantised: bool) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
 
-        Args:
-            precision: one of `PRECISIONS`.
-            quantised: whether the network computes in integers.
 
         Raises:
             InputError: a profile predicts each processor in a precision of its own.
@@ -124,21 +121,16 @@ class Site:
 
 
 def site_of(
-    device: DeviceLike,
-    targets: Targets,
-    cpu_threads: int | None = None,
+    device: DeviceLike,  # the device; None for this machine
+    targets: Targets,  # the wanted processors; by default all of the device, or this machine's CPU
+    cpu_threads: int | None = None,  # the number of cores for CPU kernels
     *,
-    may_drop: bool = False,
+    may_drop: bool = False,  # whether targets whose device this machine lacks are left out
+    # whether models are built; without, a profile's processors need no kernels of ours
     built: bool = True,
 ) -> Site:
     """The site that a caller's arguments name; processors refuse what failed in ``ts.tune.probe``.
 
-    Args:
-        device: the device; None for this machine.
-        targets: the wanted processors; by default all of the device, or this machine's CPU.
-        cpu_threads: the number of cores for CPU kernels.
-        may_drop: whether targets whose device this machine lacks are left out.
-        built: whether models are built; without, a profile's processors need no kernels of ours.
 
     Raises:
         CostModelError: the device is neither known nor a profile.

@@ -33,7 +33,6 @@ def twin_processors(
     """Processors of a device.
 
     Args:
-        profile: of the device.
         wanted: names of those that operators may be placed on; ``llvm`` is the CPU.
         built: kernels are made for them. Without, a DSP takes networks of floats too: the profile
             predicts what they take when they are quantised.
@@ -62,8 +61,6 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
     """What the profile says of these processors.
 
     Args:
-        profile: of the device.
-        processors: some of its processors.
         value_bytes: bytes of the network's values.
 
     Raises:

@@ -27,9 +27,7 @@ def find_candidates(
     """Candidates for each set of processors, and the number of designs after each rule.
 
     Args:
-        task: the network.
         able: the places of processors that may get branches.
-        rules: the rules that prune designs.
         merge: how branches are merged; by default as each block suggests.
     """
     blocks = sum(run.depth for run in task.chain.runs)

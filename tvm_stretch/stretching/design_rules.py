@@ -97,7 +97,6 @@ def judge(branches: Sequence[Sequence[Array]], originals: Sequence[Array], rules
         branches: for each processor nanoseconds, multiply-adds and parameters, as arrays that
             broadcast against each other.
         originals: the same three numbers of the whole segment, on each processor.
-        rules: the numbers of the rules.
     """
     ns, work, size = zip(*branches, strict=True)
     alone = min(float(original[0]) for original in originals)

@@ -132,7 +132,6 @@ def block_layers(block: BlockWidths, read: int, width: int) -> list[Layer]:
     """The layers of one block.
 
     Args:
-        block: the block, with its tied widths.
         read: channels of its input.
         width: channels of its result.
     """
@@ -155,13 +154,7 @@ def block_layers(block: BlockWidths, read: int, width: int) -> list[Layer]:
 def outside_layers(
     operators: Operators, names: Iterable[str], widths: Mapping[str, int]
 ) -> list[Layer]:
-    """The layers of operators that are not scaled.
-
-    Args:
-        operators: the operators of the network.
-        names: the operators to describe.
-        widths: channels of stretched tensors.
-    """
+    """The layers of operators that are not scaled."""
     found: list[Layer] = []
     for name in names:
         _add_layer(operators, operators[name], found, lambda n: channels_of(operators, n, widths))

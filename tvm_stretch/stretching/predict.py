@@ -63,9 +63,7 @@ def predict(chain: Chain, design: Design, pricing: Pricing, home: int) -> Figure
     """Simulate a design.
 
     Args:
-        chain: the network.
         design: its segments are runs of the chain.
-        pricing: the costs of layers.
         home: the place of the processor that runs operators outside of branches.
     """
     timeline = _Timeline(chain, pricing, home)

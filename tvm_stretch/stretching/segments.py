@@ -154,19 +154,13 @@ def _consecutive(blocks: Sequence[Block]) -> list[list[Block]]:
 
 
 def cut_runs(
-    runs: Sequence[Run],
+    runs: Sequence[Run],  # the stages
+    # the time of each block on the fastest processor, by the name of its result
     block_ns: Mapping[str, int],
-    meeting_ns: Callable[[int], int],
-    alpha: float,
+    meeting_ns: Callable[[int], int],  # the time of a meeting for a tensor of this number of bytes
+    alpha: float,  # the most communication per computation
 ) -> tuple[Run, ...]:
-    """The runs, cut further where equation 4 allows another meeting point.
-
-    Args:
-        runs: the stages.
-        block_ns: the time of each block on the fastest processor, by the name of its result.
-        meeting_ns: the time of a meeting for a tensor of this number of bytes.
-        alpha: the most communication per computation.
-    """
+    """The runs, cut further where equation 4 allows another meeting point."""
     found = []
     for run in runs:
         operators = run.operators

@@ -81,12 +81,7 @@ def graph_of(mod: tvm.IRModule) -> tuple[Graph, Arrays]:
 
 
 def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRModule:
-    """The module with other values of its weights.
-
-    Args:
-        mod: the module that `graph_of` has read.
-        arrays: a value for every weight, by its name.
-    """
+    """The module with other values of its weights."""
     main = mod["main"]
     names = _weight_names(Operators(main))
     blocks = []

@@ -112,8 +112,6 @@ def join_items(
     Args:
         found: each item's own number, then that of all.
         shared: local memory of one number for each item; their count is a power of two.
-        item: the item.
-        join: of two numbers.
     """
     steps, half = [store(shared, load(found, 0), item), barrier()], int(shared.shape[0]) // 2
     while half:
