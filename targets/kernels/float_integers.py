@@ -53,7 +53,7 @@ def float_convolution(
     constants: Sequence[np.ndarray],  # weights as OIHW, bias and, unless sums are requested, factor
     data_block: int,  # channels of a block of the data
 ) -> relax.Var | None:
-    """A convolution, or a dense layer as one of pixels; None if its sums are not exact in float32."""
+    """A convolution, or dense layer as one of pixels; None if its sums are not exact in float32."""
     weight, *per_channel = constants
     zero, rounding = integer.zeros[0], integer.rounding
     starts = exact_parts(weight, zero, str(data.ty.dtype), data_block)

@@ -50,7 +50,6 @@ def branch(
 ) -> Branching:
     """Apply the passes for shares and splits.
 
-
     Raises:
         PlanError: an operator or a segment is unknown, or the numbers do not fit it.
         UnsupportedError: a segment cannot be split that way.

@@ -56,7 +56,6 @@ def choose_plan(
 ) -> Plan:
     """The plan for `main`, with all refusals of all processors.
 
-
     Raises:
         PlanError: the requested plan does not fit the network or the targets.
         UnsupportedError: an operator is placed on a processor that cannot run it, or no processor

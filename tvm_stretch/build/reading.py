@@ -18,7 +18,6 @@ def read_network(
 ) -> tuple[tvm.IRModule, list[str]]:
     """The network as canonical Relax, and remarks for people.
 
-
     Raises:
         ModelError: the source is no network.
         UnsupportedError: it computes what we do not.

@@ -38,7 +38,6 @@ def the_xgboost() -> ModuleType:
 def load_trees(data: Any, width: int) -> xgboost.Booster:
     """A model with the trees that `xgboost` saved as JSON.
 
-
     Raises:
         CostModelError: it does not contain trees with ``width`` inputs.
     """

@@ -106,7 +106,6 @@ class Scaler:
     ) -> Value:
         """Emit an operator.
 
-
         Raises:
             UnsupportedError: the operator does not work with other channels.
         """

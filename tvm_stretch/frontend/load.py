@@ -43,7 +43,6 @@ def load_network(
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
-
     Returns:
         A module with static shapes, weights as constants, parameters named like the inputs of the
         network, and the function attribute ``output_names`` where the source names its outputs.

@@ -79,7 +79,6 @@ def lower(
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
-
     Raises:
         UnsupportedError: `main` contains anything else, or a shape is not static.
     """

@@ -65,7 +65,6 @@ def tune(
 ) -> Workshop:
     """Measure configurations of the networks' layers that are not measured yet.
 
-
     Returns:
         A workshop whose kernels have the configurations that won.
     """

@@ -118,7 +118,6 @@ class Parts:
     ) -> None:
         """Link the parts into the shared library `path`.
 
-
         Raises:
             ArtifactError: the folder does not exist, or linking failed.
             TargetError: nothing here links for the target.

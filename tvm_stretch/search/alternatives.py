@@ -69,7 +69,6 @@ def without_each(
 ) -> tuple[dict[str, Plan], list[str]]:
     """The chosen plan, and for each processor the plan that promises most without it.
 
-
     Returns:
         Plans by name, without those that only repeat another one; and why others are missing.
     """

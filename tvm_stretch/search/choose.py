@@ -39,7 +39,6 @@ def choose(
 ) -> Decision:
     """Choose the plan of a network.
 
-
     Raises:
         DeviceError: the remote device failed, and its CPU with it.
         UnsupportedError: no processor supports one of the operators.

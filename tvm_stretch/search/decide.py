@@ -55,7 +55,6 @@ def decide(
 ) -> Decision:
     """The fastest plan of a network; one processor unless several win beyond doubt.
 
-
     Raises:
         MeasureError: a model failed while it was measured.
         UnsupportedError: no processor supports one of the operators.

@@ -90,7 +90,6 @@ class Site:
     def in_precision(self, precision: str, quantised: bool) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
 
-
         Raises:
             InputError: a profile predicts each processor in a precision of its own.
             TargetError: operators may be placed on a processor that does not compute in it.
@@ -130,7 +129,6 @@ def site_of(
     built: bool = True,
 ) -> Site:
     """The site that a caller's arguments name; processors refuse what failed in ``ts.tune.probe``.
-
 
     Raises:
         CostModelError: the device is neither known nor a profile.
