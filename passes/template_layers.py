@@ -30,7 +30,6 @@ from tvm_stretch.ir.expressions import (
 )
 from tvm_stretch.ir.operators import UNARY
 from tvm_stretch.ir.source_names import same_source
-from tvm_stretch.targets.kernels.layers import LONGEST
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}
@@ -135,8 +134,6 @@ def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """A convolution of an image of one row."""
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
-        return None
-    if weight.shape[2] > LONGEST:
         return None
     return _row(call, weight[:, :, None], attrs.padding)
 

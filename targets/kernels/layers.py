@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeVar
 from tvm import relax
 
 LONGEST = 32
-"""Most taps along an axis: audio transforms have 256, for which TVM takes minutes."""
+"""Most taps along an axis of windows, and of kernels that pad the image themselves: TVM takes
+minutes to compile the tiles at the borders of longer ones. Audio transforms have 256 taps."""
 
 Along = Literal["outputs", "inputs", "rows"]
 """What a part has fewer of: output channels, input channels (and summands), rows."""
@@ -92,6 +93,11 @@ class ConvShape(Sliding):
     def is_depthwise(self) -> bool:
         """Whether every channel is convolved separately."""
         return self.groups > 1 and self.groups == self.in_channels == self.out_channels
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the kernel is too long for tiles that know which taps lie in the padding."""
+        return max(self.kernel) > LONGEST
 
     @property
     def is_dense(self) -> bool:
@@ -193,14 +199,10 @@ def conv_shape(call: relax.Call) -> ConvShape | None:
     data, weight, attrs = *call.args, call.attrs
     n, c, h, w = (int(d) for d in data.ty.shape.values)
     o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
-    if (
-        max(kh, kw) > LONGEST
-        or min(n, c, h, w, o) < 1
-        or any(int(d) < 1 for d in call.ty.shape.values)
-    ):
-        return None
     top, left, bottom, right = (int(p) for p in attrs.padding)
-    return ConvShape(
+    if min(n, c, h, w, o) < 1 or any(int(d) < 1 for d in call.ty.shape.values):
+        return None
+    shape = ConvShape(
         n,
         c,
         (h, w),
@@ -211,6 +213,7 @@ def conv_shape(call: relax.Call) -> ConvShape | None:
         _pair(attrs.dilation),
         int(attrs.groups),
     )
+    return None if shape.is_depthwise and shape.is_long else shape
 
 
 def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:

@@ -94,10 +94,23 @@ def test_a_convolution_whose_weights_are_computed_stays_plain() -> None:
     assert_unchanged(BLOCK, before)
 
 
-def test_a_convolution_of_many_taps_stays_plain() -> None:
-    weight = random_const(16, 16, 1, 64)
-    before = module(lambda x: nn.conv2d(x, weight, padding=(0, 32)), (1, 16, 4, 40))
-    assert_unchanged(BLOCK, before)
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (6, 2), (16, 1), (48, 3)])
+def test_an_image_is_padded_before_a_kernel_of_many_taps(channels: int, groups: int) -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        weight = random_const(24, channels // groups, 1, 45)
+        return nn.conv2d(x, weight, strides=[1, 4], padding=(0, 22, 0, 21), groups=groups)
+
+    before = module(body, (1, channels, 1, 67))
+    after = BLOCK(before)
+    assert "relax.nn.conv2d" not in op_names(after) and "relax.nn.pad" in op_names(after)
+    assert_same_numerics(before, after)
+
+
+def test_windows_of_many_taps_stay_plain() -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        return nn.conv2d(x, random_const(16, 1, 33, 1), groups=16)
+
+    assert_unchanged(BLOCK, module(body, (1, 16, 40, 1)))
 
 
 def test_the_first_layer_reads_the_plain_image() -> None:

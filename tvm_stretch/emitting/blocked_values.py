@@ -132,13 +132,18 @@ class Rewriter(Layouts):
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return None
         shape = conv_shape(call)
-        if shape is None:
+        if shape is None or (shape.is_long and self.machine.kind != "core"):
             return None
         value = self.values[data]
         if value.blocked is None and shape.in_channels < self.lanes and shape.groups == 1:
             operand, block = value.plain, 1
         else:
             operand, block = self.blocked(data), self.lanes
+        if shape.is_long and any(shape.padding):
+            top, left, bottom, right = shape.padding
+            lane = [0, 0] if block > 1 else []
+            widths = [0, 0, 0, 0, top, bottom, left, right, *lane]
+            operand, shape = self.bb.emit(relax.op.nn.pad(operand, widths)), shape.padded()
         result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums)
         return Value(tuple(shape_of(call)), blocked=result)
 

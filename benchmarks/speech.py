@@ -1,0 +1,292 @@
+"""Networks of speech and language, with random weights: what phones run beside images.
+
+```
+python -m benchmarks.speech [names ...] [--json rows.json] [--seconds 10]
+```
+Answers and times are compared with ONNX Runtime's as `real_networks.py` does. Decoder steps are
+written here, with the cache of keys and values as plain inputs and outputs; other architectures are
+those of `transformers`. Dynamic 8 bits are ONNX Runtime's own (`quantize_dynamic`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.real_networks import Network, Sample, main
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+def _network(
+    make: Callable[[bool], tuple[nn.Module, Inputs]],
+    *packages: str,
+    dynamic: bool = False,
+    modern: bool = True,
+) -> Network:
+    """A network that torch exports; ``dynamic``: its products in dynamic 8 bits.
+
+    ``modern``: by torch.export, which takes recurrent layers apart, or by the older exporter.
+    """
+
+    def build(quick: bool) -> Sample:
+        torch.manual_seed(0)
+        net, inputs = make(quick)
+        content = _exported(net.eval(), inputs, modern)
+        values = {name: value.numpy() for name, value in inputs.items()}
+        return Sample(_dynamic(content) if dynamic else content, values)
+
+    return Network(("onnxscript", *packages), build)
+
+
+def _exported(net: nn.Module, inputs: Inputs, modern: bool) -> bytes:
+    names, values = list(inputs), tuple(inputs.values())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "network.onnx")
+        torch.onnx.export(
+            net, values, str(path), input_names=names, dynamo=modern, external_data=False,
+            verbose=False,
+        )  # fmt: skip
+        return path.read_bytes()
+
+
+def _dynamic(content: bytes) -> bytes:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "float.onnx"), Path(folder, "dynamic.onnx")
+        source.write_bytes(content)
+        quantize_dynamic(source, target, weight_type=QuantType.QInt8)
+        return target.read_bytes()
+
+
+class _First(nn.Module):
+    """A network of `transformers` with its first result only."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)[0]
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+def _minilm(quick: bool) -> tuple[nn.Module, Inputs]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=384,
+        num_hidden_layers=1 if quick else 6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        attn_implementation="eager",
+    )
+    tokens = torch.randint(0, config.vocab_size, (1, 7 if quick else 128))
+    return _First(BertModel(config, add_pooling_layer=False)), {"tokens": tokens}
+
+
+def _whisper_encoder(quick: bool) -> tuple[nn.Module, Inputs]:
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    positions = 50 if quick else 1500
+    config = WhisperConfig(
+        d_model=384,
+        encoder_layers=1 if quick else 4,
+        encoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        max_source_positions=positions,
+        attn_implementation="sdpa",
+    )
+    return _First(WhisperEncoder(config)), {"mel": torch.randn(1, 80, 2 * positions)}
+
+
+def _wav2vec2(quick: bool) -> tuple[nn.Module, Inputs]:
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    config = Wav2Vec2Config(num_hidden_layers=1 if quick else 2, attn_implementation="sdpa")
+    return _First(Wav2Vec2Model(config)), {"audio": torch.randn(1, 2000 if quick else 32000)}
+
+
+class _Crepe(nn.Module):
+    """CREPE (Kim et al., 2018): pitch; the first layer has 512 taps of one channel."""
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        widths = [1, *(scale * w for w in (32, 4, 4, 4, 8, 16))]
+        kernels = [(512, 4, (254, 254)), *[(64, 1, (31, 32))] * 5]
+        self.padding = [padding for *_, padding in kernels]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(i, o, (taps, 1), (stride, 1))
+            for i, o, (taps, stride, _) in zip(widths, widths[1:], kernels, strict=False)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.classifier = nn.Linear(4 * widths[-1], 360)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, None, :, None]
+        for layer, norm, padding in zip(self.layers, self.norms, self.padding, strict=True):
+            x = F.max_pool2d(norm(F.relu(layer(F.pad(x, (0, 0, *padding))))), (2, 1))
+        return torch.sigmoid(self.classifier(x.permute(0, 2, 1, 3).flatten(1)))
+
+
+def _crepe(scale: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
+    return lambda quick: (_Crepe(1 if quick else scale), {"audio": torch.randn(1, 1024)})
+
+
+class _BiLstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(80, 256, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(512, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+def _bilstm(quick: bool) -> tuple[nn.Module, Inputs]:
+    return _BiLstm(), {"features": torch.randn(1, 5 if quick else 100, 80)}
+
+
+# --- one step of a decoder ------------------------------------------------------------------------
+
+
+def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.view(1, x.shape[1], count, -1).transpose(1, 2)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class _WhisperLayer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.v, self.out, self.cross_q, self.cross_out = (
+            nn.Linear(width, width) for _ in range(5)
+        )
+        self.k = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, past: Any, cross: Any) -> Any:
+        h = self.norms[0](x)
+        k = torch.cat([past[0], _heads(self.k(h), self.heads)], 2)
+        v = torch.cat([past[1], _heads(self.v(h), self.heads)], 2)
+        x = x + self.out(_attend(_heads(self.q(h), self.heads), k, v))
+        q = _heads(self.cross_q(self.norms[1](x)), self.heads)
+        x = x + self.cross_out(_attend(q, *cross))
+        return x + self.down(F.gelu(self.up(self.norms[2](x)))), k, v
+
+
+class _WhisperStep(nn.Module):
+    """One token of Whisper tiny's decoder: caches of its own and of the encoder's keys, values."""
+
+    def __init__(self, layers: int, words: int) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(words, 384), nn.Embedding(448, 384)
+        self.layers = nn.ModuleList(_WhisperLayer(384, 6) for _ in range(layers))
+        self.norm = nn.LayerNorm(384)
+
+    def forward(
+        self, token: torch.Tensor, position: torch.Tensor, past: torch.Tensor, cross: torch.Tensor
+    ) -> Any:
+        x = self.embed(token) + self.positions(position)
+        caches = []
+        for i, layer in enumerate(self.layers):
+            x, k, v = layer(x, past[2 * i : 2 * i + 2], cross[2 * i : 2 * i + 2])
+            caches += [k, v]
+        return (self.norm(x) @ self.embed.weight.T, *caches)
+
+
+def _whisper_step(quick: bool) -> tuple[nn.Module, Inputs]:
+    layers, words, audio = (1, 1000, 50) if quick else (4, 51865, 1500)
+    return _WhisperStep(layers, words), {
+        "token": torch.tensor([[7]]),
+        "position": torch.tensor([[48]]),
+        "past": torch.randn(2 * layers, 1, 6, 48, 64),
+        "cross": torch.randn(2 * layers, 1, 6, audio, 64),
+    }
+
+
+class _QwenLayer(nn.Module):
+    """A layer of Qwen2: RMS norm, rotary embedding, 14 heads that share two of keys and values."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.k, self.v = nn.Linear(width, 128), nn.Linear(width, 128)
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width, 1e-6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, past: Any, turn: Any) -> Any:
+        h = self.norms[0](x)
+        k = torch.cat([past[0], _turned(_heads(self.k(h), 2), *turn)], 2)
+        v = torch.cat([past[1], _heads(self.v(h), 2)], 2)
+        q = _turned(_heads(self.q(h), 14), *turn)
+        x = x + self.out(_attend(q, k.repeat_interleave(7, 1), v.repeat_interleave(7, 1)))
+        h = self.norms[1](x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h)), k, v
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+class _QwenStep(nn.Module):
+    def __init__(self, layers: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_QwenLayer(width, inner) for _ in range(layers))
+        self.register_buffer("turns", 1e6 ** (-torch.arange(0, 64, 2) / 64), persistent=False)
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor, past: torch.Tensor) -> Any:
+        angles = (position.float() * self.turns).repeat(1, 2)
+        turn = angles.cos(), angles.sin()
+        caches = []
+        for i, layer in enumerate(self.layers):
+            x, k, v = layer(x, past[2 * i : 2 * i + 2], turn)
+            caches += [k, v]
+        return (x, *caches)
+
+
+def _qwen_step(tokens: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
+    def make(quick: bool) -> tuple[nn.Module, Inputs]:
+        layers, inner = (1, 100) if quick else (4, 4864)
+        return _QwenStep(layers, 896, inner), {
+            "x": torch.randn(1, tokens, 896),
+            "position": torch.arange(tokens)[:, None] + 128,
+            "past": torch.randn(2 * layers, 1, 2, 128, 64),
+        }
+
+    return make
+
+
+NETWORKS: dict[str, Network] = {
+    "minilm": _network(_minilm, "transformers"),
+    "minilm dynamic": _network(_minilm, "transformers", dynamic=True),
+    "whisper tiny encoder": _network(_whisper_encoder, "transformers"),
+    "whisper tiny step": _network(_whisper_step),
+    "wav2vec2": _network(_wav2vec2, "transformers"),
+    "crepe tiny": _network(_crepe(4)),
+    "crepe full": _network(_crepe(32)),
+    "qwen2 step": _network(_qwen_step(1)),
+    "bilstm": _network(_bilstm, modern=False),
+}
+
+if __name__ == "__main__":
+    sys.exit(main(every=NETWORKS))
