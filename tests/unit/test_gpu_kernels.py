@@ -25,19 +25,20 @@ from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.features import EpilogueWork
-from tvm_stretch.targets.kernels.gpu import choose as gpu_choose
-from tvm_stretch.targets.kernels.gpu.choose import (
-    Tile,
-    choose_group_window,
+from tvm_stretch.targets.kernels.gpu import conv as gpu_conv
+from tvm_stretch.targets.kernels.gpu import window as gpu_window
+from tvm_stretch.targets.kernels.gpu.conv import (
+    GroupConvConfig,
     group_conv_candidates,
     group_conv_cycles,
     tiled,
 )
-from tvm_stretch.targets.kernels.gpu.conv import GroupConvConfig
 from tvm_stretch.targets.kernels.gpu.dense import RowConfig
 from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
 from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
+from tvm_stretch.targets.kernels.gpu.tiles import Tile
+from tvm_stretch.targets.kernels.gpu.window import choose_group_window
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose, configurations
@@ -67,7 +68,7 @@ def tile_of(*numbers: int) -> Iterator[None]:
         return tiled(layer, Tile(*numbers))
 
     configurations.cache_clear()
-    with patch.object(gpu_choose, "choose_group_conv", chosen):
+    with patch.object(gpu_conv, "choose_group_conv", chosen):
         yield
     configurations.cache_clear()
 
@@ -127,7 +128,7 @@ def window_of(tile: tuple[int, int], items: int) -> Iterator[None]:
         return replace(choose_group_window(layer, gpu), tile=tile, group_items=items)
 
     configurations.cache_clear()
-    with patch.object(gpu_choose, "choose_group_window", chosen):
+    with patch.object(gpu_window, "choose_group_window", chosen):
         yield
     configurations.cache_clear()
 

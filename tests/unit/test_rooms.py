@@ -37,6 +37,55 @@ def test_nobody_imports_from_a_room_above() -> None:
     assert not broken, "\n".join(broken)
 
 
+DEFERRED = {
+    "tvm_stretch": "one public name needs it",
+    "tvm_stretch.cli": "`--help` and completion load neither NumPy nor TVM",
+    "tvm_stretch.cli.commands": "most commands need no processors, and shtab is optional",
+    "tvm_stretch.cost.family": "only training needs SciPy",
+    "tvm_stretch.cost.trees": "only learned cost models need xgboost",
+    "tvm_stretch.errors": "the executor's errors are registered when it is loaded",
+    "tvm_stretch.frontend.quantise": "ONNX Runtime is optional",
+    "tvm_stretch.frontend.torch_operators": "torch is optional",
+    "tvm_stretch.frontend.torch_program": "torch is optional",
+    "tvm_stretch.frontend.torch_quantised": "torch is optional",
+    "tvm_stretch.frontend.torch_reader": "torch is optional",
+    "tvm_stretch.runtime.asynchronous": "only background runs need threads",
+    "tvm_stretch.runtime.autoload": "plain `import tvm` runs it, before tvm_ffi is complete",
+    "tvm_stretch.stretching.stretching": "torch is optional, and training imports it",
+    "tvm_stretch.targets.kernels.template": "each template in the list imports the base class",
+}
+"""Modules that may import within functions, and why."""
+
+
+def test_imports_stand_at_the_top() -> None:
+    """Imports within functions hide circles."""
+    found = {
+        module
+        for module, path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(inner, ast.Import | ast.ImportFrom) for inner in ast.walk(node))
+    }
+    assert found == set(DEFERRED)
+
+
+def test_imports_have_no_circle() -> None:
+    """No module is needed to import itself."""
+    paths = dict(modules())
+    needs = {
+        module: {
+            name if name in paths else name.rpartition(".")[0]
+            for name, _ in imported(module, path, at_once=True)
+        }
+        & set(paths)
+        for module, path in paths.items()
+    }
+    while free := [module for module, needed in needs.items() if not needed & set(needs)]:
+        for module in free:
+            del needs[module]
+    assert not needs, f"circles among {sorted(needs)}"
+
+
 def loaded_with(module: str) -> set[str]:
     """All modules that importing one of ours imports; of others, what is named."""
     paths = dict(modules())

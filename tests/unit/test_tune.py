@@ -35,7 +35,7 @@ from tvm_stretch.targets.kernels.gpu.candidates import (
     is_possible,
     without_sharing,
 )
-from tvm_stretch.targets.kernels.gpu.choose import choose_group_conv, group_conv_cycles
+from tvm_stretch.targets.kernels.gpu.conv import choose_group_conv, group_conv_cycles
 from tvm_stretch.targets.kernels.gpu.families import describe_gpu
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.winners import Winners

@@ -1,7 +1,7 @@
 """The configurations of a GPU's kernels that ``ts.tune.measure`` found to be fastest.
 
     opencl.tuned.json   {"template": "group_conv", "in_channels": 64, .. "items": [8, 4], ..}
-        -> `targets/kernels/gpu/choose.py` takes them before its model
+        -> kernels for GPUs take them before their models are asked
 
 The file lies next to the models of ``ts.tune.measure`` and follows its rules: one that is damaged,
 of another version, or of another device or driver is an error. A configuration that would not be

@@ -27,12 +27,12 @@ from tvm_stretch.files import cache_folder, replace_whole
 from tvm_stretch.progress import say
 from tvm_stretch.remote.description import FORMAT, Description
 from tvm_stretch.remote.link import Link, failed
+from tvm_stretch.remote.remote_model import RemoteModel, load_there
 from tvm_stretch.remote.uploads import stored
 from tvm_stretch.remote.wire import Address, Deadline, offered, parse_address, request
 from tvm_stretch.trusted import make_folder
 
 if TYPE_CHECKING:
-    from tvm_stretch.remote.remote_model import RemoteModel
     from tvm_stretch.runtime.model import Model
 
 _PATIENCE = 120.0  # seconds
@@ -174,8 +174,6 @@ class Device:
             DeviceError: the device fails, or does not answer in time.
             TargetError: no linker for the device is installed here.
         """
-        from tvm_stretch.remote.remote_model import load_there
-
         return load_there(self, model)
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
@@ -23,7 +23,6 @@ from tvm_stretch.errors import ArtifactError, DeviceError, RunCancelledError
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.progress import step
-from tvm_stretch.remote.device import Device, RemoteModule
 from tvm_stretch.remote.link import Link
 from tvm_stretch.runtime.artifact import (
     machine_of,
@@ -35,6 +34,9 @@ from tvm_stretch.runtime.measures_of_model import require_runs
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.runtime.private_copy import PrivateCopy
+
+if TYPE_CHECKING:
+    from tvm_stretch.remote.device import Device, RemoteModule
 
 _LONGEST_SECONDS = 1.0  # of runs timed with one call
 _CANCEL_SECONDS = 5.0  # for a device to answer

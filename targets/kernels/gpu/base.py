@@ -10,13 +10,14 @@ from ..cycles import Step, conv_step
 from ..layers import ConvShape, taken
 from ..machine import VectorMachine
 from ..template import Template
+from .tiles import Sizes, row_cycles
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConvConfig(ConvConfig):
     """A convolution on a GPU; cores that take over from the GPU compute it in loops.
 
-    The model in `choose.py` compares configurations of all these templates, so only
+    `group_conv_candidates` compares configurations of all these templates, so only
     `GroupConvConfig` offers some, which may be of another template.
     """
 
@@ -29,11 +30,9 @@ class GpuConvConfig(ConvConfig):
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
         """Cycles of one core that does as much as the GPU."""
-        from .choose import group_conv_cycles  # it knows all templates
-
         if machine.gpu is None:
             return super().cycles(machine, step)
-        return group_conv_cycles(self, machine.gpu) * machine.gpu.cores
+        return row_cycles(Sizes.of(self)) * machine.gpu.cores
 
     def on(self, machine: VectorMachine) -> Template | None:
         """The template itself, or loops."""

@@ -7,23 +7,12 @@ from dataclasses import replace
 from ..conv import ConvConfig
 from ..layers import taken
 from ..window import WindowConfig
-from .choose import (
-    TILE_NUMBERS,
-    Sizes,
-    covers,
-    fits,
-    group_conv_candidates,
-    group_window_candidates,
-    item_conv_candidates,
-    row_candidates,
-    tile_of,
-    tiled,
-)
-from .conv import GroupConvConfig
-from .dense import RowConfig
-from .item_conv import ItemConvConfig
+from .conv import GroupConvConfig, group_conv_candidates, tile_of, tiled
+from .dense import RowConfig, row_candidates
+from .item_conv import ItemConvConfig, item_conv_candidates
 from .machine import GpuMachine
-from .window import GroupWindowConfig
+from .tiles import TILE_NUMBERS, Sizes, covers, fits
+from .window import GroupWindowConfig, group_window_candidates
 
 Layer = ConvConfig | WindowConfig
 
@@ -71,7 +60,7 @@ def bare_layer(config: Layer) -> Layer:
 
 
 def is_possible(config: Layer, gpu: GpuMachine) -> bool:
-    """Whether `choose.py` could have proposed a configuration for such a GPU."""
+    """Whether the model could have proposed a configuration for such a GPU."""
     layer = bare_layer(config)
     if isinstance(layer, WindowConfig):
         return config in (*group_window_candidates(layer, gpu), without_sharing(layer, gpu))

@@ -18,12 +18,14 @@ Taps outside the image are zeros in local memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
 from ..conv import ConvConfig
+from ..cycles import Step, conv_step
 from ..fused import FusedKernel
 from ..layers import ConvShape, taken
 from ..loops import unravelled
@@ -31,7 +33,11 @@ from ..machine import VectorMachine
 from ..template import Template
 from .base import GpuConvConfig
 from .conv_nest import write_group_conv
+from .dense import is_row, row_candidates
 from .groups import QUAD
+from .item_conv import item_conv_candidates
+from .machine import GpuMachine
+from .tiles import Sizes, Tile, tile_cycles, tiles_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +110,17 @@ class GroupConvConfig(GpuConvConfig):
     @classmethod
     def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
         """The best configuration of the templates for GPUs."""
-        from .choose import choose_group_conv  # it knows all templates
-
         assert machine.gpu is not None
         if layer.is_depthwise:
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)  # no template is inexact
         return [choose_group_conv(plain, machine.gpu)]
+
+    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+        """Cycles of one core that does as much as the GPU."""
+        if machine.gpu is None:
+            return super().cycles(machine, step)
+        return group_conv_cycles(self, machine.gpu) * machine.gpu.cores
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The kernel."""
@@ -183,3 +193,55 @@ class GroupMatrixConfig(GroupConvConfig):
     def output(self, pixel: Expr, quad: Expr) -> list[Expr]:
         """Where a quad of the result stands."""
         return [pixel, quad * QUAD]
+
+
+def choose_group_conv(layer: ConvConfig, gpu: GpuMachine) -> ConvConfig:
+    """The configuration of a convolution or dense layer: measured best, or best by the model."""
+    found: ConvConfig | None = gpu.winners.find(layer)
+    return found or group_conv_candidates(layer, gpu, 1)[0]
+
+
+@lru_cache(maxsize=4096)
+def group_conv_candidates(
+    layer: ConvConfig, gpu: GpuMachine, count: int = 8
+) -> tuple[ConvConfig, ...]:
+    """Up to ``count`` configurations of all templates, the fastest by their models first."""
+    found: list[ConvConfig] = []
+    if gpu.local_on_chip and is_row(layer):
+        found = row_candidates(layer, gpu)
+    elif gpu.local_on_chip:
+        found = [tiled(layer, tile) for tile in tiles_of(layer, gpu)[:count]]
+    return tuple((found or item_conv_candidates(layer, gpu))[:count])
+
+
+def group_conv_cycles(config: GroupConvConfig, gpu: GpuMachine) -> float:
+    """Cycles by the model; what measured best is as good as the model's best."""
+    sizes = Sizes.of(config)
+    cycles = tile_cycles(sizes, tile_of(config), gpu)
+    layer = taken(ConvConfig, config, oc_blocks=1, pixels=1)
+    if gpu.winners.find(layer) != config:
+        return cycles
+    usual = group_conv_candidates(layer, gpu, 1)[0]
+    assert isinstance(usual, GroupConvConfig)
+    return min(cycles, tile_cycles(sizes, tile_of(usual), gpu))
+
+
+def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
+    """A convolution with a tile."""
+    return taken(
+        GroupConvConfig,
+        layer,
+        oc_blocks=tile.across * tile.quads * QUAD // layer.lanes,
+        pixels=tile.pixels,
+        items=(tile.down, tile.across),
+        depth=tile.depth,
+        slices=tile.slices,
+        splits=tile.splits,
+    )
+
+
+def tile_of(config: GroupConvConfig) -> Tile:
+    """The tile of a configuration, as `tiled` takes it."""
+    down_across = config.items
+    rest = config.pixels, config.item_quads, config.depth, config.slices, config.splits
+    return Tile(*down_across, *rest)

@@ -15,7 +15,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
+from ..conv import ConvConfig
 from ..fused import Epilogue, FusedKernel
+from ..layers import taken
 from ..loops import as_type, block, const, load, loop, store, unravelled, within
 from ..machine import VectorMachine
 from .base import GpuConvConfig
@@ -30,7 +32,9 @@ from .groups import (
     when,
     zeros,
 )
+from .machine import GpuMachine
 
+_ROW_BLOCKS = 4  # the most of a group
 _AHEAD = 4  # rows that an item asks for at once
 
 
@@ -111,3 +115,28 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
         return block([*added, when(None if fits else place[1] < cfg.out_blocks, stores)])
 
     return launch(cfg.out_groups, cfg.group_items, body)
+
+
+def is_row(layer: ConvConfig) -> bool:
+    """Whether a layer is the product of one row with a matrix."""
+    single = (layer.batch, *layer.out_size, *layer.kernel) == (1,) * 5
+    return single and layer.groups == 1 and not any(layer.padding)
+
+
+def row_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ConvConfig]:
+    """Few outputs a group, so that all units read weights, and as many lines as fill it, first."""
+    first = max(1, min(_ROW_BLOCKS, layer.out_blocks // gpu.units))
+    others = [blocks for blocks in (1, 2, _ROW_BLOCKS) if blocks != first]
+    found = [_lines(layer, gpu, blocks) for blocks in (first, *others)]
+    places = ((i, j) for i, lines in enumerate(found) for j in range(len(lines)))
+    return [found[i][j] for i, j in sorted(places, key=sum)]
+
+
+def _lines(layer: ConvConfig, gpu: GpuMachine, blocks: int) -> list[ConvConfig]:
+    """Rows with ``blocks`` blocks in a group, the most lines first."""
+    across = blocks * layer.lanes // QUAD
+    rows = layer.reduce_blocks * layer.data_block
+    limit = min(128, gpu.max_group_items // across, gpu.local_bytes // (16 * across))
+    most = 1 << (max(1, min(limit, rows // 4)).bit_length() - 1)
+    counts = [most >> i for i in range(3) if 1 <= most >> i <= limit]
+    return [taken(RowConfig, layer, oc_blocks=blocks, pixels=1, lines=lines) for lines in counts]

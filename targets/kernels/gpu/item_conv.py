@@ -22,6 +22,7 @@ from ..accumulators import Accumulators
 from ..conv import ConvConfig
 from ..cycles import Step, conv_step
 from ..fused import Epilogue, FusedKernel
+from ..layers import taken
 from ..loops import (
     UNROLLED,
     as_type,
@@ -38,6 +39,10 @@ from ..loops import (
 from ..machine import VectorMachine
 from .base import GpuConvConfig
 from .groups import launch, when
+from .machine import GpuMachine
+
+_ITEM_PIXELS = (4, 2, 8, 1)  # 4 are enough to use weights more than once
+_ITEMS = (1.0, 0.5, 2.0)  # of a group, in those of a group that shares nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,3 +165,17 @@ def _inside(cfg: ConvConfig, row: Expr, column: Expr, may_overhang: bool = False
     if left or right or may_overhang:
         tests += [column >= 0, column < cfg.in_size[1]]
     return tirx.all(*tests) if tests else None
+
+
+def item_conv_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ItemConvConfig]:
+    """Tiles of items that share nothing, the usual one first."""
+    width = layer.out_size[1]
+    tiles = dict.fromkeys(min(pixels, width) for pixels in _ITEM_PIXELS)
+    groups = dict.fromkeys(
+        min(max(1, int(gpu.plain_items * part)), gpu.max_group_items) for part in _ITEMS
+    )
+    return [
+        taken(ItemConvConfig, layer, pixels=pixels, group_items=items)
+        for items in groups
+        for pixels in tiles
+    ]

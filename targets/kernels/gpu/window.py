@@ -37,9 +37,14 @@ from .groups import (
     when,
     zeros,
 )
+from .machine import GpuMachine
 
 _WRITTEN_OUT = 64
 """Taps of a tile; larger windows are loops of one pixel an item."""
+
+_WINDOW_ITEMS = (128, 64, 256)
+_WINDOW_TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+_WAVES_A_UNIT = 16  # of work-items that hide each other's waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,6 @@ class GroupWindowConfig(WindowConfig):
         cls, layer: WindowShape | ConvShape, machine: VectorMachine, block: int
     ) -> list[WindowConfig]:
         """The best tile by the model of GPUs."""
-        from .choose import choose_group_window  # it knows all templates
-
         assert machine.gpu is not None
         plain = WindowConfig.configure(layer, machine, block)
         return [choose_group_window(window, machine.gpu) for window in plain]
@@ -217,3 +220,29 @@ class _Window:
         rows = y + r < cfg.out_size[0] if cfg.out_size[0] % cfg.tile[0] else None
         columns = x + c < cfg.out_size[1] if cfg.out_size[1] % cfg.tile[1] else None
         return [when(every(rows, columns), stores)]
+
+
+def choose_group_window(layer: WindowConfig, gpu: GpuMachine) -> GroupWindowConfig:
+    """The configuration of a depthwise convolution or pooling: measured best, or of the model."""
+    found: GroupWindowConfig | None = gpu.winners.find(layer)
+    return found or group_window_candidates(layer, gpu)[0]
+
+
+def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupWindowConfig]:
+    """Tiles and groups to try.
+
+    First the largest tile that leaves enough work-items: its pixels are read once for several
+    windows.
+    """
+    items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
+    enough = gpu.units * gpu.wave * _WAVES_A_UNIT
+    found = [
+        taken(GroupWindowConfig, layer, tile=tile, group_items=each)
+        for each in items
+        for tile in _WINDOW_TILES
+        if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]
+    ]
+    usual = found[:2]
+    enough_items = [config for config in usual if config.work_items >= enough]
+    first = enough_items[-1] if enough_items else usual[0]
+    return [first, *(config for config in found if config != first)]

@@ -1,4 +1,4 @@
-"""Configurations that measured best on one device: they go before the model of `choose.py`.
+"""Configurations that measured best on one device: they go before the models of their templates.
 
 Winners({ConvConfig(..): GroupConvConfig(..), WindowConfig(..): GroupWindowConfig(..)})
 """

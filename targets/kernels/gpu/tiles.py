@@ -1,4 +1,4 @@
-"""Which tiles and groups a layer gets on a GPU, from a small model of it.
+"""Tiles and groups that a convolution may have on a GPU, and a small model of their speed.
 
 The model counts cycles of a compute unit from one slab to the next: multiply-adds, loads from local
 memory, and the latency of the device's memory, which few work-items cannot hide; then how often all
@@ -11,19 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from ..conv import ConvConfig
-from ..layers import taken
-from ..window import WindowConfig
-from .conv import GroupConvConfig
-from .dense import RowConfig
 from .groups import QUAD
-from .item_conv import ItemConvConfig
 from .machine import GpuMachine
-from .window import GroupWindowConfig
 
 _IMAGE_LOAD, _FACTOR_LOAD = 5.1, 2.0
 """Cycles of a unit in which a wave loads a quad from local memory, or one that its items share."""
@@ -49,7 +42,7 @@ _DRIVERS_BYTES = 64  # of local memory, which NVIDIA's driver needs itself
 
 
 class Tile(NamedTuple):
-    """How a work-group computes a convolution: see `GroupConvConfig`; ``quads`` are an item's."""
+    """How a work-group computes a convolution (`GroupConvConfig`); ``quads`` are an item's."""
 
     down: int
     across: int
@@ -78,64 +71,13 @@ class Sizes(NamedTuple):
         return Sizes(layer.batch * height * width, quads, -(-rows // QUAD), fetches)
 
 
-def choose_group_conv(layer: ConvConfig, gpu: GpuMachine) -> ConvConfig:
-    """The configuration of a convolution or dense layer: measured best, or best by the model."""
-    found: ConvConfig | None = gpu.winners.find(layer)
-    return found or group_conv_candidates(layer, gpu, 1)[0]
-
-
-@lru_cache(maxsize=4096)
-def group_conv_candidates(
-    layer: ConvConfig, gpu: GpuMachine, count: int = 8
-) -> tuple[ConvConfig, ...]:
-    """Up to ``count`` configurations, the fastest by this model first."""
-    found: list[ConvConfig] = []
-    if gpu.local_on_chip and _is_row(layer):
-        found = row_candidates(layer, gpu)[:count]
-    elif gpu.local_on_chip:
-        sizes = Sizes.of(layer)
-        tiles = sorted(_tiles(layer, sizes, gpu), key=lambda tile: _cycles(sizes, tile, gpu))
-        found = [tiled(layer, tile) for tile in tiles[:count]]
-    return tuple(found or item_conv_candidates(layer, gpu)[:count])
-
-
-def group_conv_cycles(config: ConvConfig, gpu: GpuMachine) -> float:
-    """Cycles by the model of this file; what measured best is as good as the model's best."""
-    sizes = Sizes.of(config)
-    if isinstance(config, GroupConvConfig):
-        cycles = _cycles(sizes, tile_of(config), gpu)
-        layer = taken(ConvConfig, config, oc_blocks=1, pixels=1)
-        if gpu.winners.find(layer) != config:
-            return cycles
-        usual = group_conv_candidates(layer, gpu, 1)[0]
-        assert isinstance(usual, GroupConvConfig)
-        return min(cycles, _cycles(sizes, tile_of(usual), gpu))
-    return _BEGIN + sizes.quads * sizes.steps * QUAD * 16 / _SHARED_BYTES
-
-
-def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
-    """A convolution with a tile."""
-    return taken(
-        GroupConvConfig,
-        layer,
-        oc_blocks=tile.across * tile.quads * QUAD // layer.lanes,
-        pixels=tile.pixels,
-        items=(tile.down, tile.across),
-        depth=tile.depth,
-        slices=tile.slices,
-        splits=tile.splits,
-    )
-
-
-def tile_of(config: GroupConvConfig) -> Tile:
-    """The tile of a configuration, as `tiled` takes it."""
-    down_across = config.items
-    rest = config.pixels, config.item_quads, config.depth, config.slices, config.splits
-    return Tile(*down_across, *rest)
+def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> list[Tile]:
+    """The tiles that a convolution can have on a GPU, the fastest first."""
+    sizes = Sizes.of(layer)
+    return sorted(_tiles(layer, sizes, gpu), key=lambda tile: tile_cycles(sizes, tile, gpu))
 
 
 def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:
-    """Tiles and groups that the GPU can have."""
     for across, quads, down, pixels in product(_ACROSS, _QUADS, _DOWN, _PIXELS):
         if not covers(layer, sizes, across * quads, down * pixels):
             continue
@@ -200,7 +142,13 @@ def _registers(tile: Tile) -> int:
     return 40 + 4 * (tile.pixels * tile.quads + tile.pixels + tile.quads + _slots(tile))
 
 
-def _cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
+def row_cycles(sizes: Sizes) -> float:
+    """Cycles of a dense layer of one row: those in which its weights are read."""
+    return _BEGIN + sizes.quads * sizes.steps * QUAD * 16 / _SHARED_BYTES
+
+
+def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
+    """Cycles by the model."""
     items = tile.down * tile.across * tile.slices
     slab = tile.depth * tile.slices
     pixels, columns = tile.down * tile.pixels, tile.across * tile.quads * QUAD
@@ -233,86 +181,3 @@ def _cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
     if tile.splits > 1:
         cycles += _LAUNCH + tile.splits * sizes.pixels * sizes.quads * QUAD / _SPLIT_NUMBERS
     return cycles
-
-
-# --- without local memory -------------------------------------------------------------------------
-
-_ITEM_PIXELS = (4, 2, 8, 1)  # 4 are enough to use weights more than once
-_ITEMS = (1.0, 0.5, 2.0)  # of a group, in those of a group that shares nothing
-
-
-def item_conv_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ItemConvConfig]:
-    """Tiles of items that share nothing, the usual one first."""
-    width = layer.out_size[1]
-    tiles = dict.fromkeys(min(pixels, width) for pixels in _ITEM_PIXELS)
-    groups = dict.fromkeys(
-        min(max(1, int(gpu.plain_items * part)), gpu.max_group_items) for part in _ITEMS
-    )
-    return [
-        taken(ItemConvConfig, layer, pixels=pixels, group_items=items)
-        for items in groups
-        for pixels in tiles
-    ]
-
-
-# --- dense layers of one row ----------------------------------------------------------------------
-
-_ROW_BLOCKS = 4  # the most of a group
-
-
-def _is_row(layer: ConvConfig) -> bool:
-    """Whether a layer is the product of one row with a matrix."""
-    single = (layer.batch, *layer.out_size, *layer.kernel) == (1,) * 5
-    return single and layer.groups == 1 and not any(layer.padding)
-
-
-def row_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ConvConfig]:
-    """Few outputs a group, so that all units read weights, and as many lines as fill it, first."""
-    first = max(1, min(_ROW_BLOCKS, layer.out_blocks // gpu.units))
-    others = [blocks for blocks in (1, 2, _ROW_BLOCKS) if blocks != first]
-    found = [_lines(layer, gpu, blocks) for blocks in (first, *others)]
-    places = ((i, j) for i, lines in enumerate(found) for j in range(len(lines)))
-    return [found[i][j] for i, j in sorted(places, key=sum)]
-
-
-def _lines(layer: ConvConfig, gpu: GpuMachine, blocks: int) -> list[ConvConfig]:
-    """Rows with ``blocks`` blocks in a group, the most lines first."""
-    across = blocks * layer.lanes // QUAD
-    rows = layer.reduce_blocks * layer.data_block
-    limit = min(128, gpu.max_group_items // across, gpu.local_bytes // (16 * across))
-    most = 1 << (max(1, min(limit, rows // 4)).bit_length() - 1)
-    counts = [most >> i for i in range(3) if 1 <= most >> i <= limit]
-    return [taken(RowConfig, layer, oc_blocks=blocks, pixels=1, lines=lines) for lines in counts]
-
-
-# --- windows --------------------------------------------------------------------------------------
-
-_WINDOW_ITEMS = (128, 64, 256)
-_WINDOW_TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
-_WAVES_A_UNIT = 16  # of work-items that hide each other's waits
-
-
-def choose_group_window(layer: WindowConfig, gpu: GpuMachine) -> GroupWindowConfig:
-    """The configuration of a depthwise convolution or pooling: measured best, or of the model."""
-    found: GroupWindowConfig | None = gpu.winners.find(layer)
-    return found or group_window_candidates(layer, gpu)[0]
-
-
-def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupWindowConfig]:
-    """Tiles and groups to try.
-
-    First the largest tile that leaves enough work-items: its pixels are read once for several
-    windows.
-    """
-    items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
-    enough = gpu.units * gpu.wave * _WAVES_A_UNIT
-    found = [
-        taken(GroupWindowConfig, layer, tile=tile, group_items=each)
-        for each in items
-        for tile in _WINDOW_TILES
-        if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]
-    ]
-    usual = found[:2]
-    enough_items = [config for config in usual if config.work_items >= enough]
-    first = enough_items[-1] if enough_items else usual[0]
-    return [first, *(config for config in found if config != first)]
