@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from fake_targets import ROOT, fake_code
+from fake_targets import FOLDER, ROOT, fake_code
 
 import tvm_stretch as ts
 from tvm_stretch.runtime.autoload import find_file
 from tvm_stretch.runtime.native_processor import build_processor, load_processor
+from tvm_stretch.testing import SOURCE
 
 
 def test_the_library_that_is_shipped_has_no_fake() -> None:
@@ -41,6 +43,17 @@ def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
 def test_no_library() -> None:
     with pytest.raises(ts.InstallError, match="drives a processor at /no/such"):
         load_processor("/no/such.so")
+
+
+def test_a_second_library_of_a_kind(tmp_path: Path) -> None:
+    """Refused; the first one goes on. An exception while a library is loaded would abort."""
+    assert fake_code().kind == "tvm_stretch.fake"
+    second = tmp_path / "second.so"
+    shutil.copy(build_processor(SOURCE, FOLDER), second)
+    for _ in range(2):
+        with pytest.raises(ts.InstallError, match=r"kind 'fake', got .*second\.so after another"):
+            load_processor(second)
+    assert fake_code().kind == "tvm_stretch.fake"
 
 
 def test_headers_are_shipped() -> None:

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import tvm_ffi
 from tvm_ffi import libinfo
 
 from tvm_stretch.errors import InstallError
@@ -71,21 +72,31 @@ def compile_flags() -> list[str]:
     ]
 
 
-@functools.cache
 def load_processor(library: str | os.PathLike[str]) -> None:
     """Load a library of `build_processor`, or one that was built with `compile_flags`.
 
     Raises:
-        InstallError: it is no such library.
+        InstallError: it is no such library, or another one has its kind of processor.
     """
     load_native_library()  # the library needs it, and finds the one that is loaded
+    if kind := _refused_kind(os.fspath(library)):
+        raise InstallError(
+            f"expected one library for processors of kind {kind!r}, got {library} after another; "
+            "load it in a process of its own"
+        )
+
+
+@functools.cache  # only the first load registers anything
+def _refused_kind(library: str) -> str:
+    """Load a library; the kind of its processors, if another library has that kind."""
     try:
-        ctypes.CDLL(str(library), ctypes.RTLD_LOCAL)
+        ctypes.CDLL(library, ctypes.RTLD_LOCAL)
     except OSError as error:
         raise InstallError(
             f"expected a library that drives a processor at {library}, got {error}; build it with "
             "tvm_stretch.runtime.native_processor.build_processor"
         ) from error
+    return str(tvm_ffi.get_global_func("tvm_stretch.refused_processor")())
 
 
 def _run(command: list[str]) -> None:

@@ -1,7 +1,10 @@
 #include "processor.h"
 
+#include <tvm/ffi/reflection/registry.h>
+
 #include <chrono>
 #include <map>
+#include <utility>
 
 #include "errors.h"
 #include "memory.h"
@@ -13,6 +16,12 @@ namespace {
 std::map<std::string, ProcessorFactory>& Factories() {
   static std::map<std::string, ProcessorFactory> factories;
   return factories;
+}
+
+// The kind that the last library wanted, if another library had it.
+std::string& RefusedKind() {
+  static std::string kind;
+  return kind;
 }
 
 char* BaseOf(const MemoryMap& memory, const TensorSpec& tensor) {
@@ -78,7 +87,12 @@ void Task::Complete(Failure failure) {
 }
 
 void RegisterProcessor(const std::string& kind, ProcessorFactory factory) {
-  Factories()[kind] = std::move(factory);
+  if (!Factories().emplace(kind, std::move(factory)).second) RefusedKind() = kind;
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef().def("tvm_stretch.refused_processor",
+                                   [] { return std::exchange(RefusedKind(), ""); });
 }
 
 std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context) {

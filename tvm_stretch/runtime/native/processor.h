@@ -208,7 +208,9 @@ struct ProcessorContext {
 using ProcessorFactory =
     std::function<std::unique_ptr<ProcessorProgram>(const ProcessorContext& context)>;
 
-// Registers a kind of processor; called while a library is loaded.
+// Registers a kind of processor; called while a library is loaded, where an exception would end the
+// process. So a kind stays with the first library that registers it, and `load_processor` refuses
+// the second.
 TVM_STRETCH_API void RegisterProcessor(const std::string& kind, ProcessorFactory factory);
 
 // Throws ValueError if no factory is registered for this kind.

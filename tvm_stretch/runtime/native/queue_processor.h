@@ -43,6 +43,7 @@ class TextCode : public ffi::ModuleObj {
 
   // Registers the functions that make the code from its text and load it from an artifact.
   static void Register(const char* creator) {
+    if (ffi::Function::GetGlobal(creator)) return;  // another library has the kind
     const std::string loader = std::string("ffi.Module.load_from_bytes.") + Code::kKind;
     auto make = [](const ffi::String& text) { return ffi::Module(ffi::make_object<Code>(text)); };
     ffi::reflection::GlobalDef()
