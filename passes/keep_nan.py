@@ -12,9 +12,6 @@ NaN.
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -22,6 +19,7 @@ from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.targets.kernels.nan import moved, with_reduction
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepNan")
@@ -57,27 +55,8 @@ def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:
     start = block.init
     if not isinstance(start, tirx.BufferStore) or not isinstance(start.value, tirx.FloatImm):
         return block
-    number = _infinite(start.value)
+    number = moved(start.value, finite=False)
     if number.same_as(start.value):
         return block
     init = tirx.BufferStore(start.buffer, number, start.indices)
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-
-
-def _infinite(number: tirx.FloatImm) -> tirx.FloatImm:
-    dtype = str(number.ty.dtype)
-    if dtype not in ("float16", "float32", "float64"):
-        return number
-    if abs(number.value) != float(np.finfo(dtype).max):
-        return number
-    return tirx.FloatImm(number.ty, math.copysign(math.inf, number.value))
+    return with_reduction(block, init, block.body)

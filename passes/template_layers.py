@@ -6,6 +6,8 @@
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
                                           see `transposed.py`
+    y = matmul(subtract(astype(x, "int32"), zero), w)
+                                     ->   y = integer_matmul(x, w) - zero * sum(w), for x of 8 bits
 
 A bias and an activation that follow such a layer move before the reshapes and become its epilogue.
 """
@@ -20,6 +22,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.analysis.quantised_layers import fits
+from tvm_stretch.analysis.quantised_values import EIGHT_BITS
 from tvm_stretch.analysis.transposed import transposed_images
 from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import (
@@ -28,7 +32,9 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
-from tvm_stretch.ir.operators import UNARY
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer
+from tvm_stretch.ir.operators import UNARY, kind_of
 from tvm_stretch.ir.source_names import same_source
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
@@ -65,8 +71,10 @@ class _Writer(CallRewriter):
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         name = getattr(call.op, "name", "")
-        if name in _UNARY | _BINARY:
+        if name in _UNARY | _BINARY or _counts(call, name):
             layer = self.moved(call, name)
+        elif name == "relax.matmul" and str(call.ty.dtype) == "int32":
+            layer = self.product(call)
         elif name in _LAYERS and str(call.ty.dtype) == "float32" and _needs_rewriting(call, name):
             weight = self.constant(call.args[1])
             layer = None if weight is None else _LAYERS[name](call, weight)
@@ -89,12 +97,33 @@ class _Writer(CallRewriter):
             return None
         if name in _BINARY:
             given = self.constant(others[0])
-            operand = None if given is None else self.operand(layer, given, len(shape_of(call)))
+            if given is None:
+                operand = None if shape_of(others[0]) else others[0]
+            else:
+                operand = self.operand(layer, given, len(shape_of(call)))
             if operand is None:
                 return None
             others = [operand]
         moved = (relax.Call(call.op, [v, *others], call.attrs, call.ty_args) for v in layer.values)
         return replace(layer, values=tuple(moved))
+
+    def product(self, call: relax.Call) -> _Layer | None:
+        """A product of 8-bit numbers and constants, whose zero point may be computed."""
+        data, weight, zero = self.definition(call.args[0]), self.constant(call.args[1]), None
+        if kind_of(data) == "subtract":
+            data, zero = self.definition(data.args[0]), data.args[1]
+        if kind_of(data) != "astype" or str(data.args[0].ty.dtype) not in EIGHT_BITS:
+            return None
+        if weight is None or (zero is not None and shape_of(zero)) or not fits(weight):
+            return None
+        rows = self.builder_.emit(_rows_of(data.args[0]))
+        bias = constant(np.zeros(weight.shape[1], "int32"))
+        operands = rows, constant(weight.astype("int8")), bias
+        value: relax.Expr = integer_call(self.builder_, Integer("matmul", zeros=(0,)), *operands)
+        if zero is not None:
+            columns = constant(weight.sum(0, dtype="int32", keepdims=True))
+            value = relax.op.subtract(value, relax.op.multiply(columns, zero))
+        return _of_rows(call, value)
 
     def operand(self, layer: _Layer, value: np.ndarray, rank: int) -> relax.Expr | None:
         """A constant with one number, or one per channel, in the layer's shape."""
@@ -115,17 +144,33 @@ def _needs_rewriting(call: relax.Call, name: str) -> bool:
     return column == (1, 1) and height > 1
 
 
+def _counts(call: relax.Call, name: str) -> bool:
+    """Whether a call makes floats of sums in int32."""
+    types = [str(x.ty.dtype) for x in (call, *call.args)] if name == "relax.astype" else []
+    return types == ["float32", "int32"]
+
+
 def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """A product of a matrix of all rows with the weights."""
     shape = shape_of(call.args[0])
     if len(shape) < 3 or weight.ndim != 2 or 0 in shape:
         return None
-    rows = relax.op.reshape(call.args[0], relax.ShapeExpr([prod(shape[:-1]), shape[-1]]))
+    return _of_rows(call, relax.op.matmul(_rows_of(call.args[0]), constant(weight)))
+
+
+def _rows_of(x: relax.Expr) -> relax.Expr:
+    """All rows of a tensor as one matrix."""
+    shape = shape_of(x)
+    return relax.op.reshape(x, relax.ShapeExpr([prod(shape[:-1]), shape[-1]]))
+
+
+def _of_rows(call: relax.Call, value: relax.Expr) -> _Layer:
+    """A product of all rows, which ``call`` has in its own shape."""
     result = relax.ShapeExpr(shape_of(call))
     return _Layer(
-        (relax.op.matmul(rows, constant(weight)),),
+        (value,),
         lambda value: relax.op.reshape(value, result),
-        len(shape) - 1,
+        len(shape_of(call)) - 1,
         lambda numbers: numbers.reshape(1, -1),
     )
 

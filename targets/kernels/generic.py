@@ -32,6 +32,7 @@ from .flat import through_memory
 from .footprint import footprint
 from .loops import STACK_BYTES
 from .machine import VectorMachine
+from .nan import with_known_reducers
 from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
@@ -43,7 +44,7 @@ _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """A faster PrimFunc with the same meaning, or ``func`` itself."""
     try:
-        sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+        sch = s_tir.Schedule(tvm.IRModule({"main": with_known_reducers(func)}))
         sch.get_sblock("root")
     except (ScheduleError, TypeError):  # not a function of blocks: already scheduled, or extern
         return func

@@ -13,9 +13,11 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from tests.lowered import heap_buffers
+from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels import generic
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 MACHINE = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 IMAGE, BLOCKED = (1, 20, 13, 13), (1, 12, 7, 7, 8)
@@ -45,6 +47,7 @@ CASES: dict[str, tuple] = {
     "sum_first": (lambda x: op.sum(x, [0]), [(50, 33)]),
     "sum_of_squares": (lambda x: op.sum(op.multiply(x, x), [1]), [IMAGE]),
     "max_last": (lambda x: op.max(x, [-1]), [(7, 128)]),
+    "min_all": (op.min, [(7, 128)]),
     "min_middle": (lambda x: op.min(x, [1]), [(3, 17, 16)]),
     "product": (lambda x: op.prod(x, [1]), [(3, 17, 16)]),
     "variance": (lambda x: op.variance(x, [1]), [(3, 40)]),
@@ -182,6 +185,21 @@ def test_special_values_are_kept(name, value):
     expected, actual = run(func, arrays), run(schedule_generic(func, MACHINE), arrays)
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["max_last", "min_all"])
+def test_a_running_maximum_is_vectorized_and_keeps_special_values(name, value):
+    (func,) = prim_funcs(*CASES[name])
+    kept = KeepNan()(tvm.IRModule({"main": func}))["main"]
+    scheduled = schedule_kernel(kept, MACHINE)
+    assert "T.vectorized" in scheduled.script()
+    arrays = random_arguments(func)
+    arrays[0][-1] = value  # all of a row, so that nothing hides where a maximum starts
+    arrays[0].flat[5] = np.nan
+    actual = run(scheduled, arrays)[-1]
+    reduce = np.max if name == "max_last" else np.min
+    np.testing.assert_array_equal(actual, reduce(arrays[0], -1 if name == "max_last" else None))
 
 
 def scheduled_text(name, **changes) -> str:

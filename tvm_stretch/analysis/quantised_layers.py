@@ -117,6 +117,15 @@ def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
     return int((255 * sums + np.abs(bias.astype("int64"))).max())
 
 
+def fits(weight: np.ndarray) -> bool:
+    """Whether a matrix of integers has 8 bits, and its sums with such numbers have 31."""
+    limits = np.iinfo("int8")
+    if weight.ndim != 2 or not weight.size:
+        return False
+    inside = weight.min() >= limits.min and weight.max() <= limits.max
+    return bool(inside) and _largest(weight, 1, np.zeros(1)) < 2**31
+
+
 def _transposed(call: relax.Call, layer: Layer) -> Layer | None:
     images = transposed_images(call, _apart(layer.weight, ints(call.attrs.dilation), call))
     if images is None:

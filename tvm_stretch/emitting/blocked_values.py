@@ -93,6 +93,10 @@ class Rewriter(Layouts):
         dtype = str(expr.ty.dtype)
         return dtype == "float32" or (dtype == "float16" and self.machine.half)
 
+    def _is_number(self, expr: relax.Expr) -> bool:
+        """Whether blocks may hold such numbers: floats, or sums of integers."""
+        return self._is_float(expr) or str(expr.ty.dtype) == "int32"
+
     def _blocked_call(self, call: relax.Call) -> Value | None:
         """The call on blocked operands, or None if it needs the plain layout."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
@@ -117,7 +121,7 @@ class Rewriter(Layouts):
             "call_tir": self._winograd,
         }
         if name in _UNARY or (
-            name == "astype" and self._is_float(call) and self._is_float(call.args[0])
+            name == "astype" and self._is_float(call) and self._is_number(call.args[0])
         ):
             return self._unary(call)
         if name in _BINARY:
@@ -246,7 +250,7 @@ class Rewriter(Layouts):
 
     def _binary(self, call: relax.Call) -> Value | None:
         """An operator of two blocked operands: same shape, one number a channel, or one number."""
-        if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
+        if not any(self.is_blocked(arg) for arg in call.args) or not self._is_number(call):
             return self._normalised(call) or self._on_rows(call)
         shape = tuple(shape_of(call))
         if len(shape) not in (2, 4):
@@ -288,6 +292,8 @@ class Rewriter(Layouts):
                 return relax.const(arg.value.numpy().reshape(()))
             aligned = (1,) * (len(shape) - len(own)) + own
             return self.blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
+        if not own:
+            return self.plain(relax.Tuple([arg])).fields[0]
         if len(own) != len(shape) or own[1] != shape[1]:
             return None
         return self.blocked(arg)

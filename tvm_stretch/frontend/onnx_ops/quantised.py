@@ -91,6 +91,11 @@ def _constants(node: Node, dtype: str) -> tuple[relax.Expr, relax.Expr]:
 
 def _centred(node: Node, index: int, zero: int, lined_up: list[int] | None = None) -> relax.Expr:
     """Input ``index`` minus its zero point, as int32."""
+    if node.is_const(index) and (node.is_const(zero) or not node.has(zero)):
+        numbers = node.const(index, "numbers").astype("int32")
+        offset = node.const(zero, "zero point").astype("int32") if node.has(zero) else np.int32(0)
+        is_lined_up = lined_up is not None and offset.size > 1
+        return constant(numbers - (offset.reshape(lined_up) if is_lined_up else offset))
     x = relax.op.astype(node[index], "int32")
     if not node.has(zero):
         return node.emit(x)
