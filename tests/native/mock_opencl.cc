@@ -14,7 +14,8 @@
 // fail.
 //
 // Tests call mock_opencl_fail(what, skip, code): after `skip` good calls of the function `what`
-// ("CreateBuffer", ...), one fails with `code`. `what` may be "run", a kernel's execution. With
+// ("CreateBuffer", ...), one fails with `code`. `what` may be "run", a kernel's execution, or
+// "slow-read": a read of a buffer ends when a later kernel begins, and fails if none does. With
 // code CL_NV_ILLEGAL_BUFFER_ACCESS that loses the context: nothing works in it any more. Without
 // `what`, nothing fails any more.
 #include "mock_opencl.h"
@@ -71,7 +72,18 @@ void Compute(const std::string& name, const Bound& bound) {
   }
 }
 
+std::atomic<int> kernels{0}, begun{0};  // that were enqueued, and that have begun
+
+// Whether a kernel begins, before long, that is enqueued after `before` others.
+bool HasLaterBegun(int before) {
+  for (int wait = 0; wait < 2000 && begun <= before; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return begun > before;
+}
+
 cl_int RunKernel(const std::string& name, const Bound& bound, int32_t items) {
+  ++begun;
   std::atomic<int32_t>* ints = nullptr;
   if (bound.has_bell) {
     ints = reinterpret_cast<std::atomic<int32_t>*>(bound.buffers[0]->data);
@@ -83,12 +95,6 @@ cl_int RunKernel(const std::string& name, const Bound& bound, int32_t items) {
   Compute(name, bound);
   if (ints != nullptr) ints[16].fetch_add(items);
   return CL_SUCCESS;
-}
-
-cl_int WaitFor(cl_event event) {
-  std::unique_lock<std::mutex> lock(event->mutex);
-  event->done.wait(lock, [&] { return event->status <= CL_COMPLETE; });
-  return event->status;
 }
 
 // Whether `name` stands in the source as a kernel, and its parameters.
@@ -329,8 +335,8 @@ cl_int clGetKernelWorkGroupInfo(cl_kernel, cl_device_id, cl_uint what, size_t by
 }
 
 cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint, const size_t*,
-                              const size_t* global, const size_t*, cl_uint, const cl_event*,
-                              cl_event* event) {
+                              const size_t* global, const size_t*, cl_uint count,
+                              const cl_event* after, cl_event* event) {
   Bound bound{kernel->has_bell, {}, {}};
   for (const std::vector<char>& arg : kernel->args) {
     cl_mem buffer = nullptr;
@@ -344,36 +350,44 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint,
     }
   }
   const auto items = static_cast<int32_t>(global[0] * global[1] * global[2]);
-  return EnqueueAction("EnqueueNDRangeKernel", queue, event,
+  ++kernels;
+  return EnqueueAction("EnqueueNDRangeKernel", queue, count, after, event,
                        [=, name = kernel->name] { return RunKernel(name, bound, items); });
 }
 cl_int clEnqueueReadBuffer(cl_command_queue queue, cl_mem buffer, cl_bool, size_t offset,
-                           size_t bytes, void* to, cl_uint, const cl_event*, cl_event* event) {
-  return EnqueueAction("EnqueueReadBuffer", queue, event, [=, kept = Ref(buffer)] {
+                           size_t bytes, void* to, cl_uint count, const cl_event* after,
+                           cl_event* event) {
+  const int before = kernels;
+  return EnqueueAction("EnqueueReadBuffer", queue, count, after, event, [=, kept = Ref(buffer)] {
+    const cl_int code = Script::Get().Next("slow-read");
+    if (code != CL_SUCCESS && !HasLaterBegun(before)) return code;
+
     return std::memcpy(to, kept->data + offset, bytes), CL_SUCCESS;
   });
 }
 cl_int clEnqueueWriteBuffer(cl_command_queue queue, cl_mem buffer, cl_bool blocks, size_t offset,
-                            size_t bytes, const void* from, cl_uint, const cl_event*,
+                            size_t bytes, const void* from, cl_uint count, const cl_event* after,
                             cl_event* event) {
   // What blocks may read from the caller's stack.
   std::vector<char> copy(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-  return EnqueueAction("EnqueueWriteBuffer", queue, event, [=, kept = Ref(buffer)] {
+  return EnqueueAction("EnqueueWriteBuffer", queue, count, after, event, [=, kept = Ref(buffer)] {
     const void* source = blocks != 0 ? copy.data() : from;
     return std::memcpy(kept->data + offset, source, bytes), CL_SUCCESS;
   });
 }
 cl_int clEnqueueCopyBuffer(cl_command_queue queue, cl_mem from, cl_mem to, size_t from_offset,
-                           size_t offset, size_t bytes, cl_uint, const cl_event*, cl_event* event) {
-  return EnqueueAction("EnqueueCopyBuffer", queue, event, [=, to = Ref(to), from = Ref(from)] {
-    return std::memmove(to->data + offset, from->data + from_offset, bytes), CL_SUCCESS;
-  });
+                           size_t offset, size_t bytes, cl_uint count, const cl_event* after,
+                           cl_event* event) {
+  return EnqueueAction(
+      "EnqueueCopyBuffer", queue, count, after, event, [=, to = Ref(to), from = Ref(from)] {
+        return std::memmove(to->data + offset, from->data + from_offset, bytes), CL_SUCCESS;
+      });
 }
 void* clEnqueueMapBuffer(cl_command_queue queue, cl_mem buffer, cl_bool blocks, cl_bitfield flags,
                          size_t offset, size_t bytes, cl_uint, const cl_event*, cl_event* event,
                          cl_int* code) {
   cl_event done = nullptr;
-  *code = EnqueueAction("EnqueueMapBuffer", queue, &done,
+  *code = EnqueueAction("EnqueueMapBuffer", queue, 0, nullptr, &done,
                         [=, buffer = Ref(buffer)] { return buffer->Map(flags, offset, bytes); });
   if (*code != CL_SUCCESS) return nullptr;
   if (blocks != 0) *code = WaitFor(done);
@@ -383,12 +397,13 @@ void* clEnqueueMapBuffer(cl_command_queue queue, cl_mem buffer, cl_bool blocks, 
 cl_int clEnqueueUnmapMemObject(cl_command_queue queue, cl_mem buffer, void* start, cl_uint,
                                const cl_event*, cl_event* event) {
   const auto offset = static_cast<size_t>(static_cast<char*>(start) - buffer->host);
-  return EnqueueAction("EnqueueUnmapMemObject", queue, event,
+  return EnqueueAction("EnqueueUnmapMemObject", queue, 0, nullptr, event,
                        [=, buffer = Ref(buffer)] { return buffer->Unmap(offset); });
 }
-cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint, const cl_event*,
+cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint count, const cl_event* after,
                                    cl_event* event) {
-  return EnqueueAction("EnqueueMarkerWithWaitList", queue, event, [] { return CL_SUCCESS; });
+  return EnqueueAction("EnqueueMarkerWithWaitList", queue, count, after, event,
+                       [] { return CL_SUCCESS; });
 }
 
 cl_int clWaitForEvents(cl_uint count, const cl_event* events) {

@@ -85,6 +85,7 @@ class Ref {
   Ref& operator=(const Ref&) = delete;
   ~Ref() { object_->Release(); }
   T* operator->() const { return object_; }
+  T* get() const { return object_; }
 
  private:
   T* object_;
@@ -213,11 +214,25 @@ inline cl_ulong NowTicks() {
   return static_cast<cl_ulong>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-// Enqueues an action that returns how it went.
-inline cl_int EnqueueAction(const char* what, cl_command_queue queue, cl_event* out,
-                            std::function<cl_int()> action) {
+inline cl_int WaitFor(cl_event event) {
+  std::unique_lock<std::mutex> lock(event->mutex);
+  event->done.wait(lock, [&] { return event->status <= CL_COMPLETE; });
+  return event->status;
+}
+
+// Enqueues an action that returns how it went, once the events of `after` are complete.
+inline cl_int EnqueueAction(const char* what, cl_command_queue queue, cl_uint count,
+                            const cl_event* events, cl_event* out, std::function<cl_int()> work) {
   if (cl_int code = Script::Get().Next(what)) return code;
   if (cl_int code = queue->context->lost) return code;
+  std::vector<Ref<_cl_event>> after;
+  for (cl_uint i = 0; i < count; ++i) after.emplace_back(events[i]);
+  auto action = [after = std::move(after), work = std::move(work)] {
+    for (const Ref<_cl_event>& one : after) {
+      if (WaitFor(one.get()) < CL_COMPLETE) return CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+    }
+    return work();
+  };
   auto event = new _cl_event();
   event->queued = NowTicks();
   if (out != nullptr) {

@@ -101,6 +101,45 @@ TEST_P(OpenCLMock, RandomGraphs) {
   }
 }
 
+// y = -(-a) + -(-b): the device computes -a for the CPU, then -(-b).
+constexpr const char* kOverlapping = R"json({"format":"tvm_stretch.graph","version":4,
+ "inputs":[{"name":"a","tensor":0},{"name":"b","tensor":1}],"outputs":[{"name":"y","tensor":6}],
+ "tensors":[
+ {"shape":[16],"dtype":"float32","kind":"input","buffer":0,"offset":0,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"input","buffer":1,"offset":0,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"arena","buffer":0,"offset":0,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"arena","buffer":0,"offset":64,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"arena","buffer":0,"offset":128,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"arena","buffer":0,"offset":192,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"output","buffer":0,"offset":0,"bytes":64}],
+ "prepare":[],"nodes":[
+ {"kernel":"negative","name":"n0","inputs":[0],"outputs":[2]},
+ {"kernel":"negative","name":"n1","inputs":[2],"outputs":[3]},
+ {"kernel":"negative","name":"n2","inputs":[1],"outputs":[4]},
+ {"kernel":"negative","name":"n3","inputs":[4],"outputs":[5]},
+ {"kernel":"add","name":"n4","inputs":[3,5],"outputs":[6]}],
+ "processors":[{"name":"cpu","kind":"cpu"},{"name":"opencl","kind":"opencl"}],"regions":[
+ {"name":"r0","processor":1,"nodes":[0],"after":[],"receives":[0],"sends":[2]},
+ {"name":"r1","processor":0,"nodes":[1],"after":[0],"receives":[2],"sends":[3]},
+ {"name":"r2","processor":1,"nodes":[2,3],"after":[],"receives":[1],"sends":[5]},
+ {"name":"r3","processor":0,"nodes":[4],"after":[2],"receives":[5],"sends":[6]}],
+ "arena_bytes":256,"weights_bytes":128,"prepared_bytes":0,"threads":1,"package_version":"0",
+ "target":{},"cpu_features":[]})json";
+
+// A device with memory of its own copies out the first region's result while it computes the next.
+TEST_P(OpenCLMock, CopiesOverlapKernels) {
+  const char* memory = std::getenv("TVM_STRETCH_OPENCL_MEMORY");
+  if (memory == nullptr || std::string(memory) != "mirror") GTEST_SKIP() << "nothing is copied";
+  static const auto opencl = ffi::Function::GetGlobalRequired("tvm_stretch.create_opencl_code");
+  ffi::Module module = Create(kOverlapping, ffi::Module(ffi::make_object<Kernels>()),
+                              opencl(ffi::String(GetParam())).cast<ffi::Module>());
+  for (int run = 0; run < 3; ++run) {
+    Fail("slow-read", 0, opencl::CL_INVALID_BUFFER_SIZE);
+    auto y = Call(module, "invoke", Filled({16}, 3), Filled({16}, 4)).cast<ffi::Tensor>();
+    EXPECT_EQ(testing::First(y), 7);
+  }
+}
+
 TEST_P(OpenCLMock, InstancesOnThreads) {
   for (uint32_t seed = 100; seed < 104; ++seed) {
     RandomGraph graph = Graph(seed);

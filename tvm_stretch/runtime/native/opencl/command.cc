@@ -4,8 +4,9 @@ namespace tvm_stretch::opencl {
 namespace {
 
 Command Transfer(Command::Kind kind, const DeviceMemory& memory, char* host, size_t bytes,
-                 const Span& span) {
+                 const Span& span, Lane lane) {
   Command command{};
+  command.lane = lane;
   command.kind = kind;
   command.span = span;
   command.buffer = memory.buffer();
@@ -18,30 +19,34 @@ Command Transfer(Command::Kind kind, const DeviceMemory& memory, char* host, siz
 }  // namespace
 
 void AppendReceive(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
-                   std::vector<Command>* commands) {
-  commands->push_back(Transfer(Command::Kind::kWrite, memory, host, bytes, span));
+                   Lane lane, std::vector<Command>* commands) {
+  commands->push_back(Transfer(Command::Kind::kWrite, memory, host, bytes, span, lane));
 }
 
-void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
+void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span, Lane lane,
                 std::vector<Command>* commands) {
-  commands->push_back(Transfer(Command::Kind::kRead, memory, host, bytes, span));
+  commands->push_back(Transfer(Command::Kind::kRead, memory, host, bytes, span, lane));
 }
 
-cl_int Enqueue(const Command& command, cl_command_queue queue, cl_event* event) {
+cl_int Enqueue(const Command& command, const Queues& queues, const std::vector<cl_event>& after,
+               cl_event* event) {
   const Command& c = command;
+  cl_command_queue const queue = queues.at(c.lane);
+  const auto count = static_cast<cl_uint>(after.size());
+  const cl_event* const events = after.empty() ? nullptr : after.data();
   switch (c.kind) {
     case Command::Kind::kKernel:
       return CL().EnqueueNDRangeKernel(queue, c.kernel.get(), 3, nullptr, c.global_size.data(),
-                                       c.group_size.data(), 0, nullptr, event);
+                                       c.group_size.data(), count, events, event);
     case Command::Kind::kCopy:
-      return CL().EnqueueCopyBuffer(queue, c.from, c.buffer, c.from_offset, c.offset, c.bytes, 0,
-                                    nullptr, event);
+      return CL().EnqueueCopyBuffer(queue, c.from, c.buffer, c.from_offset, c.offset, c.bytes,
+                                    count, events, event);
     case Command::Kind::kWrite:
-      return CL().EnqueueWriteBuffer(queue, c.buffer, kFalse, c.offset, c.bytes, c.host, 0, nullptr,
-                                     event);
+      return CL().EnqueueWriteBuffer(queue, c.buffer, kFalse, c.offset, c.bytes, c.host, count,
+                                     events, event);
     case Command::Kind::kRead:
-      return CL().EnqueueReadBuffer(queue, c.buffer, kFalse, c.offset, c.bytes, c.host, 0, nullptr,
-                                    event);
+      return CL().EnqueueReadBuffer(queue, c.buffer, kFalse, c.offset, c.bytes, c.host, count,
+                                    events, event);
     case Command::Kind::kMap: {
       cl_int code = CL_SUCCESS;
       void* mapped = CL().EnqueueMapBuffer(queue, c.buffer, kFalse, c.map_flags, c.offset, c.bytes,

@@ -9,6 +9,7 @@
 #include "../processor.h"
 #include "device_memory.h"
 #include "handle.h"
+#include "queues.h"
 
 namespace tvm_stretch::opencl {
 
@@ -17,6 +18,7 @@ struct Command {
   Kind kind;
   Span span;              // its name and id for the timeline
   bool is_traced = true;  // whether the timeline shows it
+  Lane lane = Lane::kKernels;
 
   Kernel kernel;  // its arguments are set
   std::array<size_t, 3> global_size;
@@ -34,12 +36,14 @@ struct Command {
 
 // Copies `bytes` at `host` to the device's memory (back to the host).
 void AppendReceive(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
-                   std::vector<Command>* commands);
-void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
+                   Lane lane, std::vector<Command>* commands);
+void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span, Lane lane,
                 std::vector<Command>* commands);
 
-// Does not block. `event` may be null.
-cl_int Enqueue(const Command& command, cl_command_queue queue, cl_event* event);
+// Does not block. The command begins after the events `after`, if it copies or is a kernel; `event`
+// may be null.
+cl_int Enqueue(const Command& command, const Queues& queues, const std::vector<cl_event>& after,
+               cl_event* event);
 
 }  // namespace tvm_stretch::opencl
 

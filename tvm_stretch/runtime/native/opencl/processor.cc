@@ -75,8 +75,9 @@ class OpenCLProcessor final : public Processor {
   }
 
  private:
-  void AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
+  void AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind, Lane lane,
                     std::vector<Command>* commands) const;
+  bool HasLater(const RegionSpec& region) const;
   const DeviceMemory& MemoryAt(const char* address) const;
   char* AddressOf(int64_t tensor) const;
   void AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const;
@@ -280,8 +281,25 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
 }
 
 void OpenCLProcessor::BeginPlan() {
-  submitters_.emplace_back(device_);
+  const bool overlaps =
+      device_.memory == MemoryKind::kMirror &&
+      std::any_of(graph_.regions.begin(), graph_.regions.end(), [this](const RegionSpec& region) {
+        return region.processor == program_.index() && HasLater(region);
+      });
+  submitters_.emplace_back(device_, overlaps);
   last_ = nullptr;
+}
+
+// Whether another region of the same plan follows on this device.
+bool OpenCLProcessor::HasLater(const RegionSpec& region) const {
+  const auto index = static_cast<size_t>(&region - graph_.regions.data());
+  for (const PlanSpec& plan : graph_.plans) {
+    if (index < plan.first || index >= plan.first + plan.count) continue;
+    for (size_t i = index + 1; i < plan.first + plan.count; ++i) {
+      if (graph_.regions[i].processor == program_.index()) return true;
+    }
+  }
+  return false;
 }
 
 std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
@@ -291,9 +309,11 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
   const cl_mem bell_buffer = has_bells_ ? bell->buffer() : open_bell_.get();
   std::vector<Command> commands;
   if (handover_ != nullptr) handover_->AppendTakes(num_bound_, &commands);
-  AddTransfers(region.receives, Span::Kind::kReceive, &commands);
+  const Lane receives = last_ == nullptr ? Lane::kKernels : Lane::kReceives;
+  AddTransfers(region.receives, Span::Kind::kReceive, receives, &commands);
   for (int64_t id : region.nodes) AppendNode(id, bell_buffer, &commands);
-  AddTransfers(region.sends, Span::Kind::kSend, &commands);
+  const Lane sends = HasLater(region) ? Lane::kSends : Lane::kKernels;
+  AddTransfers(region.sends, Span::Kind::kSend, sends, &commands);
   if (handover_ != nullptr) handover_->AppendGives(num_bound_, &commands);
   if (has_bells_) AddDoorbells(bell_buffer, &commands);
   ++num_bound_;
@@ -305,15 +325,15 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
 }
 
 // Appends copies if the device has separate memory.
-void OpenCLProcessor::AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
+void OpenCLProcessor::AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind, Lane lane,
                                    std::vector<Command>* commands) const {
   if (device_.memory != MemoryKind::kMirror) return;
   for (int64_t id : tensors) {
     const auto bytes = static_cast<size_t>(graph_.tensors[id].bytes);
     if (bytes == 0) continue;
     const Span span{kind, id, "tensor " + std::to_string(id), 0, 0};
-    (kind == Span::Kind::kReceive ? AppendReceive : AppendSend)(block_, AddressOf(id), bytes, span,
-                                                                commands);
+    auto append = kind == Span::Kind::kReceive ? AppendReceive : AppendSend;
+    append(block_, AddressOf(id), bytes, span, lane, commands);
   }
 }
 

@@ -9,16 +9,10 @@ namespace {
 // The number of enqueued regions with waiting kernels: the one that waits, and the next.
 constexpr size_t kAhead = 2;
 
-Queue CreateQueue(const Device& device, cl_bitfield properties) {
-  cl_int code = CL_SUCCESS;
-  Queue queue(CL().CreateCommandQueue(device.context, device.id, properties, &code));
-  Check(code, "clCreateCommandQueue");
-  return queue;
-}
-
 }  // namespace
 
-Submitter::Submitter(const Device& device) : device_(device), queue_(CreateQueue(device, 0)) {}
+Submitter::Submitter(const Device& device, bool copies)
+    : device_(device), copies_(copies), queues_(device, copies, 0) {}
 
 Submitter::~Submitter() {
   if (thread_.joinable()) {
@@ -29,8 +23,8 @@ Submitter::~Submitter() {
     wake_.notify_one();
     thread_.join();
   }
-  CL().Finish(queue_.get());
-  if (traced_queue_) CL().Finish(traced_queue_.get());
+  queues_.Finish();
+  traced_queues_.Finish();
 }
 
 void Submitter::Add(OpenCLTask* task, bool waits) {
@@ -42,8 +36,8 @@ void Submitter::Reset(bool traced) {
   std::lock_guard<std::mutex> lock(mutex_);
   traced_ = traced;
   if (!traced) return;
-  if (!traced_queue_) traced_queue_ = CreateQueue(device_, CL_QUEUE_PROFILING_ENABLE);
-  clock_.Calibrate(traced_queue_.get());
+  if (!traced_queues_) traced_queues_ = Queues(device_, copies_, CL_QUEUE_PROFILING_ENABLE);
+  clock_.Calibrate(traced_queues_.at(Lane::kKernels));
 }
 
 void Submitter::Begin() {
@@ -68,9 +62,9 @@ void Submitter::SubmitOne() {
 
 void Submitter::SubmitNext() {
   if (traced_) {
-    tasks_[next_]->Submit(traced_queue_.get(), &clock_);
+    tasks_[next_]->Submit(traced_queues_, &clock_);
   } else {
-    tasks_[next_]->Submit(queue_.get(), nullptr);
+    tasks_[next_]->Submit(queues_, nullptr);
   }
   ++next_;
   submitted_.notify_all();
@@ -87,8 +81,8 @@ void Submitter::Forbid(const OpenCLTask* first) {
 void Submitter::DrainAfterError() {
   if (!must_drain_) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  CL().Finish(queue_.get());
-  if (traced_queue_) CL().Finish(traced_queue_.get());
+  queues_.Finish();
+  traced_queues_.Finish();
   must_drain_ = false;
 }
 

@@ -1,4 +1,4 @@
-// Submits an instance's regions to its queue, in order and as early as possible.
+// Submits an instance's regions to its queues, in order and as early as possible.
 #ifndef TVM_STRETCH_OPENCL_SUBMITTER_H_
 #define TVM_STRETCH_OPENCL_SUBMITTER_H_
 
@@ -12,7 +12,7 @@
 #include "../cores.h"
 #include "clock.h"
 #include "device.h"
-#include "handle.h"
+#include "queues.h"
 
 namespace tvm_stretch::opencl {
 
@@ -26,7 +26,8 @@ class OpenCLTask;
 // process.
 class Submitter {
  public:
-  explicit Submitter(const Device& device);
+  // `copies`: whether copies have queues of their own.
+  Submitter(const Device& device, bool copies);
   ~Submitter();
 
   // While binding: `waits` is whether the task ever waits for other processors.
@@ -59,8 +60,9 @@ class Submitter {
   void Loop();
 
   const Device& device_;
-  const Queue queue_;
-  Queue traced_queue_;  // made when first needed; profiling is not free
+  const bool copies_;
+  const Queues queues_;
+  Queues traced_queues_;  // made when first needed; profiling is not free
   QueueClock clock_;
   std::vector<OpenCLTask*> tasks_;
   std::atomic<bool> must_drain_{false};

@@ -110,7 +110,7 @@ bool OpenCLTask::IsReady() const {
   return started_ && (bell_ != nullptr || pending_ == 0 || cancelled_);
 }
 
-void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
+void OpenCLTask::Submit(const Queues& queues, const QueueClock* clock) {
   clock_ = clock;
   Failure failure;
   if (cancelled_) {
@@ -122,7 +122,7 @@ void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
   if (!failure && previous_ != nullptr && previous_->state_ == kSettled) {
     failure = previous_->Task::Wait();
   }
-  if (!failure) failure = EnqueueAll(queue);
+  if (!failure) failure = EnqueueAll(queues);
   if (failure) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -136,27 +136,62 @@ void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
   state_ = kOnDevice;
 }
 
-Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
+Failure OpenCLTask::EnqueueAll(const Queues& queues) {
   for (size_t i = 0; i < commands_.size(); ++i) {
-    const bool wants_event = traced_ || !last_event_tells_ || i + 1 == commands_.size();
-    cl_event event = nullptr;
-    cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
-    if (event != nullptr) events_.emplace_back(event);
+    const cl_int code = EnqueueOne(queues, i);
     if (code != CL_SUCCESS) {
       NoteError();  // enqueued commands still run
       return Attempt([&] { Fail(code, "enqueueing '" + commands_[i].span.name + "'"); });
     }
   }
-  cl_int code = CL_SUCCESS;
-  if (commands_.empty()) {
-    cl_event event = nullptr;
-    code = CL().EnqueueMarkerWithWaitList(queue, 0, nullptr, &event);
-    if (event != nullptr) events_.emplace_back(event);
-  }
-  if (code == CL_SUCCESS) code = CL().Flush(queue);
+  const cl_int code = commands_.empty() ? EnqueueMarker(queues) : CL_SUCCESS;
   if (code == CL_SUCCESS) return std::nullopt;
   NoteError();
   return Attempt([&] { Fail(code, "submitting region '" + region_.name + "'"); });
+}
+
+// Enqueues a command, and flushes its queue behind the last one of a lane: what waits in another
+// queue for an event of this one would else wait for ever.
+cl_int OpenCLTask::EnqueueOne(const Queues& queues, size_t index) {
+  const Command& command = commands_[index];
+  const bool is_last = IsLastOfLane(index);
+  const bool wants_event = traced_ || !last_event_tells_ || is_last;
+  cl_event event = nullptr;
+  const cl_int code = Enqueue(command, queues, After(index), wants_event ? &event : nullptr);
+  if (event != nullptr) events_.emplace_back(event);
+  return code == CL_SUCCESS && is_last ? CL().Flush(queues.at(command.lane)) : code;
+}
+
+cl_int OpenCLTask::EnqueueMarker(const Queues& queues) {
+  const std::vector<cl_event> after = After(0);
+  cl_command_queue const queue = queues.at(Lane::kKernels);
+  cl_event event = nullptr;
+  const cl_int code = CL().EnqueueMarkerWithWaitList(
+      queue, static_cast<cl_uint>(after.size()), after.empty() ? nullptr : after.data(), &event);
+  if (event != nullptr) events_.emplace_back(event);
+  return code == CL_SUCCESS ? CL().Flush(queue) : code;
+}
+
+bool OpenCLTask::IsLastOfLane(size_t index) const {
+  return index + 1 == commands_.size() || commands_[index + 1].lane != commands_[index].lane;
+}
+
+Lane OpenCLTask::LastLane() const {
+  return commands_.empty() ? Lane::kKernels : commands_.back().lane;
+}
+
+// Events of other lanes that a command waits for: of the command before it, and, for the region's
+// last command, of the region before it, so that the end of a region is also the end of all
+// earlier ones.
+std::vector<cl_event> OpenCLTask::After(size_t index) const {
+  std::vector<cl_event> after;
+  if (index > 0 && IsLastOfLane(index - 1)) after.push_back(events_.back().get());
+  const bool is_last = index + 1 >= commands_.size();
+  if (is_last && previous_ != nullptr && previous_->state_ == kOnDevice &&
+      previous_->LastLane() != LastLane()) {
+    after.push_back(previous_->events_.back().get());
+  }
+  return after;
 }
 
 void OpenCLTask::NoteError() {
@@ -227,7 +262,7 @@ cl_int OpenCLTask::AwaitEvent() {
 }
 
 void OpenCLTask::Settle(cl_int status) {
-  // The queue is in order, so earlier tasks are done too. Their failure is also this task's.
+  // The last command is also behind all earlier tasks. Their failure is also this task's.
   Failure failure;
   if (previous_ != nullptr) {
     if (previous_->state_ == kOnDevice)
@@ -243,11 +278,11 @@ void OpenCLTask::Settle(cl_int status) {
 // Drivers may go on after a failed command; with bells the count shows it, else each event is
 // checked.
 cl_int OpenCLTask::FirstError(cl_int last) const {
-  cl_int status = last;
-  for (size_t i = 0; bell_ == nullptr && status >= CL_COMPLETE && i < events_.size(); ++i) {
-    status = std::min(status, StatusOf(events_[i].get()));
+  for (size_t i = 0; bell_ == nullptr && i < events_.size(); ++i) {
+    const cl_int status = StatusOf(events_[i].get());
+    if (status < CL_COMPLETE) return status;
   }
-  return status;
+  return last;
 }
 
 Failure OpenCLTask::OwnFailure(cl_int last) {

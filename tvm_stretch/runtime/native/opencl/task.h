@@ -38,7 +38,7 @@ class OpenCLTask final : public Task {
 
   // Whether Submit may be called: its predecessors are complete, or the task must not begin.
   bool IsReady() const;
-  void Submit(cl_command_queue queue, const QueueClock* clock);
+  void Submit(const Queues& queues, const QueueClock* clock);
 
   Bell* bell() const { return bell_; }
   // Whether its kernels would wait for a bell.
@@ -46,7 +46,12 @@ class OpenCLTask final : public Task {
 
  private:
   void OnDependency(const Failure& failure);
-  Failure EnqueueAll(cl_command_queue queue);
+  Failure EnqueueAll(const Queues& queues);
+  cl_int EnqueueOne(const Queues& queues, size_t index);
+  cl_int EnqueueMarker(const Queues& queues);
+  bool IsLastOfLane(size_t index) const;
+  std::vector<cl_event> After(size_t index) const;
+  Lane LastLane() const;
   void NoteError();
   void ListenTo(cl_event event);
   void Await();
