@@ -8,6 +8,8 @@
 //   gpu                      memory that is not coherent, and a thread for each queue; otherwise
 //                            the host's CPU: one thread executes the commands of all queues
 //   fine-grained             of a gpu: buffers of shared virtual memory
+//   no-groups                no kernel may have a work-group
+//   no-room                  no buffer can be made
 //
 // A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
 // and as the host does. Only maps and unmaps make them equal, and kernels that use what is mapped
@@ -16,8 +18,8 @@
 // Tests call mock_opencl_fail(what, skip, code): after `skip` good calls of the function `what`
 // ("CreateBuffer", ...), one fails with `code`. `what` may be "run", a kernel's execution, or
 // "slow-read": a read of a buffer ends when a later kernel begins, and fails if none does. With
-// code CL_NV_ILLEGAL_BUFFER_ACCESS that loses the context: nothing works in it any more. Without
-// `what`, nothing fails any more.
+// code CL_NV_ILLEGAL_BUFFER_ACCESS or CL_DEVICE_NOT_AVAILABLE that loses the context: nothing works
+// in it any more. Without `what`, nothing fails any more.
 #include "mock_opencl.h"
 
 #include <algorithm>
@@ -251,6 +253,7 @@ cl_int clReleaseCommandQueue(cl_command_queue queue) { return queue->Release(), 
 cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void* host,
                       cl_int* code) {
   if (bytes == 0) return *code = CL_INVALID_BUFFER_SIZE, nullptr;
+  if (Wants(" no-room ")) return *code = CL_MEM_OBJECT_ALLOCATION_FAILURE, nullptr;
   return Made<_cl_mem>("CreateBuffer", context, code, [&] {
     auto start = static_cast<char*>(host);
     const bool is_coherent = !Wants(" gpu ") || IsSvm(start);
@@ -330,7 +333,8 @@ cl_int clGetKernelInfo(cl_kernel kernel, cl_uint, size_t bytes, void* to, size_t
 }
 cl_int clGetKernelWorkGroupInfo(cl_kernel, cl_device_id, cl_uint what, size_t bytes, void* to,
                                 size_t* size) {
-  const cl_ulong value = what == CL_KERNEL_WORK_GROUP_SIZE ? 256 : 0;
+  const bool is_size = what == CL_KERNEL_WORK_GROUP_SIZE && !Wants(" no-groups ");
+  const cl_ulong value = is_size ? 256 : 0;
   return Answer(value, bytes, to, size);
 }
 

@@ -244,7 +244,8 @@ inline cl_int EnqueueAction(const char* what, cl_command_queue queue, cl_uint co
     const cl_ulong start = NowTicks();
     cl_int result = number < state->failed ? state->code.load() : context->lost.load();
     if (result == CL_SUCCESS) result = action();
-    if (result == CL_NV_ILLEGAL_BUFFER_ACCESS) context->lost = result;
+    const bool is_lost = result == CL_NV_ILLEGAL_BUFFER_ACCESS || result == CL_DEVICE_NOT_AVAILABLE;
+    if (is_lost) context->lost = result;
     if (result != CL_SUCCESS && number >= state->failed) {
       state->code = result;
       state->failed = state->enqueued.load();

@@ -234,6 +234,18 @@ struct Fault {
   int code;
 };
 
+// What the error of a code tells the user to do.
+const char* AdviceFor(int code) {
+  switch (code) {
+    case opencl::CL_INVALID_WORK_GROUP_SIZE:
+      return "; measure with ts.tune.measure(networks=), which drops such kernels";
+    case opencl::CL_DEVICE_NOT_AVAILABLE:
+      return "; the device is lost: ";
+    default:
+      return "run fewer or smaller networks on it";
+  }
+}
+
 // Whatever fails while a model is loaded or run, wherever in it: one clear error, another model of
 // the same context is unharmed, and nothing is left behind.
 TEST_P(OpenCLMock, EveryCallMayFail) {
@@ -255,8 +267,11 @@ TEST_P(OpenCLMock, EveryCallMayFail) {
            Fault{"EnqueueUnmapMemObject", opencl::CL_OUT_OF_HOST_MEMORY},
            Fault{"EnqueueWriteBuffer", opencl::CL_OUT_OF_HOST_MEMORY},
            Fault{"EnqueueReadBuffer", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"EnqueueNDRangeKernel", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"EnqueueNDRangeKernel", opencl::CL_INVALID_WORK_GROUP_SIZE},
            Fault{"Flush", opencl::CL_OUT_OF_RESOURCES},
            Fault{"run", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"run", opencl::CL_MEM_OBJECT_ALLOCATION_FAILURE},
        }) {
     for (int skip : {0, 2, 5}) {
       const std::string what = std::string(fault.function) + " " + std::to_string(skip);
@@ -269,6 +284,7 @@ TEST_P(OpenCLMock, EveryCallMayFail) {
       Fail(nullptr);
       if (!error.empty()) {
         ExpectOneClearError(error, what);
+        EXPECT_NE(error.find(AdviceFor(fault.code)), std::string::npos) << what << ": " << error;
         ++errors;
       }
       EXPECT_EQ(Invoke(module, 3, 4), graph.Expected(3, 4)) << what << ", and then the next run";
@@ -305,11 +321,16 @@ TEST_P(OpenCLMock, TheCpuTakesOver) {
 }
 
 TEST_P(OpenCLMock, ALostDeviceIsAnErrorAndNewModelsWork) {
-  for (int skip : {0, 1, 3, 4}) {
+  for (const auto& [skip, code] : {std::pair{0, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS},
+                                   std::pair{1, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS},
+                                   std::pair{3, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS},
+                                   std::pair{4, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS},
+                                   std::pair{1, opencl::CL_DEVICE_NOT_AVAILABLE},
+                                   std::pair{4, opencl::CL_DEVICE_NOT_AVAILABLE}}) {
     RandomGraph graph = Graph(4);
     ffi::Module module = CreateOn(graph);
     EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
-    Fail("run", skip, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS);
+    Fail("run", skip, code);
     for (int run = 0; run < 3; ++run) {
       const std::string error = ErrorOf([&] { Invoke(module, 1, 2); });
       ExpectOneClearError(error, "lost");
@@ -320,6 +341,22 @@ TEST_P(OpenCLMock, ALostDeviceIsAnErrorAndNewModelsWork) {
     EXPECT_EQ(KindOf([&] { Invoke(module, 1, 2); }), "DeviceError");
     EXPECT_EQ(Invoke(CreateOn(graph), 1, 2), graph.Expected(1, 2));
   }
+}
+
+// A driver that runs smaller groups than it says is found out when a model is loaded.
+TEST_P(OpenCLMock, WrongLimitsAreFoundBeforeTheFirstRun) {
+  const Also wrong("no-groups");
+  const std::string error = ErrorOf([] { Invoke(CreateOn(Graph(4)), 1, 2); });
+  ExpectOneClearError(error, "groups");
+  EXPECT_NE(error.find("at most a work-group of 0 for kernel"), std::string::npos) << error;
+  EXPECT_NE(error.find("compile the model for this device"), std::string::npos) << error;
+}
+
+// Weights and tensors that do not fit are refused with what to do, before anything runs.
+TEST_P(OpenCLMock, ADeviceWithoutRoomSaysSo) {
+  const Also small("no-room");
+  const std::string error = ErrorOf([] { Invoke(CreateOn(Graph(4)), 1, 2); });
+  EXPECT_NE(error.find("run fewer or smaller networks on it"), std::string::npos) << error;
 }
 
 TEST_P(OpenCLMock, RunsLeaveNothingBehind) {

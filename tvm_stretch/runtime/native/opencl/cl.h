@@ -41,6 +41,7 @@ constexpr cl_int CL_MAP_FAILURE = -12;
 constexpr cl_int CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST = -14;
 constexpr cl_int CL_INVALID_KERNEL_NAME = -46;
 constexpr cl_int CL_INVALID_BUFFER_SIZE = -61;
+constexpr cl_int CL_INVALID_WORK_GROUP_SIZE = -54;
 constexpr cl_int CL_NV_ILLEGAL_BUFFER_ACCESS = -9999;
 
 constexpr cl_uint CL_PLATFORM_NAME = 0x0902;

@@ -130,6 +130,9 @@ const char* AdviceFor(cl_int code) {
     case CL_DEVICE_NOT_AVAILABLE:
     case CL_NV_ILLEGAL_BUFFER_ACCESS:  // NVIDIA's driver then fails all later calls
       return "the device is lost: start the process again, or compile for another processor";
+    case CL_INVALID_WORK_GROUP_SIZE:
+      return "measure with ts.tune.measure(networks=), which drops such kernels, or compile for "
+             "another processor";
     default:
       return "check the driver with clinfo, or compile for another processor";
   }

@@ -150,7 +150,7 @@ Failure OpenCLTask::EnqueueAll(const Queues& queues) {
   return Attempt([&] { Fail(code, "submitting region '" + region_.name + "'"); });
 }
 
-// Enqueues a command, and flushes its queue behind the last one of a lane: what waits in another
+// Enqueues a command, and flushes its queue after the last one of a lane: what waits in another
 // queue for an event of this one would else wait for ever.
 cl_int OpenCLTask::EnqueueOne(const Queues& queues, size_t index) {
   const Command& command = commands_[index];
@@ -262,7 +262,7 @@ cl_int OpenCLTask::AwaitEvent() {
 }
 
 void OpenCLTask::Settle(cl_int status) {
-  // The last command is also behind all earlier tasks. Their failure is also this task's.
+  // The last command also ends after all earlier tasks. Their failure is also this task's.
   Failure failure;
   if (previous_ != nullptr) {
     if (previous_->state_ == kOnDevice)
