@@ -1,8 +1,4 @@
-"""Writes and reads our files: atomically, with a format and version, in the user's cache.
-
-PLANS = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
-write_whole(path, json.dumps({**PLANS.head, "reason": "..."}))
-PLANS.read(path)        # {"reason": "..."}, or a PlanError that describes the file's error
+"""Writes files atomically and reads regular ones, in the user's cache and elsewhere.
 
 Files that users do not edit are sealed: their first field is a fingerprint of all that follows, so
 that damage is detected when a file is read.
@@ -14,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,15 +17,12 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from tvm_stretch.errors import InputError, StretchError
 from tvm_stretch.trusted import warn_not_trusted, why_not_trusted
-
-Kind = TypeVar("Kind")
 
 _SEAL = re.compile(rb'\{"fingerprint": "([0-9a-f]{32})",')
 
@@ -250,7 +242,8 @@ def _fingerprint(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _is_whole(content: bytes) -> bool:
+def is_whole(content: bytes) -> bool:
+    """Whether nothing has changed since `sealed` made it."""
     found = _SEAL.match(content)
     return found is not None and found[1].decode() == _fingerprint(content[found.end() :])
 
@@ -261,122 +254,3 @@ def is_finite(value: Any) -> bool:
         return not isinstance(value, bool) and math.isfinite(value)
     except (TypeError, OverflowError):
         return False
-
-
-@dataclass(frozen=True)
-class Format:
-    """A kind of JSON file of ours, with its checks."""
-
-    name: str  # the format's name in its files
-    version: int  # the version of this package; files of other versions are refused
-    what: str  # the name of such a file in messages
-    error: type[StretchError]  # the class of errors
-    again: str  # a hint for messages: how to get a new file
-    is_sealed: bool = False  # whether `read` accepts only files that `sealed` made
-
-    @property
-    def head(self) -> dict[str, Any]:
-        """The first fields of each file."""
-        return {"format": self.name, "version": self.version}
-
-    def read(self, path: Path) -> dict[str, Any]:
-        """The fields of a file without its head.
-
-        Raises:
-            StretchError: `error`, if the file cannot be read or has another format or version.
-        """
-        try:
-            content = read_whole(path)
-        except OSError as error:
-            raise self.error(
-                f"expected a readable file for {self.what}, got {reason_of(error)}; "
-                f"check the path, or {self.again}"
-            ) from error
-        where = f"{self.what} in {path}"
-        found = self.parse(content, where)
-        if self.is_sealed and not _is_whole(content):
-            raise self.error(
-                f"expected the content that was written for {where}, got damaged or edited "
-                f"content; {self.again}"
-            )
-        return found
-
-    def read_any(self, source: object, kind: str) -> tuple[dict[str, Any], str]:
-        """Like `read`, for the path of a file or a dict; and a text for messages that names it.
-
-        Args:
-            kind: the class that the argument could have had, too.
-        """
-        if isinstance(source, Mapping):
-            return self.body(dict(source), self.what), self.what
-        if not isinstance(source, str | os.PathLike):
-            raise self.error(
-                f"expected a {kind}, the path of its file or a dict for {kind.lower()}, got "
-                f"{type(source).__name__}; give one of these"
-            )
-        return self.read(as_path(source, self.what)), f"{self.what} in {source}"
-
-    def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
-        """Like `read`, for a text."""
-        return self.body(self.load(content, where), where)
-
-    def load(self, content: str | bytes, where: str) -> dict[str, Any]:
-        """Parse a JSON object without checking its head."""
-        try:
-            data = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise self.error(
-                f"expected JSON for {where}, got {error}; correct the file, or {self.again}"
-            ) from error
-        if not isinstance(data, dict):
-            raise self.error(
-                f"expected an object for {where}, got {type(data).__name__}; {self.again}"
-            )
-        return data
-
-    def body(self, data: dict[str, Any], where: str) -> dict[str, Any]:
-        """Like `read`, for parsed JSON."""
-        found = (data.get("format"), data.get("version"))
-        if found != (self.name, self.version):
-            raise self.error(
-                f"expected {(self.name, self.version)} for the format and version of {where}, got "
-                f"{found}; {self.again} with this version of tvm_stretch"
-            )
-        head = {*self.head, "fingerprint"} if self.is_sealed else self.head
-        return {key: value for key, value in data.items() if key not in head}
-
-    def build(self, kind: type[Kind], data: Any, where: str) -> Kind:
-        """Build a dataclass of plain data from an object of the file; lists become tuples.
-
-        Raises:
-            StretchError: `error`, if the object's fields are not those of the dataclass; fields
-                with defaults may be missing.
-        """
-        known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-        needed = [
-            name
-            for name, field in known.items()
-            if field.default is MISSING and field.default_factory is MISSING
-        ]
-        if not isinstance(data, dict) or not set(needed) <= set(data) <= set(known):
-            more = [name for name in known if name not in needed]
-            raise self.error(
-                f"expected the fields {_listed(needed)}{' and perhaps ' if more else ''}"
-                f"{_listed(more)} for {where}, got "
-                f"{sorted(data) if isinstance(data, dict) else repr(data)}; {self.again}"
-            )
-        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-
-    def build_all(self, kind: type[Kind], items: Any, key: str, where: str) -> tuple[Kind, ...]:
-        """Like `build`, for each object of a list in a field."""
-        if not isinstance(items, list | tuple):
-            raise self.error(
-                f"expected a list of objects for {key} of {where}, got {items!r}; {self.again}"
-            )
-        return tuple(
-            self.build(kind, item, f"{key}[{index}] of {where}") for index, item in enumerate(items)
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -31,8 +31,8 @@ def test_written_and_read(tmp_path: Path):
     ("change", "message"),
     [
         ({"version": 2}, "for the format and version of the design"),
-        ({"sizes": []}, "only a list of segments"),
-        ({"segments": 3}, "only a list of segments"),
+        ({"sizes": []}, "expected the fields segments"),
+        ({"segments": 3}, "expected a list for segments"),
         ({"segments": [3]}, "start, end and branches"),
         ({"segments": [{"start": "x", "end": "y", "branches": []}]}, "expected branches"),
         ({"segments": [{"start": "x", "end": "y", "branches": [{"depth": 1}]}]}, "processor"),

@@ -116,5 +116,8 @@ def test_a_graph_with_an_unknown_kind_of_tensor() -> None:
     data = json.loads(Graph(**dict.fromkeys(lists, ()), **sizes).to_json())
     tensor = {"shape": [1], "dtype": "float32", "buffer": 0, "offset": 0, "bytes": 4}
     damaged = json.dumps({**data, "tensors": [{**tensor, "kind": "cloud"}]})
-    with pytest.raises(ts.ArtifactError, match=r"^expected one of .* tensor, got 'cloud'; export"):
+    with pytest.raises(
+        ts.ArtifactError,
+        match=r"^expected input or .* for kind of tensors\[0\] .*, got 'cloud'; ex",
+    ):
         Graph.from_json(damaged)

@@ -10,7 +10,7 @@ import secrets
 import socket
 import stat
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ import pytest
 from tvm_stretch.errors import PlanError
 from tvm_stretch.files import (
     TEMPORARY,
-    Format,
     cache_folder,
     read_text,
     remove_abandoned,
@@ -26,6 +25,7 @@ from tvm_stretch.files import (
     write_whole,
     writing,
 )
+from tvm_stretch.formats import Format
 from tvm_stretch.trusted import make_folder, warn_not_trusted, why_not_trusted
 
 FORMAT = Format("test.point", 3, "the point", PlanError, "draw it again")
@@ -36,6 +36,13 @@ class Point:
     at: tuple[int, int]
     name: str = ""
     colour: str = ""
+
+
+@dataclass(frozen=True)
+class Points:
+    points: tuple[Point, ...]
+    weight: float | None = None
+    unsaved: int = field(default=0, compare=False)
 
 
 def test_what_was_interrupted_leaves_the_old_file(
@@ -141,7 +148,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_other_fields_are_refused(item: object, got: str) -> None:
     says = r"^expected the fields at and perhaps name and colour for points\[1\] of x, got "
     with pytest.raises(PlanError, match=f"{says}{got}; draw it again$"):
-        FORMAT.build_all(Point, [{"at": [1, 2]}, item], "points", "x")
+        FORMAT.build(Points, {"points": [{"at": [1, 2]}, item]}, "x")
 
 
 # --- what is no file, and what others may write ---------------------------------------------------
@@ -242,3 +249,20 @@ def test_it_is_said_once_that_a_cache_is_not_used(
     (record,) = caplog.records
     assert re.match(r"expected a cache folder .*, got none: .*; nothing is kept", record.message)
     assert f"{tmp_path} (mode 777)" in record.message and "chmod go-w" in record.message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"points": {}}, r"a list for points of x, got \{\}"),
+        ({"points": [{"at": [1]}]}, r"a list of 2 for at of points\[0\] of x, got \[1\]"),
+        ({"points": [{"at": [1, True]}]}, r"a whole number for at\[1\] of points\[0\] of x, got T"),
+        ({"points": [], "weight": float("inf")}, r"a number for weight of x, got inf"),
+        ({"points": [], "unsaved": 1}, r"the fields points and perhaps weight for x, got"),
+    ],
+)
+def test_values_have_the_types_of_their_fields(data: object, says: str) -> None:
+    with pytest.raises(PlanError, match=f"^expected {says}.*; draw it again$"):
+        FORMAT.build(Points, data, "x")
+    found = FORMAT.build(Points, {"points": [{"at": [1, 2]}], "weight": 3}, "x")
+    assert found == Points((Point((1, 2)),), 3)

@@ -229,7 +229,7 @@ def test_probe_and_compile_use_the_same_file(
         ({"device": {"machine": "phone"}}, r"expected measurements of this device in .*machine"),
         (
             {"reasons": 3},
-            r"expected reasons by operator .*, got 3; delete",
+            r"expected an object for reasons .*, got 3; delete",
         ),
         (None, r"expected JSON for the verdicts of ts\.tune\.probe in .*, got "),
     ],

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format
+from tvm_stretch.formats import Format
 from tvm_stretch.targets.kernels.features import FAMILIES, Features, Phases, Work
 from tvm_stretch.targets.kernels.template import every_template
 
@@ -155,9 +155,8 @@ def from_json(data: Any) -> Features | None:
     found = MEASUREMENTS.build(kind, values, family)
     for item in fields(found):
         value = getattr(found, item.name)
-        known = (int,) if item.type == "int" else (int, float)
         least = 1 if item.name in (*_AT_LEAST_ONE, *kind.positive) else 0
-        if type(value) not in known or not least <= value <= _LARGEST:
+        if not least <= value <= _LARGEST:
             raise CostModelError(
                 f"expected an {item.type} from {least} to 2^62 for {item.name} of {family}, got "
                 f"{value!r}; {MEASUREMENTS.again}"

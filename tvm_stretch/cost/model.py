@@ -29,7 +29,8 @@ from tvm_stretch.cost.family import (
 from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, is_finite, replace_whole, sealed, writing
+from tvm_stretch.files import is_finite, replace_whole, sealed, writing
+from tvm_stretch.formats import Format
 from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed

@@ -19,7 +19,8 @@ from typing import Any
 
 from tvm_stretch.cost.device import check_device, fingerprint
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, replace_whole, sealed, writing
+from tvm_stretch.files import replace_whole, sealed, writing
+from tvm_stretch.formats import Format
 from tvm_stretch.targets.kernels.gpu.candidates import CONFIGS, Layer, bare_layer, is_possible
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.winners import Winners

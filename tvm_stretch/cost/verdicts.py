@@ -24,7 +24,8 @@ from tvm.ir import GenericConst
 from tvm_stretch.cost.device import check_device, default_folder, fingerprint
 from tvm_stretch.cost.tuned import Tuned, tuned_path
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, replace_whole, sealed, writing
+from tvm_stretch.files import replace_whole, sealed, writing
+from tvm_stretch.formats import Format
 from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.targets.processor import OpRule, Processor
 from tvm_stretch.trusted import make_folder
@@ -95,11 +96,6 @@ class Verdicts:
             return Verdicts(dict(device), {})
         found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
         check_device(found.device, device, str(path))
-        if not isinstance(found.reasons, dict):
-            raise CostModelError(
-                f"expected reasons by operator for reasons of {FORMAT.what} in {path}, got "
-                f"{found.reasons!r}; {FORMAT.again}"
-            )
         return found
 
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tvm_stretch.errors import ArtifactError
-from tvm_stretch.files import Format
+from tvm_stretch.formats import Format
 from tvm_stretch.ir.provenance import Provenance, to_data
 
 FORMAT = Format("tvm_stretch.graph", 4, "the graph", ArtifactError, "export the model again")
@@ -198,49 +198,4 @@ class Graph:
     @staticmethod
     def from_json(text: str) -> Graph:
         """Read what `to_json` wrote."""
-        data = FORMAT.parse(text, "the graph")
-        parts: dict[str, tuple[Any, ...]] = {
-            key: FORMAT.build_all(kind, data.get(key), key, "the graph")
-            for key, kind in _PARTS.items()
-        }
-        for tensor in parts["tensors"]:
-            if tensor.kind not in get_args(TensorKind):
-                raise ArtifactError(
-                    f"expected one of {get_args(TensorKind)} for the kind of a tensor, got "
-                    f"{tensor.kind!r}; export the model again"
-                )
-        for key in ("prepare", "nodes"):
-            parts[key] = tuple(replace(n, provenance=_provenance(n.provenance)) for n in parts[key])
-        return FORMAT.build(Graph, {**data, **parts}, "the graph")
-
-
-def _provenance(data: Any) -> Provenance:
-    """The provenance of a node from JSON."""
-    found = FORMAT.build(Provenance, data, "the provenance of a node of the graph")
-    names = (*_names(found.operators), *_names(found.helpers))
-    numbers = {type(found.part), type(found.owner)} - {int, type(None)}
-    if numbers or not all(isinstance(name, str) for name in names):
-        raise ArtifactError(
-            f"expected names and numbers for the provenance of a node, got {data!r:.200}; export "
-            "the model again"
-        )
-    return found
-
-
-def _names(value: object) -> tuple[object, ...]:
-    """The fields of a list of names; a single invalid name if it is no list."""
-    return value if isinstance(value, tuple) else (None,)
-
-
-_PARTS: dict[str, type[Any]] = {
-    "inputs": Port,
-    "outputs": Port,
-    "tensors": Tensor,
-    "prepare": Node,
-    "nodes": Node,
-    "processors": ProcessorSpec,
-    "regions": Region,
-    "guards": Guard,
-    "kept": Port,
-    "plans": PlanSpec,
-}
+        return FORMAT.build(Graph, FORMAT.parse(text, "the graph"), "the graph")

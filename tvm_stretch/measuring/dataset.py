@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.features import MEASUREMENTS, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import is_finite, read_whole, reason_of, replace_whole, writing
+from tvm_stretch.files import read_whole, reason_of, replace_whole, writing
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import Features
@@ -58,38 +58,25 @@ class Row:
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Row | None:
         """Read what `to_json` wrote; None if the kernel's family has changed since."""
-        row = MEASUREMENTS.build(Row, data, where)
-        for key, (expected, fits) in _FIELDS.items():
-            if not fits(value := getattr(row, key)):
-                raise CostModelError(
-                    f"expected {expected} for {key} of {where}, got {value!r}; "
-                    f"remove the line, or {MEASUREMENTS.again}"
-                )
+        features = from_json(data["features"]) if "features" in data else None
+        if "features" in data and features is None:
+            return None
+        row = MEASUREMENTS.build(
+            Row, data if features is None else {**data, "features": features}, where
+        )
+        least = min(row.spread, row.runs, row.reference_ns, row.together)
+        if row.nanoseconds <= 0 or least < 0:
+            raise CostModelError(
+                f"expected positive nanoseconds, and no negative number, for {where}, got "
+                f"{data!r:.200}; remove the line, or {MEASUREMENTS.again}"
+            )
         if row.sample is not None:
             Sample.from_json(row.sample)
-        features = from_json(data["features"])
-        return None if features is None else replace(row, features=features)
-
-
-def _is_number(value: Any) -> bool:
-    return is_finite(value) and bool(value >= 0)
+        return row
 
 
 _MOST_BYTES = 2**31
 """The largest file of measurements; a line has some hundred bytes."""
-
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "nanoseconds": ("a positive integer", lambda value: type(value) is int and value > 0),
-    "spread": ("a number", _is_number),
-    "runs": ("a number", _is_number),
-    "network": ("a name", lambda value: isinstance(value, str)),
-    "batch": ("an integer", lambda value: type(value) is int),
-    "sample": ("an object", lambda value: value is None or isinstance(value, dict)),
-    "quiet": ("true or false", lambda value: type(value) is bool),
-    "reference_ns": ("an integer", lambda value: type(value) is int and value >= 0),
-    "together": ("a number", _is_number),
-}
-"""The expected value of each field of a row, and its check."""
 
 
 def usual_pace(rows: Sequence[Row]) -> float:

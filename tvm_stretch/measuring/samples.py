@@ -9,7 +9,6 @@ the zoo) and goes on around the kernels that the model predicts worst.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -88,21 +87,16 @@ class Sample(Sliding):
         """Read what `to_json` wrote."""
         found = MEASUREMENTS.build(Sample, data, "a sample")
         known = found.kind in KINDS and found.epilogue in EPILOGUES and found.dtype in DTYPES
-        if not known or not found._has_whole_numbers() or min(found.out_size) < 1:
+        if not known or not found._is_window() or min(found.out_size) < 1:
             raise CostModelError(
                 f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
             )
         return found
 
-    def _has_whole_numbers(self) -> bool:
-        pairs = (self.in_size, self.kernel, self.stride, self.dilation)
-        if not all(isinstance(item, tuple) for item in (*pairs, self.padding)):
-            return False
-        positive = (self.in_channels, self.out_channels, self.groups, *itertools.chain(*pairs))
+    def _is_window(self) -> bool:
+        pairs = (*self.in_size, *self.kernel, *self.stride, *self.dilation)
         return (
-            [len(pair) for pair in (*pairs, self.padding)] == [2, 2, 2, 2, 4]
-            and all(type(number) is int for number in (*positive, *self.padding))
-            and min(positive) > 0 <= min(self.padding)
+            min(self.in_channels, self.out_channels, self.groups, *pairs) > 0 <= min(self.padding)
         )
 
 

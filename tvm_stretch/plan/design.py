@@ -29,7 +29,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, as_path, write_whole, writing
+from tvm_stretch.files import as_path, write_whole, writing
+from tvm_stretch.formats import Format
 
 FORMAT = Format("tvm_stretch.design", 1, "the design", PlanError, "write the design again")
 
@@ -147,7 +148,7 @@ class Design:
         """
         if isinstance(source, Design):
             return source
-        return _from_data(*FORMAT.read_any(source, "Design"))
+        return FORMAT.build(Design, *FORMAT.read_any(source, "Design"))
 
     def to_data(self) -> dict[str, Any]:
         """The design as data for JSON."""
@@ -167,19 +168,3 @@ def _are_lists(value: object) -> bool:
 
 
 DesignLike: TypeAlias = Design | Mapping[str, Any] | str | os.PathLike[str]
-
-
-def _from_data(data: dict[str, Any], where: str) -> Design:
-    listed = data.get("segments", [])
-    if set(data) - {"segments"} or not isinstance(listed, list | tuple):
-        raise PlanError(
-            f"expected only a list of segments for {where}, got {sorted(data)}; see "
-            "tvm_stretch/plan/design.py"
-        )
-    segments = []
-    for index, item in enumerate(listed):
-        place = f"segments[{index}] of {where}"
-        values = dict(item) if isinstance(item, Mapping) else {}
-        branches = FORMAT.build_all(Branch, values.pop("branches", []), "branches", place)
-        segments.append(FORMAT.build(StretchedSegment, {**values, "branches": branches}, place))
-    return Design(tuple(segments))

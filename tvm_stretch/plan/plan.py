@@ -30,14 +30,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, as_path, is_finite, write_whole, writing
+from tvm_stretch.files import as_path, is_finite, write_whole, writing
+from tvm_stretch.formats import Format
 from tvm_stretch.plan.considered import Considered, align, considered_lines
 from tvm_stretch.plan.deviations import Execution
-from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
+from tvm_stretch.plan.splits import ChannelSplit, Split, splits_to_data
 
 FORMAT = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
 
@@ -102,7 +103,10 @@ class Plan:
         Raises:
             PlanError: there is no such file, or it contains no plan.
         """
-        return source if isinstance(source, Plan) else _from_data(*FORMAT.read_any(source, "Plan"))
+        if isinstance(source, Plan):
+            return source
+        data, where = FORMAT.read_any(source, "Plan")
+        return FORMAT.build(Plan, {"regions": (), **data}, where)
 
     def to_json(self) -> str:
         """The plan as JSON, one operator per line; the same plan always gives the same text."""
@@ -189,92 +193,10 @@ def _split_text(split: Split) -> str:
     return f"{data['by']}: {split.start} -> {split.end} as {ratios}"
 
 
-def _from_data(data: dict[str, Any], where: str) -> Plan:
-    """A plan from parsed JSON, every field checked."""
-    named = (
-        *("processors", "regions", "refusals", "shares", "splits"),
-        *("reason", "costs", "remarks", "considered"),
-    )
-    unknown = [key for key in data if key not in named]
-    if unknown:
-        raise PlanError(
-            f"expected only the fields {', '.join(named)} for {where}, got {unknown} too; "
-            "remove other fields"
-        )
-    regions = FORMAT.build_all(PlannedRegion, data.get("regions", []), "regions", where)
-    return Plan(
-        processors=_strings(data.get("processors"), "processors", where),
-        regions=tuple(_region(r, f"regions[{i}] of {where}") for i, r in enumerate(regions)),
-        refusals=FORMAT.build_all(Refusal, data.get("refusals", []), "refusals", where),
-        shares=_shares(data.get("shares", {}), where),
-        splits=splits_from_data(data.get("splits", []), where),
-        reason=str(data.get("reason", "")),
-        costs=str(data.get("costs", "")),
-        remarks=_strings(data.get("remarks", []), "remarks", where),
-        considered=_considered(data.get("considered", []), where),
-    )
-
-
-def _considered(data: Any, where: str) -> tuple[Considered, ...]:
-    """The candidates with their fields checked."""
-    found = FORMAT.build_all(Considered, data, "considered", where)
-    for one in found:
-        texts = (one.what, one.costs, one.verdict)
-        numbers = {type(one.predicted_ns), type(one.measured_ns)}
-        if not all(isinstance(text, str) for text in texts) or numbers - {int, type(None)}:
-            raise PlanError(
-                f"expected texts and nanoseconds for considered of {where}, got {one!r:.200}; "
-                "remove the field"
-            )
-    return found
-
-
-def _shares(data: Any, where: str) -> dict[str, tuple[int, ...]]:
-    def is_share(value: Any) -> bool:
-        return isinstance(value, list | tuple) and all(type(part) is int for part in value)
-
-    if not isinstance(data, Mapping) or not all(map(is_share, data.values())):
-        raise PlanError(
-            f"expected lists of channel counts by operator for shares of {where}, got {data!r}; "
-            'write {"conv2d": [32, 32]}'
-        )
-    return {str(name): tuple(parts) for name, parts in data.items()}
-
-
 def _region_data(region: PlannedRegion) -> dict[str, Any]:
     data = {"name": region.name, "processor": region.processor, "operators": region.operators}
     known = {"predicted_ns": region.predicted_ns, "why": region.why}
     return {**data, **{key: value for key, value in known.items() if value}}
-
-
-def _region(region: PlannedRegion, where: str) -> PlannedRegion:
-    """The region with its fields checked."""
-    for key, value in (("name", region.name), ("processor", region.processor)):
-        if not isinstance(value, str):
-            raise PlanError(f"expected a string for {key} of {where}, got {value!r}; quote it")
-    return replace(
-        region,
-        operators=_strings(region.operators, "operators", where),
-        predicted_ns=_interval(region.predicted_ns, where),
-        why=str(region.why),
-    )
-
-
-def _interval(value: Any, where: str) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    numbers = list(value) if isinstance(value, list | tuple) else []
-    if len(numbers) != 2 or not all(isinstance(n, int) for n in numbers) or numbers[0] > numbers[1]:
-        raise PlanError(
-            f"expected start and end for predicted_ns of {where}, got {value!r}; remove the field"
-        )
-    return (numbers[0], numbers[1])
-
-
-def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise PlanError(f"expected a list of names for {key} of {where}, got {value!r}; correct it")
-    return tuple(value)
 
 
 def _check(plan: Plan) -> None:
@@ -302,6 +224,11 @@ def _check(plan: Plan) -> None:
         _check_numbers(widths, f"shares of {name!r}", len(plan.processors))
     for index, split in enumerate(plan.splits):
         _check_numbers(split.ratios, f"ratios of splits[{index}]", len(plan.processors))
+        if isinstance(split, ChannelSplit) and split.block < 1:
+            raise PlanError(
+                f"expected a positive number for block of splits[{index}], got {split.block}; "
+                "correct it"
+            )
     for region in plan.regions:
         if region.processor not in plan.processors:
             raise PlanError(
@@ -312,6 +239,11 @@ def _check(plan: Plan) -> None:
             raise PlanError(
                 "expected a name of letters, digits and underscores, other than main, for a "
                 f"region, got {region.name!r}; rename it"
+            )
+        if region.predicted_ns and region.predicted_ns[0] > region.predicted_ns[1]:
+            raise PlanError(
+                f"expected start and end for predicted_ns of region {region.name!r}, got "
+                f"{region.predicted_ns}; remove the field"
             )
         if not region.operators:
             raise PlanError(

@@ -17,7 +17,8 @@ import tvm
 from tvm.target import Target, codegen
 
 from tvm_stretch.errors import DeviceError
-from tvm_stretch.files import Format, sealed
+from tvm_stretch.files import sealed
+from tvm_stretch.formats import Format
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES, checked_features
 from tvm_stretch.targets.hexagon_chips import Chip
@@ -133,11 +134,8 @@ class Description:
     @staticmethod
     def build(data: dict[str, Any], where: str) -> Description:
         """Like `read`, for plain data."""
-        cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
-        dsp = FORMAT.build(Chip, data.get("dsp"), f"dsp of {where}")
-        found = FORMAT.build(Description, {**data, "cores": cores, "dsp": dsp}, where)
-        if not cores or not _is_good(found):
-            raise DeviceError(f"expected texts and numbers for {where}, got others; {FORMAT.again}")
+        found = FORMAT.build(Description, data, where)
+        _require_numbers(found, where)
         _require_known(found, where)
         return found
 
@@ -210,22 +208,14 @@ class Description:
         return "\n".join(lines)
 
 
-def _is_good(found: Description) -> bool:
-    """Whether all fields have their types; a device's answer is not trusted."""
-    if not all(isinstance(several, tuple) for several in (found.features, found.opencl)):
-        return False
-    if not all(isinstance(device, dict) for device in found.opencl):
-        return False
-    parts = (core.part for core in found.cores)
-    dsp = found.dsp
-    texts = [found.triple, found.cpu, found.why_no_opencl, *found.features, *parts]
-    texts += (dsp.node, dsp.domains, dsp.chip, dsp.emulator)
-    numbers = [found.memory, found.free, dsp.soc]
+def _require_numbers(found: Description, where: str) -> None:
+    """Refuse negative numbers, and a device without cores; a device's answer is not trusted."""
+    numbers = [found.memory, found.free, found.dsp.soc]
     for core in found.cores:
         numbers += (core.number, core.mhz, core.capacity, core.l1, core.l2)
     numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)
-    are_numbers = all(isinstance(number, int) and number >= 0 for number in numbers)
-    return are_numbers and all(isinstance(text, str) for text in texts)
+    if not found.cores or not all(isinstance(n, int) and n >= 0 for n in numbers):
+        raise DeviceError(f"expected cores and sizes for {where}, got others; {FORMAT.again}")
 
 
 def _require_known(found: Description, where: str) -> None:
