@@ -20,7 +20,7 @@ from functools import partial, reduce
 from math import log, prod
 from typing import ClassVar
 
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
@@ -276,11 +276,11 @@ class _Row:
             [
                 lanes(width, lambda v: store(top, load(x, *at, v), v)),
                 *([each(raise_top, 1)] if count > 1 else []),
-                store(top, _joined(top, width, tirx.max), 0),
+                store(top, joined(top, width, tirx.max), 0),
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 each(exponential),
                 each(add),
-                store(total, _joined(total, width, lambda a, b: a + b), 0),
+                store(total, joined(total, width, lambda a, b: a + b), 0),
                 *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
                 store(total, f32(1.0) / load(total, 0), 0),
                 each(finish),
@@ -288,24 +288,31 @@ class _Row:
         )
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
-        """The exponential of an element, as earlier passes wrote it; 0 where it would be too small.
+        """The exponential of an element."""
+        difference = load(self.fused.operands[0], *at) - top
+        return exponential(self.fused.blocks[1], difference, self.cfg.denormals, self.difference)
 
-        Its argument is limited, so that no denormal number occurs in between.
-        """
-        meaning, data = self.fused.blocks[1], self.fused.operands[0]
-        least, small = f32(log(_NOTHING if self.cfg.denormals else _TINY)), f32(log(_TINY))
-        x = self.difference
-        axes = {axis.var: i for axis, i in zip(meaning.iter_vars, at, strict=True)}
 
-        def replace(node: Expr) -> Expr:
-            if isinstance(node, TensorLoad):
-                is_data = node.source.same_as(data)
-                return tirx.Select(x < least, small, x) if is_data else f32(0.0)
-            return axes.get(node, node)
+def exponential(
+    meaning: s_tir.SBlock,  # of exponentials of differences, as earlier passes wrote it
+    difference: Expr,
+    denormals: bool,
+    x: tirx.Var,
+) -> Expr:
+    """The exponential of a difference to a greatest number; 0 where it would be too small.
 
-        value = rewrite(meaning.body.value, ((TensorLoad, tirx.Var), replace))
-        zero = tirx.Select(x < least, f32(0.0), value)
-        return tirx.Let(x, load(data, *at) - top, zero)
+    Its argument is limited, so that no denormal number occurs in between. ``x`` is a variable for
+    the difference.
+    """
+    least, small = f32(log(_NOTHING if denormals else _TINY)), f32(log(_TINY))
+    rank = len(meaning.iter_vars)
+
+    def replace(node: TensorLoad) -> Expr:
+        is_data = len(node.indices) == rank
+        return tirx.Select(x < least, small, x) if is_data else f32(0.0)
+
+    value = rewrite(meaning.body.value, (TensorLoad, replace))
+    return tirx.Let(x, difference, tirx.Select(x < least, f32(0.0), value))
 
 
 def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
@@ -362,7 +369,7 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
     )
 
 
-def _joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:
+def joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:
     """All lanes reduced to one number, pairwise."""
     values = [load(buffer, i) for i in range(count)]
     while len(values) > 1:

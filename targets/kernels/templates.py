@@ -3,6 +3,7 @@
 `template.py` explains templates. A new one is a file and a line here.
 """
 
+from . import attention as attention
 from . import concat as concat
 from . import conv as conv
 from . import hvx_conv as hvx_conv

@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
+from tvm_stretch.emitting.attention import AttentionReader
 from tvm_stretch.emitting.blocked_integers import blocked_integer
 from tvm_stretch.emitting.blocked_layouts import Layouts, Value, static_shape
 from tvm_stretch.emitting.blocked_moves import (
@@ -166,6 +167,8 @@ class Rewriter(Layouts):
         if not isinstance(weight, GenericConst):
             if not _is_f32(call):
                 return None
+            if (attention := self._attention(call)) is not None:
+                return attention
             template = choose(
                 MatmulShape(*(tuple(shape_of(arg)) for arg in call.args)), self.machine.plain
             )
@@ -188,6 +191,15 @@ class Rewriter(Layouts):
             return Value(tuple(shape_of(call)), plain=result)
         result = template.call(self.bb, self.blocked(data), weight, name="dense", sums=sums)
         return Value(tuple(shape_of(call)), blocked=result)
+
+    def _attention(self, call: relax.Call) -> Value | None:
+        """An attention whose last product is ``call``, where a template computes all of it."""
+        found = AttentionReader(self.definitions, self.uses).read(call)
+        template = None if found is None else choose(found.shape, self.machine.plain)
+        if found is None or template is None:
+            return None
+        operands = self.plain(relax.Tuple(found.operands)).fields
+        return Value(tuple(shape_of(call)), plain=template.call(self.bb, *operands))
 
     def _softmax(self, call: relax.Call) -> Value | None:
         """The template expects one axis after the softmax axis, so several are merged by views."""

@@ -1,0 +1,420 @@
+"""Attention in one kernel: the matrix of scores exists for a band of rows only, in the cache.
+
+    out[.., m, :] = sum of softmax(q[m] . k[n] * scale + mask[m, n]) over n, times v[n, :]
+
+    for stack, band of rows:                       # parallel
+      for columns, tile of rows:                   # register tiles, as in `matmul.py`
+        scores[rows][columns] = q * k * scale + mask
+      for row:                                     # powers replace scores; their sum is kept
+        scores[row] = exp(scores[row] - max);  inverse[row] = 1 / sum
+      for columns, tile of rows:
+        out = epilogue(scores * v * inverse)
+
+Rows of the band are complete, so the answer is that of the three operators; only the division comes
+after the sum. Keys usually come transposed, as (depth, keys). Few queries read them as they are,
+(keys, depth): then a copy would take longer than the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, prod
+from operator import add
+from typing import ClassVar
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from .accumulators import Accumulators
+from .fused import FusedKernel
+from .layers import Layer, taken
+from .loops import (
+    PARALLEL,
+    SERIAL,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    tile_runs,
+    unravelled,
+    within,
+)
+from .machine import VectorMachine
+from .matmul import MatmulConfig, MatmulShape, place_in
+from .softmax import exponential, joined
+from .template import Template, choose
+
+FEW_QUERIES = 4
+"""Most queries that read keys as (keys, depth)."""
+
+_BAND = 32
+"""Most rows of a band: the keys that a register tile reads serve all of its tiles."""
+
+
+@dataclass(frozen=True)
+class AttentionShape(Layer):
+    """Queries, keys, values and mask; axes of stacks may be 1.
+
+    Attributes:
+        q: (.., queries, depth).
+        k: (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`.
+        v: (.., keys, width).
+        mask: added to the scores, whose axes it may repeat; None without.
+        scale: of the scores.
+        in_place: whether keys are (keys, depth).
+    """
+
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    mask: tuple[int, ...] | None = None
+    scale: float = 1.0
+    in_place: bool = False
+
+    @property
+    def scores(self) -> MatmulShape:
+        """The product of queries and keys."""
+        *stack, keys, depth = self.k
+        return MatmulShape(self.q, (*stack, depth, keys) if self.in_place else self.k)
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The axes of the stack of results."""
+        return MatmulShape((*self.scores.batch, self.q[-2], self.v[-2]), self.v).batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Template, AttentionShape):
+    """An attention, its band of rows and its register tiles: (rows, vectors) of both products."""
+
+    template: ClassVar[str] = "attention"
+    layers: ClassVar[tuple[type[Layer], ...]] = (AttentionShape,)
+    machines: ClassVar[tuple[str, ...]] = ("core",)
+
+    lanes: int
+    band: int
+    of_scores: tuple[int, int]
+    of_values: tuple[int, int]
+
+    @property
+    def operands(self) -> int:
+        """Queries, keys, values and perhaps a mask."""
+        return 3 + (self.mask is not None)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return (*self.stack, self.q[-2], self.v[-1])
+
+    @classmethod
+    def configure(
+        cls, layer: AttentionShape, machine: VectorMachine, block: int
+    ) -> Iterable[Template]:
+        """The configuration with the best tile of each product."""
+        rows, keys = layer.q[-2], layer.v[-2]
+        if 0 in (*layer.q, *layer.k, *layer.v):
+            return []
+        band = min(rows, _BAND, max(1, machine.l2_bytes // 4 // (4 * keys)))
+        scores = choose(MatmulShape((band, layer.q[-1]), (layer.q[-1], keys)), machine)
+        values = choose(MatmulShape((band, keys), layer.v[-2:]), machine)
+        if scores is None or values is None:
+            return []
+        tiles = {"of_scores": scores, "of_values": values}
+        sizes = {name: (tile.rows, tile.vectors) for name, tile in tiles.items()}
+        return [taken(cls, layer, lanes=machine.lanes, band=band, **sizes)]
+
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core: those of both products, and the exponentials."""
+        products = (
+            MatmulConfig(a=a, b=b, lanes=self.lanes, rows=rows, vectors=vectors)
+            for a, b, (rows, vectors) in (
+                (self.scores.a, self.scores.b, self.of_scores),
+                ((*self.scores.batch, self.q[-2], self.v[-2]), self.v, self.of_values),
+            )
+        )
+        exponentials = prod(self.stack) * self.q[-2] * self.v[-2] * 25.0 / self.lanes
+        return sum(product.cycles(machine) for product in products) + exponentials
+
+    @property
+    def sampled(self) -> object:
+        """None: campaigns measure its products and softmax by themselves."""
+        return None
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """Both products and the softmax in plain loops."""
+        q, k, v, *mask = operands
+        rows, keys, width = self.q[-2], self.v[-2], self.v[-1]
+        d, n, m, j = (
+            te.reduce_axis((0, extent), name)
+            for extent, name in ((self.q[-1], "d"), (keys, "n"), (keys, "m"), (keys, "j"))
+        )
+        stack = self.scores.batch
+
+        def score(*at: Expr) -> Expr:
+            *s, row, key = at
+            return te.sum(
+                q[place_in(self.q, s, row, d.var)] * k[self.key_place(s, key, d.var)], axis=d
+            )
+
+        def scaled(*at: Expr) -> Expr:
+            value = scores[at] * f32(self.scale)
+            return value + mask[0][self.mask_place(at)] if mask else value
+
+        scores = te.compute((*stack, rows, keys), score, name="scores")
+        x = te.compute((*stack, rows, keys), scaled, name="scaled")
+        top = te.compute((*stack, rows), lambda *at: te.max(x(*at, m.var), axis=m), name="top")
+        power = te.compute(x.shape, lambda *at: tirx.exp(x[at] - top[at[:-1]]), name="power")
+        total = te.compute(
+            (*stack, rows), lambda *at: te.sum(power(*at, j.var), axis=j), name="total"
+        )
+        share = te.compute(x.shape, lambda *at: power[at] / total[at[:-1]], name="share")
+
+        def element(*at: Expr) -> Expr:
+            *s, row, column = at
+            own = place_in((*stack, rows, keys), s, row, n.var)
+            return te.sum(share[own] * v[place_in(self.v, s, n.var, column)], axis=n)
+
+        return te.compute(
+            (*self.stack, rows, width), element, name="attention", attrs=self.annotation
+        )
+
+    def key_place(self, stack: list[Expr], key: Expr, depth: Expr) -> tuple[Expr, ...]:
+        """Where a number of a key stands."""
+        place = (key, depth) if self.in_place else (depth, key)
+        return place_in(self.k, stack, *place)
+
+    def mask_place(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Where the mask of a score stands."""
+        assert self.mask is not None
+        own = at[len(at) - len(self.mask) :]
+        return tuple(const(0) if s == 1 else i for i, s in zip(own, self.mask, strict=True))
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of all bands."""
+        kind = PARALLEL if machine.threads > 1 else SERIAL
+        runs = tile_runs(self.q[-2], self.band, lambda *_: None)
+        stacks, difference = prod(self.stack), tirx.Var("difference", "float32")
+
+        def band(task: Expr, start: int, count: int, rows: int) -> tirx.Stmt:
+            stack = unravelled(task // count, self.stack)
+            first = task % count * rows + start
+            by_element = machine.broadcast_operand
+            return _Band(self, fused, by_element, stack, first, rows, difference).write()
+
+        return block(
+            [
+                loop(
+                    stacks * run.count,
+                    lambda t, run=run: band(t, run.start, run.count, run.width),
+                    "task",
+                    kind,
+                )
+                for run in runs
+            ]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Band:
+    """Some queries of one stack, whose scores are in the cache."""
+
+    cfg: AttentionConfig
+    fused: FusedKernel
+    by_element: bool
+    stack: list[Expr]
+    first: Expr
+    rows: int
+    difference: tirx.Var  # one for all bands, because exponentials bind variables that depend on it
+
+    @cached_property
+    def scores(self) -> tirx.Buffer:
+        """The scores, then their exponentials; rows end with whole vectors."""
+        return scratch("scores", self.rows, -(-self.cfg.v[-2] // self.cfg.lanes) * self.cfg.lanes)
+
+    @cached_property
+    def inverse(self) -> tirx.Buffer:
+        """By row, the inverse of the sum of the exponentials."""
+        return scratch("inverse", self.rows)
+
+    def write(self) -> tirx.Stmt:
+        """The scores, their exponentials, and the sums of the values."""
+        cfg, keys = self.cfg, self.cfg.v[-2]
+        q, k, *mask, v = self.fused.operands
+
+        def score(row: Expr, key: Expr, value: Expr) -> tirx.Stmt:
+            value = value * f32(cfg.scale) if cfg.scale != 1 else value
+            if mask:
+                at = (*self.stack, self.first + row, key)
+                value = value + load(mask[0], *cfg.mask_place(at))
+            return store(self.scores, value, row, key)
+
+        def sum_of(row: Expr, column: Expr, value: Expr) -> tirx.Stmt:
+            place = (*self.stack, self.first + row, column)
+            return self.fused.epilogue.store(place, value * load(self.inverse, row))
+
+        def query(row: Expr, depth: Expr) -> Expr:
+            return load(q, *place_in(cfg.q, self.stack, self.first + row, depth))
+
+        if cfg.in_place:
+            scores = self.by_key(query, k, score)
+        else:
+            scores = self.product(
+                cfg.of_scores,
+                (cfg.q[-1], keys),
+                query,
+                lambda depth, key: load(k, *cfg.key_place(self.stack, key, depth)),
+                score,
+            )
+        return within(
+            [self.scores, self.inverse],
+            [
+                *self.beyond(),
+                scores,
+                loop(self.rows, self.softmax, "row"),
+                self.product(
+                    cfg.of_values,
+                    cfg.v[-2:],
+                    lambda row, key: load(self.scores, row, key),
+                    lambda key, column: load(v, *place_in(cfg.v, self.stack, key, column)),
+                    sum_of,
+                ),
+            ],
+        )
+
+    def beyond(self) -> list[tirx.Stmt]:
+        """Scores beyond the last key, whose exponentials are 0."""
+        width, last = self.cfg.lanes, int(self.scores.shape[1]) - self.cfg.lanes
+        if last + width == self.cfg.v[-2]:
+            return []
+        return [
+            loop(
+                self.rows,
+                lambda r: lanes(width, lambda v: store(self.scores, f32(-inf), r, v + last)),
+                "row",
+            )
+        ]
+
+    def product(
+        self,
+        tile: tuple[int, int],  # rows and vectors of a register tile
+        size: tuple[int, ...],  # depth and columns
+        left: Callable[[Expr, Expr], Expr],  # from row and depth
+        right: Callable[[Expr, Expr], Expr],  # from depth and column
+        finish: Callable[[Expr, Expr, Expr], tirx.Stmt],  # from row, column and sum
+    ) -> tirx.Stmt:
+        """A product in register tiles; a last vector may overlap the one before."""
+        width, (depth, columns) = self.cfg.lanes, size
+        count, (most, vectors) = -(-columns // width), tile
+
+        def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
+            def column(o: Expr, v: Expr) -> Expr:
+                start = first + o * width
+                return (tirx.min(start, const(columns - width)) if ends else start) + v
+
+            acc = Accumulators(rows, vectors, width)
+            products = acc.add_products(
+                range(rows),
+                lambda p, k: left(row + p, k),
+                lambda k, o, v: right(k, column(o, v)),
+                depth,
+                self.by_element,
+            )
+            results = acc.each(lambda p, o, v, value: finish(row + p, column(o, v), value))
+            return within(acc.buffers, [*acc.start(), products, *results])
+
+        def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
+            runs = tile_runs(self.rows, most, lambda *_: None)
+
+            def run_of(start: int, rows: int, count: int) -> tirx.Stmt:
+                return loop(
+                    count, lambda t: sums(t * rows + start, rows, first, vectors, ends), "tile"
+                )
+
+            return block([run_of(run.start, run.width, run.count) for run in runs])
+
+        ragged = columns % width > 0
+        groups = tile_runs(count, vectors, lambda start, n: ragged and start + n == count)
+        return block(
+            [
+                loop(
+                    run.count,
+                    lambda g, run=run: group(
+                        (g * run.width + run.start) * width, run.width, run.work
+                    ),
+                    "group",
+                )
+                for run in groups
+            ]
+        )
+
+    def by_key(
+        self,
+        query: Callable[[Expr, Expr], Expr],
+        k: tirx.Buffer,
+        finish: Callable[[Expr, Expr, Expr], tirx.Stmt],
+    ) -> tirx.Stmt:
+        """Scores of few queries, each the sum of a vector of products along the depth."""
+        cfg, width, depth = self.cfg, self.cfg.lanes, self.cfg.q[-1]
+        acc = scratch("acc", width)
+        whole = depth // width
+
+        def key_of(row: Expr, key: Expr) -> tirx.Stmt:
+            def product(at: Expr) -> Expr:
+                return query(row, at) * load(k, *cfg.key_place(self.stack, key, at))
+
+            def vector(i: Expr) -> tirx.Stmt:
+                return lanes(width, lambda v: store(acc, load(acc, v) + product(i * width + v), v))
+
+            value = joined(acc, width, add)
+            for i in range(whole * width, depth):
+                value = value + product(const(i))
+            return block(
+                [
+                    lanes(width, lambda v: store(acc, f32(0.0), v)),
+                    *([loop(whole, vector, "vector")] if whole else []),
+                    finish(row, key, value),
+                ]
+            )
+
+        keys = loop(cfg.v[-2], lambda n: loop(self.rows, lambda row: key_of(row, n), "row"), "key")
+        return within([acc], [keys])
+
+    def softmax(self, row: Expr) -> tirx.Stmt:
+        """The exponentials of a row, and the inverse of their sum."""
+        width, count = self.cfg.lanes, int(self.scores.shape[1]) // self.cfg.lanes
+        top, total = scratch("top", width), scratch("total", width)
+
+        def vectors(body: Callable[[Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
+            return loop(count, lambda i: lanes(width, lambda v: body(i * width + v, v)), "vector")
+
+        def powers(column: Expr, _: Expr) -> tirx.Stmt:
+            difference = load(self.scores, row, column) - load(top, 0)
+            value = exponential(self.fused.blocks[-4], difference, False, self.difference)
+            return store(self.scores, value, row, column)
+
+        return within(
+            [top, total],
+            [
+                lanes(width, lambda v: store(top, f32(-inf), v)),
+                vectors(
+                    lambda column, v: store(
+                        top, tirx.max(load(top, v), load(self.scores, row, column)), v
+                    )
+                ),
+                store(top, joined(top, width, tirx.max), 0),
+                vectors(powers),
+                lanes(width, lambda v: store(total, f32(0.0), v)),
+                vectors(
+                    lambda column, v: store(
+                        total, load(total, v) + load(self.scores, row, column), v
+                    )
+                ),
+                store(self.inverse, f32(1.0) / joined(total, width, add), row),
+            ],
+        )

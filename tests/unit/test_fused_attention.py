@@ -1,0 +1,131 @@
+"""Attention in one kernel: against NumPy for vectors of every width, and where it is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import built
+from relax_helpers import assert_same_numerics, module, random_const
+from tvm import relax, te, topi
+
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.passes.keep_nan import KeepNan
+from tvm_stretch.targets.kernels.attention import AttentionShape
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import choose
+
+op, nn = relax.op, relax.op.nn
+AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
+NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**12, threads=1)
+TWO_CORES = VectorMachine(16, 32, False, 2**20, threads=2)
+MACHINES = pytest.mark.parametrize(
+    "machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"]
+)
+
+SHAPES = {
+    "heads": AttentionShape((2, 3, 37, 20), (2, 3, 20, 43), (2, 3, 43, 16)),
+    "whole vectors": AttentionShape((5, 32), (32, 48), (48, 32), scale=0.25),
+    "a mask of keys": AttentionShape((3, 9, 8), (3, 8, 19), (3, 19, 17), (1, 1, 19)),
+    "a mask of all": AttentionShape((3, 9, 8), (3, 8, 19), (3, 19, 17), (9, 19), 0.5),
+    "keys of all heads": AttentionShape((4, 7, 8), (1, 8, 21), (4, 21, 17)),
+    "values of all heads": AttentionShape((4, 7, 8), (4, 8, 21), (21, 17)),
+    "one query": AttentionShape((3, 1, 20), (3, 43, 20), (3, 43, 16), None, 0.5, True),
+    "few queries": AttentionShape((2, 3, 5), (2, 18, 5), (2, 18, 16), (2, 1, 18), 1.0, True),
+}
+
+
+def expected(shape: AttentionShape, q: np.ndarray, k: np.ndarray, *others: np.ndarray) -> tuple:
+    """The definition in float64."""
+    v, *mask = (x.astype("float64") for x in others)
+    scores = q.astype("float64") @ (k.swapaxes(-1, -2) if shape.in_place else k) * shape.scale
+    scores = scores + mask[0] if mask else scores
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True) @ v
+
+
+def result(shape: AttentionShape, machine: VectorMachine, *arrays: np.ndarray) -> np.ndarray:
+    """The template's result, doubled by an epilogue."""
+    config = choose(shape, machine)
+    assert config is not None
+    inputs = [te.placeholder(array.shape, name=f"x{i}") for i, array in enumerate(arrays)]
+    func = te.create_prim_func([*inputs, topi.multiply(config.meaning(*inputs), 2.0)])
+    func = KeepNan()(ExpandMath()(tvm.IRModule({"f": func})))["f"]
+    out = tvm.runtime.tensor(np.full(config.out_shape, 7e7, "float32"))
+    built(schedule_kernel(func, machine))["kernel"](*map(tvm.runtime.tensor, arrays), out)
+    return out.numpy()
+
+
+def operands(shape: AttentionShape) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = [shape.q, shape.k, shape.v, *([shape.mask] if shape.mask else [])]
+    return [rng.standard_normal(size, "float32") for size in shapes]
+
+
+@MACHINES
+@pytest.mark.parametrize("name", SHAPES)
+def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
+    shape = SHAPES[name]
+    arrays = operands(shape)
+    got = result(shape, machine, *arrays)
+    np.testing.assert_allclose(got, 2 * expected(shape, *arrays), rtol=2e-5, atol=5e-6)
+
+
+def test_hidden_keys_and_hidden_rows() -> None:
+    """What a mask hides has no share; hidden rows are NaN, as in ONNX Runtime."""
+    shape = SHAPES["a mask of all"]
+    q, k, v, mask = operands(shape)
+    mask[:, 5:], mask[4] = -np.inf, -np.inf
+    mask[7, 1:] = np.finfo("float32").min
+    got = result(shape, AVX2, q, k, v, mask)
+    assert np.isnan(got[:, 4]).all()
+    rest = [0, 1, 2, 3, 5, 6, 7, 8]
+    right = 2 * expected(shape, q, k, v, mask)[:, rest]
+    np.testing.assert_allclose(got[:, rest], right, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("sizes", [(4, 5, 5), (4, 9, 5), (0, 9, 9)], ids=str)
+def test_no_template_for_rows_below_a_vector(sizes: tuple[int, int, int]) -> None:
+    queries, keys, width = sizes
+    shape = AttentionShape((queries, 6), (6, keys), (keys, width))
+    assert choose(shape, AVX2) is None
+    assert choose(replace(shape, k=(6, 16), v=(16, 16)), AVX2) is not None or not queries
+
+
+def attention(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+    """As exporters write it, with a scale and a mask."""
+    keys = op.permute_dims(k, [0, 2, 1])
+    scores = op.multiply(op.matmul(q, keys), relax.const(np.float32(0.3)))
+    return op.matmul(nn.softmax(op.add(scores, random_const(1, 1, 17))), v)
+
+
+def names(mod: tvm.IRModule, lanes: int = 8) -> list[str]:
+    after = BlockChannels({"cpu": replace(AVX2, lanes=lanes)})(mod)
+    assert_same_numerics(mod, after)
+    return [var.name_hint for var in after.get_global_vars() if var.name_hint != "main"]
+
+
+def test_found_in_a_network() -> None:
+    mod = module(attention, (2, 9, 12), (2, 17, 12), (2, 17, 16))
+    assert names(mod) == ["attention"]
+
+
+def test_few_queries_read_keys_as_they_are() -> None:
+    mod = module(attention, (2, 2, 12), (2, 17, 12), (2, 17, 16))
+    after = BlockChannels({"cpu": AVX2})(mod)
+    assert "permute_dims" not in after.script() and names(mod) == ["attention"]
+
+
+def test_shares_that_others_read_stay() -> None:
+    def body(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        emit = relax.BlockBuilder.current().emit
+        shares = emit(nn.softmax(emit(op.matmul(q, k))))
+        return op.add(op.matmul(shares, v), op.sum(shares, [2], keepdims=True))
+
+    mod = module(body, (2, 9, 12), (2, 12, 17), (2, 17, 16))
+    assert "attention" not in names(mod)

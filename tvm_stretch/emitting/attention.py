@@ -1,0 +1,90 @@
+"""Attention among the operators of a network: matmul, scale, mask, softmax, matmul.
+
+y = matmul(softmax(add(multiply(matmul(q, k), scale), mask)), v)   ->   Attention(q, k, v, mask, ..)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.targets.kernels.attention import FEW_QUERIES, AttentionShape
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The operands of an attention, and its shape."""
+
+    operands: tuple[relax.Expr, ...]
+    shape: AttentionShape
+
+
+class AttentionReader:
+    """Reads the attention that a product computes, if nothing else reads what is in between."""
+
+    def __init__(
+        self, definitions: Mapping[relax.Var, relax.Expr], uses: Mapping[relax.Var, int]
+    ) -> None:
+        self.definitions = definitions
+        self.uses = uses
+
+    def read(self, call: relax.Call) -> Attention | None:
+        """The attention of a product of shares and values; None if it is another product."""
+        shares, v = call.args
+        softmax = self.only(shares, "nn.softmax")
+        if (
+            softmax is None
+            or int(softmax.attrs.axis) % len(shape_of(shares)) != len(shape_of(shares)) - 1
+        ):
+            return None
+        x, masks = softmax.args[0], []
+        added = self.only(x, "add")
+        if added is not None and shape_of(added.args[0]) == shape_of(x):
+            x, masks = added.args[0], [added.args[1]]
+        scale, x = self.scaled(x)
+        product = self.only(x, "matmul")
+        if product is None:
+            return None
+        operands = (*product.args, v, *masks)
+        is_plain = all(str(o.ty.dtype) == "float32" for o in operands)
+        if not is_plain or len({*operands}) < len(operands) or len(shape_of(v)) < 2:
+            return None
+        return self.placed(operands, scale)
+
+    def only(self, x: relax.Expr, kind: str) -> relax.Call | None:
+        """The call of this kind that computes ``x``, which has one reader."""
+        made = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        return made if kind_of(made) == kind and self.uses.get(x) == 1 else None
+
+    def scaled(self, x: relax.Expr) -> tuple[float, relax.Expr]:
+        """A constant factor of all scores, and the scores without it."""
+        call = self.only(x, "multiply")
+        if call is None or not isinstance(call.args[1], GenericConst):
+            return 1.0, x
+        factor = call.args[1].value.numpy()
+        return (float(factor.reshape(())), call.args[0]) if factor.size == 1 else (1.0, x)
+
+    def placed(self, operands: tuple[relax.Expr, ...], scale: float) -> Attention:
+        """With keys as they were before they were transposed, if there are few queries."""
+        q, k, v, *masks = operands
+        before = self.untransposed(k) if shape_of(q)[-2] <= FEW_QUERIES else None
+        k = k if before is None else before
+        of_q, of_k, of_v, *of_mask = (tuple(shape_of(x)) for x in (q, k, v, *masks))
+        mask = of_mask[0] if of_mask else None
+        shape = AttentionShape(of_q, of_k, of_v, mask, scale, before is not None)
+        return Attention((q, k, v, *masks), shape)
+
+    def untransposed(self, x: relax.Expr) -> relax.Expr | None:
+        """The value whose last two axes are exchanged in ``x``."""
+        call = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        if call is None or kind_of(call) != "permute_dims":
+            return None
+        rank = len(shape_of(x))
+        axes = call.attrs.axes
+        order = [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
+        return call.args[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None
