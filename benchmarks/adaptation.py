@@ -27,7 +27,7 @@ from statistics import mean, median
 import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.search import search
 from tvm_stretch.search.alternatives import FASTEST
 from tvm_stretch.search.costs import planning_costs

@@ -27,8 +27,8 @@ from typing import Any
 
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
-from tvm_stretch.cost.features import RunFeatures, from_json, to_json
-from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.generic_features import RunFeatures, from_json, to_json
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.bench import Bench, NetworkTiming
 from tvm_stretch.measuring.campaign import learn, open_dataset

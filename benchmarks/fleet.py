@@ -31,7 +31,7 @@ import tvm
 import tvm_ffi
 
 import tvm_stretch as ts
-from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.measuring.campaign import Campaign, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.fleet import Batches, Crew, carry_out

@@ -35,7 +35,7 @@ from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.plan.design import Design
-from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.best_designs import find_candidates
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.stretching.stretching import Stretching

@@ -15,7 +15,7 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
     ("errors", "trusted"),
-    ("arguments", "compiling", "elf", "exports", "files", "formats", "progress", "rewriting"),
+    ("compiling", "elf", "exports", "files", "formats", "named_arguments", "progress", "rewriting"),
     ("ir",),
     ("targets.kernels", "targets.processor"),
     ("plan",),

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.compiler import compile
 from tvm_stretch.errors import DeviceError, InputError, StretchError, last_line
 from tvm_stretch.measuring.fleet import Fleet
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.device import Device

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tvm_stretch.analysis.integer_summary import has_integers
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import Observer
 from tvm_stretch.build.precision import read_precision
 from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import require_file
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting
 from tvm_stretch.request import Request

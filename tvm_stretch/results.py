@@ -2,14 +2,14 @@
 
 from tvm_stretch.comparing import PlanTable
 from tvm_stretch.cost.calibrate import Calibration
-from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.verdicts import Verdicts
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.problems import NetworkProblem
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.remote_model import RemoteModel
-from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult
+from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.runtime.values import TensorInfo
 from tvm_stretch.stretching.front import Front

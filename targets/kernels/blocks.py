@@ -8,9 +8,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
-from .calls import kernel_call
 from .concat import ConcatShape, merged
 from .conv import gathers_pixels
+from .kernel_call import kernel_call
 from .layers import ConvShape
 from .machine import VectorMachine
 from .template import choose

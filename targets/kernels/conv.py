@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypeVar
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
-from .calls import kernel_call
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
 from .conv_nest import ConvNest, write_nest
@@ -23,6 +22,7 @@ from .conv_tiles import blocking
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
 from .fused import FusedKernel
+from .kernel_call import kernel_call
 from .layers import ConvShape, Layer, taken
 from .loops import const
 from .machine import VectorMachine

@@ -35,8 +35,8 @@ from tvm_stretch.ir.integer_kernels import averages
 from tvm_stretch.ir.integers import Integer, rounding_of
 
 from .blocks import convolution
-from .calls import kernel_call
 from .integer_blocks import by_channel
+from .kernel_call import kernel_call
 from .layers import ConvShape
 from .machine import VectorMachine
 

@@ -14,10 +14,10 @@ from tvm_stretch.ir.integer_kernels import Rounder, in_float32
 from tvm_stretch.ir.integers import Integer, Rounding
 
 from .blocks import block_array, subsample
-from .calls import kernel_call
 from .conv import gathers_pixels
 from .fixed_point import FIXED, FixedPoint, mantissas, rounded
 from .integer_sums import in_integers
+from .kernel_call import kernel_call
 from .layers import ConvShape, IntegerConvShape, taken
 from .machine import VectorMachine
 from .template import choose

@@ -29,9 +29,9 @@ from tvm.ir import Expr
 
 from tvm_stretch.ir.codec import from_text, to_text
 
-from .calls import kernel_call
 from .features import EpilogueWork, Features
 from .fused import ANNOTATION, FusedKernel
+from .kernel_call import kernel_call
 from .layers import Along, Layer, taken
 from .machine import VectorMachine
 

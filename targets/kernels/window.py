@@ -13,9 +13,9 @@ from typing import ClassVar
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
-from .calls import kernel_call
 from .features import EpilogueWork, Features
 from .fused import FusedKernel
+from .kernel_call import kernel_call
 from .layers import ConvShape, Layer, WindowShape, taken
 from .machine import VectorMachine
 from .template import Template

@@ -14,9 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.device import name_of_cpu
-from tvm_stretch.cost.features import RunFeatures, TransferFeatures, families, from_json, to_json
-from tvm_stretch.cost.model import FORMAT, MeasuredModel, load_cost_model, train
+from tvm_stretch.cost.fingerprint import name_of_cpu
+from tvm_stretch.cost.generic_features import (
+    RunFeatures,
+    TransferFeatures,
+    families,
+    from_json,
+    to_json,
+)
+from tvm_stretch.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import sealed
 from tvm_stretch.targets.cpu import CORE, speed_of_cores

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
-from tvm_stretch.cost.device import default_folder, fingerprint
-from tvm_stretch.cost.features import TransferFeatures
-from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.fingerprint import default_folder, fingerprint
+from tvm_stretch.cost.generic_features import TransferFeatures
+from tvm_stretch.cost.measured_model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers

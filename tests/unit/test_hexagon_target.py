@@ -24,7 +24,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.integer_kernels import integer_call, softmax_powers
 from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target

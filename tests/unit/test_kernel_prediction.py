@@ -29,7 +29,7 @@ from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.search import search
-from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.search.priced_kernels import Kernels
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors

@@ -16,7 +16,7 @@ from search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.targets import little
 from tvm_stretch.targets.processors import make_processors
 

@@ -23,13 +23,13 @@ from rpc_processes import RpcProcess
 from tvm import relax, rpc
 
 import tvm_stretch as ts
-from tvm_stretch.cost.device import chosen_folder
-from tvm_stretch.cost.model import load_cost_model
+from tvm_stretch.cost.fingerprint import chosen_folder
+from tvm_stretch.cost.measured_model import load_cost_model
 from tvm_stretch.errors import CostModelError, DeviceError
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.transfers import measure_transfers
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
 

@@ -28,8 +28,8 @@ from small_models import scaled_model
 from stretch_networks import network, regnet
 
 import tvm_stretch as ts
-from tvm_stretch.cost.features import TransferFeatures
-from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.generic_features import TransferFeatures
+from tvm_stretch.cost.measured_model import load_cost_model, train
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.cost.verdicts import Verdicts
 from tvm_stretch.errors import ArtifactError, CostModelError, StretchError

@@ -16,7 +16,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.build.pipeline import build
-from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.fingerprint import default_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
     FORMAT,
     PLAIN,

@@ -20,8 +20,8 @@ from benchmarks.device_work import work_of_convolution, work_of_group
 from benchmarks.published_designs import ORIGINALS, count, predict_ms
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
-from tvm_stretch.cost.device import fingerprint
-from tvm_stretch.cost.features import RunFeatures
+from tvm_stretch.cost.fingerprint import fingerprint
+from tvm_stretch.cost.generic_features import RunFeatures
 from tvm_stretch.cost.profile import Profile, ProfileModel
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text, profiles
 from tvm_stretch.errors import CostModelError, InstallError

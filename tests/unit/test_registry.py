@@ -15,7 +15,7 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.cost.device import fingerprint
+from tvm_stretch.cost.fingerprint import fingerprint
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets import registry

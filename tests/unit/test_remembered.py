@@ -18,7 +18,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.build.branching import Branching
-from tvm_stretch.cost.device import default_folder
+from tvm_stretch.cost.fingerprint import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import remembered
 from tvm_stretch.search.choose import choose

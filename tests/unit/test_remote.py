@@ -22,11 +22,11 @@ from tvm import relax, rpc
 from tvm.rpc.base import RPC_TRACKER_MAGIC
 
 import tvm_stretch as ts
-from tvm_stretch.cost.device import default_folder
+from tvm_stretch.cost.fingerprint import default_folder
 from tvm_stretch.errors import ArtifactError, CostModelError, DeviceError, InputError, TargetError
 from tvm_stretch.remote.description import Description
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.remote.link import Link
-from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
 from tvm_stretch.targets.cpu import checked_features, cpu_processor
 from tvm_stretch.targets.registry import tvm_target

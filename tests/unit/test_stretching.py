@@ -28,11 +28,11 @@ from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.search import search
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.pieces import Network
-from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.best_designs import find_candidates
+from tvm_stretch.stretching.block_layers import count
 from tvm_stretch.stretching.design_rules import Rules, space_of_table_2
 from tvm_stretch.stretching.front import Front, _thinned
 from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.segments import cut_runs, find_runs
 from tvm_stretch.stretching.stretching import Stretching, stretch_network

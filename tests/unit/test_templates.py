@@ -19,8 +19,8 @@ from tvm.ir import Expr
 import tvm_stretch as ts
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.describe import describe
-from tvm_stretch.cost.features import GenericFeatures, MeanFeatures, RunFeatures, families
-from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.generic_features import GenericFeatures, MeanFeatures, RunFeatures, families
+from tvm_stretch.cost.measured_model import load_cost_model, train
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer, Rounding
@@ -30,11 +30,11 @@ from tvm_stretch.progress import reporting
 from tvm_stretch.search.halves import half_of
 from tvm_stretch.targets.cpu import CORE, cpu_processor
 from tvm_stretch.targets.kernels import template as templates
-from tvm_stretch.targets.kernels.calls import kernel_call
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import FAMILIES, EpilogueWork, Features, Phases
 from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import Along, ConvShape, WindowShape, taken
 from tvm_stretch.targets.kernels.loops import block, lanes, load, loop, scratch, store, within
 from tvm_stretch.targets.kernels.machine import VectorMachine

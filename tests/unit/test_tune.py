@@ -25,7 +25,7 @@ from tvm_stretch.files import sealed
 from tvm_stretch.measuring import workshop as workshop_of_bench
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.tune import layers_of, tune
+from tvm_stretch.measuring.tune_gpu import layers_of, tune
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.conv import ConvConfig
@@ -119,7 +119,7 @@ def tuned_by(bank: Callable[[Any, Any], Any], path: Path, budget: float = 60.0) 
     """The winners that tuning finds if ``bank`` measures."""
     one, host = processor(), cpu_processor(TARGET, 1)
     with (
-        patch("tvm_stretch.measuring.tune._Bank.measure", bank),
+        patch("tvm_stretch.measuring.tune_gpu._Bank.measure", bank),
         patch.object(Bench, "__init__") as new,
     ):
         new.return_value = None
@@ -237,13 +237,13 @@ def test_answers_are_compared(tmp_path: Path) -> None:
         bench = Bench(workshop)
 
     def tuned(path: Path) -> Tuned:
-        with patch("tvm_stretch.measuring.tune._SECONDS", 0.0):
+        with patch("tvm_stretch.measuring.tune_gpu._SECONDS", 0.0):
             tune(workshop, bench, networks, path, time.monotonic() + 60, candidates=1)
         return Tuned.read(path, workshop.processor)
 
     found = tuned(tmp_path / "right.json")
     assert len(found.winners) == 1 and not found.dropped
-    with patch("tvm_stretch.measuring.tune._convolved", lambda *_: np.ones((1, 6, 3, 3))):
+    with patch("tvm_stretch.measuring.tune_gpu._convolved", lambda *_: np.ones((1, 6, 3, 3))):
         found = tuned(tmp_path / "wrong.json")
     assert not found.winners
     assert all("numbers are wrong" in reason for reason in found.dropped.values())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tvm_stretch.cost.features import RunFeatures, TransferFeatures
+from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.targets.cpu import CORE

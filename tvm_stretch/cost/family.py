@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_stretch.cost.features import RunFeatures, TransferFeatures, families
+from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures, families
 from tvm_stretch.cost.trees import load_trees, the_xgboost
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import is_finite

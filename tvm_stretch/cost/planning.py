@@ -19,9 +19,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.cost.device import default_folder, fingerprint
-from tvm_stretch.cost.features import TransferFeatures
-from tvm_stretch.cost.model import MeasuredModel, load_cost_model
+from tvm_stretch.cost.fingerprint import default_folder, fingerprint
+from tvm_stretch.cost.generic_features import TransferFeatures
+from tvm_stretch.cost.measured_model import MeasuredModel, load_cost_model
 from tvm_stretch.targets.processor import Processor
 
 _MEBI = 1 << 20

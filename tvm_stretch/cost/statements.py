@@ -17,7 +17,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.cost.features import GenericFeatures, MeanFeatures, TableFeatures
+from tvm_stretch.cost.generic_features import GenericFeatures, MeanFeatures, TableFeatures
 from tvm_stretch.ir.integers import meaning_of
 from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.fused import ANNOTATION

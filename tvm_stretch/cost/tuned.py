@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.cost.device import check_device, fingerprint
+from tvm_stretch.cost.fingerprint import check_device, fingerprint
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import replace_whole, sealed, writing
 from tvm_stretch.formats import Format

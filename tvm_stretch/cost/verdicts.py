@@ -21,7 +21,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.cost.device import check_device, default_folder, fingerprint
+from tvm_stretch.cost.fingerprint import check_device, default_folder, fingerprint
 from tvm_stretch.cost.tuned import Tuned, tuned_path
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import replace_whole, sealed, writing

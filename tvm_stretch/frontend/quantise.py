@@ -18,11 +18,11 @@ import onnx
 import onnx.version_converter
 from onnx import helper, numpy_helper
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
 from tvm_stretch.frontend.onnx_folding import drop_unread, fold_batch_norms
 from tvm_stretch.frontend.onnx_node import dtype_of
 from tvm_stretch.frontend.onnx_reader import read_onnx
+from tvm_stretch.named_arguments import named_arguments
 
 Images = np.ndarray | Iterable[np.ndarray | Mapping[str, np.ndarray]]
 _OLDEST = 13

@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 
 from tvm_stretch.cost.context import in_place
-from tvm_stretch.cost.features import RunFeatures
+from tvm_stretch.cost.generic_features import RunFeatures
 from tvm_stretch.errors import DeviceError
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel
@@ -20,7 +20,7 @@ from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.timing import PacketCounter, Stopwatch, Timing, empty_caches
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
-from tvm_stretch.runtime.measure import node_packets, node_times
+from tvm_stretch.runtime.benchmark import node_packets, node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.targets.kernels.features import Features

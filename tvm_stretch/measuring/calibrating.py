@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, read_latencies
-from tvm_stretch.cost.features import RunFeatures, TransferFeatures
+from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import as_path
 from tvm_stretch.frontend import load_network
 from tvm_stretch.measuring.dataset import Dataset, require_networks
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.progress import Progress, count, reporting
 from tvm_stretch.search.twin import twin_processors, works_of
 from tvm_stretch.targets.kernels.features import Work

@@ -16,8 +16,8 @@ from pathlib import Path
 import scipy.optimize  # noqa: F401  learning imports it late, where Ctrl-C would end the process
 
 from tvm_stretch.compiling import compiling
-from tvm_stretch.cost.device import fingerprint
-from tvm_stretch.cost.model import MeasuredModel, train
+from tvm_stretch.cost.fingerprint import fingerprint
+from tvm_stretch.cost.measured_model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, DeviceError, last_line
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.ahead import Ahead

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.cost.device import check_device
-from tvm_stretch.cost.features import MEASUREMENTS, from_json, to_json
+from tvm_stretch.cost.fingerprint import check_device
+from tvm_stretch.cost.generic_features import MEASUREMENTS, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import read_whole, reason_of, replace_whole, writing
 from tvm_stretch.measuring.samples import Sample

@@ -23,8 +23,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvm_stretch.cost.device import chosen_folder
-from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.fingerprint import chosen_folder
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.campaign import (
@@ -39,7 +39,7 @@ from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import say, step
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device import Device, connect
-from tvm_stretch.remote.processors import Targets, processors_of
+from tvm_stretch.remote.device_processors import Targets, processors_of
 from tvm_stretch.remote.wire import Deadline, offered, parse_address
 from tvm_stretch.targets.processor import Processor
 

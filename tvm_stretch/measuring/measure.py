@@ -16,9 +16,8 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
-from tvm_stretch.arguments import named_arguments
-from tvm_stretch.cost.device import chosen_folder
-from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.fingerprint import chosen_folder
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.trees import the_xgboost
 from tvm_stretch.cost.tuned import tuned_path
 from tvm_stretch.errors import InputError
@@ -35,11 +34,12 @@ from tvm_stretch.measuring.campaign import (
 )
 from tvm_stretch.measuring.dataset import require_networks
 from tvm_stretch.measuring.fleet import Fleet, measure_fleet
-from tvm_stretch.measuring.tune import tune
+from tvm_stretch.measuring.tune_gpu import tune
 from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.device import Device
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.targets.registry import TargetLike
 
 

@@ -22,10 +22,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.compiling import compiling
-from tvm_stretch.cost.device import chosen_folder, fingerprint
+from tvm_stretch.cost.fingerprint import chosen_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
     PLAIN,
     Verdicts,
@@ -40,11 +39,12 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.expressions import builder_with_kernels, shape_of, with_variables
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.measuring.bench import by_packets
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.progress import Progress, count, quiet, reporting, say
 from tvm_stretch.remote.device import Device
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor

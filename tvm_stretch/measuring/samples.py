@@ -22,7 +22,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from tvm_stretch.cost.features import MEASUREMENTS
+from tvm_stretch.cost.generic_features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.measuring.integer_samples import integer_image, integer_result
 from tvm_stretch.targets.kernels.fused import ANNOTATION

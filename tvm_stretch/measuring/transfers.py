@@ -16,7 +16,7 @@ from tvm import IRModule, relax
 
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.compiling import compiling
-from tvm_stretch.cost.features import TransferFeatures
+from tvm_stretch.cost.generic_features import TransferFeatures
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls

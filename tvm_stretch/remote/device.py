@@ -21,9 +21,9 @@ import numpy as np
 import tvm
 from tvm import rpc
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.files import cache_folder, replace_whole
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.progress import say
 from tvm_stretch.remote.description import FORMAT, Description
 from tvm_stretch.remote.link import Link, failed

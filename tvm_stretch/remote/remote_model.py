@@ -29,7 +29,7 @@ from tvm_stretch.runtime.artifact import (
     read_artifact,
 )
 from tvm_stretch.runtime.asynchronous import RUN_NUMBERS
-from tvm_stretch.runtime.measure import BenchmarkResult
+from tvm_stretch.runtime.benchmark import BenchmarkResult
 from tvm_stretch.runtime.measures_of_model import require_runs
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts

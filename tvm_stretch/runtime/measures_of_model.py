@@ -19,7 +19,7 @@ import tvm
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph, Tensor
 from tvm_stretch.progress import step
-from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult, summarize_profile
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import taking_memory

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.lowering.executor_graph import Graph, Port
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import (
     check_artifact,

@@ -19,7 +19,7 @@ from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.cost.profile import ProfileModel
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
-from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.search.priced_kernels import Kernels
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.layers import Along
 from tvm_stretch.targets.processor import Processor

@@ -20,7 +20,7 @@ from tvm_stretch.analysis.meeting_points import (
 )
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator
-from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.search.priced_kernels import Kernels
 
 
 @dataclass(frozen=True, eq=False)

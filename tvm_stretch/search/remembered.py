@@ -24,7 +24,7 @@ import tvm_ffi
 
 from tvm_stretch.codegen.generate import compiler_versions
 from tvm_stretch.codegen.kernel_cache import KernelCache, cache_of, digest
-from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.fingerprint import default_folder, fingerprint
 from tvm_stretch.errors import PlanError
 from tvm_stretch.files import cache_folder, read_whole
 from tvm_stretch.plan.plan import Plan

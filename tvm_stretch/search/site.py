@@ -23,7 +23,7 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.remote.device import Device, remembered
-from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.twin import twin_costs, twin_processors

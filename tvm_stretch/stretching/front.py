@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from tvm_stretch.errors import PlanError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.progress import step
-from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.best_designs import find_candidates
+from tvm_stretch.stretching.block_layers import count
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.judge import Candidate, Task
-from tvm_stretch.stretching.layers import count
 
 CAPACITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
 """Capacities to search designs for, as shares of the original's; see `Rules.capacity`."""

@@ -14,8 +14,8 @@ from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import blocks_of_segment, check_segment
 from tvm_stretch.plan.design import Design, StretchedSegment
+from tvm_stretch.stretching.block_layers import channels_of, count
 from tvm_stretch.stretching.design_rules import Rules, judge
-from tvm_stretch.stretching.layers import channels_of, count
 from tvm_stretch.stretching.predict import Chain, Figures, predict
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.tables import Pricing

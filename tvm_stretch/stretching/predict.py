@@ -13,7 +13,7 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.design import Design, StretchedSegment
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence
-from tvm_stretch.stretching.layers import Layer, channels_of, count, outside_layers
+from tvm_stretch.stretching.block_layers import Layer, channels_of, count, outside_layers
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.tables import Pricing
 

@@ -25,7 +25,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import kept_blocks, narrowed
 from tvm_stretch.plan.design import StretchedSegment
-from tvm_stretch.stretching.layers import Layer, block_layers, has_norms, point_conv
+from tvm_stretch.stretching.block_layers import Layer, block_layers, has_norms, point_conv
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from tvm_stretch.arguments import named_arguments
 from tvm_stretch.compiler import compile
 from tvm_stretch.compiling import compiling
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.plan.sources import Source
@@ -34,7 +34,8 @@ from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.site import DeviceLike, Targets, site_of
-from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.best_designs import find_candidates
+from tvm_stretch.stretching.block_layers import count
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.front import Front, find_front
 from tvm_stretch.stretching.judge import (
@@ -46,7 +47,6 @@ from tvm_stretch.stretching.judge import (
     runs_all,
     why_not_all,
 )
-from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.segments import Run, find_runs
 from tvm_stretch.stretching.tables import Pricing

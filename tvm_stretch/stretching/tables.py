@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tvm_stretch.analysis.block_widths import BlockWidths
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.stretching.layers import Layer, block_layers, count
+from tvm_stretch.stretching.block_layers import Layer, block_layers, count
 from tvm_stretch.stretching.segments import Run
 
 Array = NDArray[np.float64]

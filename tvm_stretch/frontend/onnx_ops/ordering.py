@@ -13,7 +13,7 @@ from tvm import relax
 from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import constant
 from tvm_stretch.frontend.onnx_ops.movement import reshape
-from tvm_stretch.targets.kernels.ordering import top_k_call
+from tvm_stretch.targets.kernels.top_k import top_k_call
 
 MOST_SORTED = 1 << 30
 """K times the elements of a row: if they come in the worst order, each moves K others."""

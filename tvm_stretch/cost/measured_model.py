@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.family import (
     FEWEST_ROWS,
     Array,
@@ -26,7 +25,8 @@ from tvm_stretch.cost.family import (
     fit_difference,
     fit_family,
 )
-from tvm_stretch.cost.features import RunFeatures, TransferFeatures
+from tvm_stretch.cost.fingerprint import check_device
+from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import is_finite, replace_whole, sealed, writing

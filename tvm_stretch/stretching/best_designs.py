@@ -10,10 +10,10 @@ from math import log10
 from tvm_stretch.compiling import uncollected
 from tvm_stretch.plan.design import Design
 from tvm_stretch.progress import step
+from tvm_stretch.stretching.block_layers import block_layers
 from tvm_stretch.stretching.design_rules import Rules, space_of_table_2
 from tvm_stretch.stretching.design_search import Search
 from tvm_stretch.stretching.judge import Candidate, Task, candidate_of
-from tvm_stretch.stretching.layers import block_layers
 from tvm_stretch.stretching.predict import Chain, predict
 from tvm_stretch.stretching.segments import Run, cut_runs
 

@@ -26,7 +26,7 @@ from tvm_stretch.measuring.bench import Bench, trace_of
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.progress import count, say
-from tvm_stretch.runtime.measure import node_times
+from tvm_stretch.runtime.benchmark import node_times
 from tvm_stretch.targets.kernels.gpu.candidates import (
     Layer,
     bare_layer,
