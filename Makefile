@@ -16,7 +16,7 @@ CXX_FILES := $(shell find tvm_stretch tests benchmarks $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
 DEMO_PACKAGES := pocl-opencl-icd
-DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev qemu-user oclgrind
+DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev pkg-config qemu-user oclgrind
 FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
@@ -95,7 +95,7 @@ setup-phone-peers: .venv-phone/setup.stamp
 # What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
 # for example. tvm_stretch/runtime/native/server/README.md says what to do with them.
 PHONE_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
-PHONE_FILES := tvm_stretch_rpc libtvm_stretch_runtime.so
+PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench libtvm_stretch_runtime.so
 
 # What was downloaded stays.
 .SECONDARY:
@@ -122,7 +122,7 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=Release \
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
 	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
-	$(BIN)/cmake --build build/phone/cmake-$* -j 2 -t tvm_stretch_rpc tvm_stretch_runtime
+	$(BIN)/cmake --build build/phone/cmake-$* -j 2 -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_runtime
 	mkdir -p $(@D)
 	cp build/phone/site-$*/tvm/lib/libtvm_runtime.so build/phone/site-$*/tvm_ffi/lib/libtvm_ffi.so $(@D)
 	cp $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)

@@ -29,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     for add in (
         *(_add_compile, _add_run, _add_bench, _add_explain, _add_timeline, _add_report),
         *(_add_plan, _add_stretch, _add_quantize),
-        *(_add_measure, _add_probe, _add_calibrate, _add_compare, _add_devices, _add_completion),
+        *(_add_measure, _add_probe, _add_calibrate, _add_compare, _add_devices, _add_where),
+        _add_completion,
     ):
         add(commands)
     return top
@@ -294,6 +295,10 @@ def _add_compare(commands: Commands) -> None:
 
 def _add_devices(commands: Commands) -> None:
     _add(commands, "devices", "list the processors of this machine")
+
+
+def _add_where(commands: Commands) -> None:
+    _add(commands, "where", "the folder with headers and libraries for apps in C and C++")
 
 
 def _add_completion(commands: Commands) -> None:

@@ -15,6 +15,7 @@ import tvm_stretch as ts
 from tvm_stretch.cli.arguments import ONLY_NETWORKS, parser
 from tvm_stretch.errors import InputError, StretchError
 from tvm_stretch.files import write_whole, writing
+from tvm_stretch.runtime.autoload import find_file
 
 # --- which model, which device --------------------------------------------------------------------
 
@@ -287,6 +288,12 @@ def devices(args: argparse.Namespace) -> None:
         data[kind] = {"name": name, "threads": threads, "lanes": lanes}
         lines.append(f"{kind:13}{name}, {threads} thread(s), {lanes} float lanes")
     _show(args, data, "\n".join(lines))
+
+
+def where(args: argparse.Namespace) -> None:
+    """The folder that CMake and pkg-config of apps need."""
+    folder = str(find_file("include/tvm_stretch.h").parents[1])
+    _show(args, {"folder": folder}, folder)
 
 
 def completion(args: argparse.Namespace) -> None:

@@ -1,0 +1,343 @@
+/* An app in C: what test_c_interface.py lets it do with an artifact, in a process without Python.
+ *
+ *   app MODEL describe                      names, types and shapes
+ *   app MODEL mistakes                      every wrong argument has a status and a text
+ *   app MODEL ways INPUT OUTPUT             from memory, from a descriptor and a part of a file
+ *   app MODEL callbacks INPUT OUTPUT        a chain of runs, each begun by the callback before
+ *   app MODEL cancels INPUT OUTPUT          runs that are cancelled at any time, and freed
+ *   app MODEL threads INPUT OUTPUT          clones on threads of their own
+ *   app MODEL time INPUT OUTPUT             nanoseconds of a call
+ *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tvm_stretch.h"
+
+#define REQUIRE(condition)                                                           \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, \
+              tvm_stretch_last_error());                                             \
+      exit(1);                                                                       \
+    }                                                                                \
+  } while (0)
+#define EXPECT(status, text, call)                                  \
+  do {                                                              \
+    REQUIRE((call) == (status));                                    \
+    REQUIRE(strstr(tvm_stretch_last_error(), (text)) != NULL);      \
+    REQUIRE(strstr(tvm_stretch_last_error(), "expected ") != NULL); \
+  } while (0)
+
+/* tvm-ffi orders the last two owners of an object by a fence, which the thread sanitizer ignores.
+ */
+const char* __tsan_default_suppressions(void);
+const char* __tsan_default_suppressions(void) { return "race:tvm::ffi::Object::DecRef\n"; }
+
+enum { kMost = 8 };
+
+static const char* path;
+static TvmStretchModel* model;
+static TvmStretchBuffer inputs[kMost], outputs[kMost];
+static size_t input_count, output_count;
+
+static void* ReadFile(const char* name, size_t* bytes) {
+  FILE* file = fopen(name, "rb");
+  REQUIRE(file != NULL && fseek(file, 0, SEEK_END) == 0);
+  *bytes = (size_t)ftell(file);
+  rewind(file);
+  void* data = NULL;
+  REQUIRE(posix_memalign(&data, 64, *bytes + 1) == 0);
+  REQUIRE(fread(data, 1, *bytes, file) == *bytes);
+  fclose(file);
+  return data;
+}
+
+static void PrintPort(const char* role, const TvmStretchTensor* port) {
+  printf("%s %s %s %zu", role, port->name, port->type, port->bytes);
+  for (size_t i = 0; i < port->dimensions; ++i) printf(" %lld", (long long)port->shape[i]);
+  printf("\n");
+}
+
+static void Describe(void) {
+  for (size_t i = 0; i < input_count; ++i) PrintPort("input", tvm_stretch_input(model, i));
+  for (size_t i = 0; i < output_count; ++i) PrintPort("output", tvm_stretch_output(model, i));
+  for (size_t i = 0; i < tvm_stretch_plan_count(model); ++i) {
+    printf("plan %s\n", tvm_stretch_plan_name(model, i));
+  }
+}
+
+static TvmStretchStatus RunOn(TvmStretchModel* one, TvmStretchBuffer* results) {
+  return tvm_stretch_run(one, inputs, input_count, results, output_count);
+}
+
+static void Compare(const TvmStretchBuffer* results) {
+  for (size_t i = 0; i < output_count; ++i) {
+    REQUIRE(memcmp(results[i].data, outputs[i].data, outputs[i].bytes) == 0);
+  }
+}
+
+static void NewResults(TvmStretchBuffer* results) {
+  for (size_t i = 0; i < output_count; ++i) {
+    results[i].bytes = tvm_stretch_output(model, i)->bytes;
+    REQUIRE(posix_memalign(&results[i].data, 64, results[i].bytes) == 0);
+    memset(results[i].data, 0, results[i].bytes);
+  }
+}
+
+static void FreeResults(TvmStretchBuffer* results) {
+  for (size_t i = 0; i < output_count; ++i) free(results[i].data);
+}
+
+static void Mistakes(void) {
+  TvmStretchModel* other = model;
+  const char* json = NULL;
+  TvmStretchBuffer small[kMost], results[kMost];
+  NewResults(results);
+  for (size_t i = 0; i < input_count; ++i) {
+    small[i].bytes = tvm_stretch_input(model, i)->bytes - 1;
+    small[i].data = calloc(1, small[i].bytes);
+  }
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load(NULL, &other));
+  REQUIRE(other == NULL);
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load(path, NULL));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load_memory(NULL, 9, &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "cannot be opened", tvm_stretch_load("/nowhere.so", &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no regular file", tvm_stretch_load("/dev/null", &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no shared library", tvm_stretch_load("/proc/version", &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no shared library", tvm_stretch_load_memory("", 0, &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "not open", tvm_stretch_load_descriptor(-1, 0, 1, &other));
+  EXPECT(TVM_STRETCH_INVALID, "bytes for the input",
+         tvm_stretch_run(model, small, input_count, results, output_count));
+  EXPECT(TVM_STRETCH_INVALID, "buffers for the model's inputs",
+         tvm_stretch_run(model, small, 0, results, output_count));
+  EXPECT(TVM_STRETCH_INVALID, "buffers for the model's outputs",
+         tvm_stretch_run(model, small, input_count, results, output_count + 1));
+  EXPECT(TVM_STRETCH_INVALID, "NULL",
+         tvm_stretch_run(model, NULL, input_count, results, output_count));
+  EXPECT(TVM_STRETCH_INVALID, "callback",
+         tvm_stretch_run_async(model, small, input_count, results, output_count, NULL, NULL));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", RunOn(NULL, results));
+  EXPECT(TVM_STRETCH_INVALID, "use_plan", tvm_stretch_use_plan(model, 99));
+  EXPECT(TVM_STRETCH_INVALID, "cores", tvm_stretch_set_cores(model, "nine"));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_statistics(model, NULL));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_statistics(NULL, &json));
+  REQUIRE(tvm_stretch_cancel(model) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_input(model, 99) == NULL && tvm_stretch_output(NULL, 0) == NULL);
+  REQUIRE(tvm_stretch_find_input(model, "no name") == -1);
+  REQUIRE(tvm_stretch_find_input(model, tvm_stretch_input(model, 0)->name) == 0);
+  REQUIRE(tvm_stretch_plan_name(model, 99) == NULL);
+  REQUIRE(tvm_stretch_interface_version() >= TVM_STRETCH_INTERFACE_VERSION);
+  tvm_stretch_free(NULL);
+  for (size_t i = 0; i < input_count; ++i) free(small[i].data);
+  FreeResults(results);
+}
+
+static void RunOnce(TvmStretchModel* one) {
+  TvmStretchBuffer results[kMost];
+  NewResults(results);
+  REQUIRE(RunOn(one, results) == TVM_STRETCH_OK);
+  Compare(results);
+  FreeResults(results);
+}
+
+static void Ways(void) {
+  size_t bytes;
+  char* data = ReadFile(path, &bytes);
+  TvmStretchModel* others[3];
+  REQUIRE(tvm_stretch_load_memory(data, bytes, &others[0]) == TVM_STRETCH_OK);
+  int file = open(path, O_RDONLY);
+  REQUIRE(tvm_stretch_load_descriptor(file, 0, (int64_t)bytes, &others[1]) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "a part that the file has",
+         tvm_stretch_load_descriptor(file, 1, (int64_t)bytes, &others[2]));
+  close(file);
+  FILE* package = tmpfile(); /* as an APK: other bytes before and behind */
+  fwrite("abc", 1, 3, package);
+  fwrite(data, 1, bytes, package);
+  fwrite("def", 1, 3, package);
+  fflush(package);
+  REQUIRE(tvm_stretch_load_descriptor(fileno(package), 3, (int64_t)bytes, &others[2]) ==
+          TVM_STRETCH_OK);
+  fclose(package);
+  data[bytes / 2] ^= 1;
+  TvmStretchModel* damaged = model;
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "damaged", tvm_stretch_load_memory(data, bytes, &damaged));
+  REQUIRE(damaged == NULL);
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "the end that",
+         tvm_stretch_load_memory(data, bytes / 2, &damaged));
+  data[18] ^= 0x33; /* the machine in its header */
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "another machine",
+         tvm_stretch_load_memory(data, bytes, &damaged));
+  free(data);
+  for (int i = 0; i < 3; ++i) RunOnce(others[i]);
+  for (int i = 0; i < 3; ++i) tvm_stretch_free(others[i]);
+  RunOnce(model);
+}
+
+/* A chain of runs; the last one wakes the main thread. */
+struct Chain {
+  TvmStretchBuffer results[kMost];
+  TvmStretchStatus expected;
+  TvmStretchModel* own;
+  int left;
+  int frees;
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int is_over;
+};
+
+static void Next(void* user, TvmStretchStatus status, const char* error) {
+  struct Chain* chain = user;
+  REQUIRE(status == TVM_STRETCH_OK && *error == 0);
+  Compare(chain->results);
+  if (--chain->left > 0) {
+    REQUIRE(tvm_stretch_run_async(chain->own, inputs, input_count, chain->results, output_count,
+                                  Next, chain) == TVM_STRETCH_OK);
+    EXPECT(TVM_STRETCH_RUN, "in progress",
+           tvm_stretch_run_async(chain->own, inputs, input_count, chain->results, output_count,
+                                 Next, chain));
+    return;
+  }
+  if (chain->frees) tvm_stretch_free(chain->own);
+  pthread_mutex_lock(&chain->mutex);
+  chain->is_over = 1;
+  pthread_cond_signal(&chain->changed);
+  pthread_mutex_unlock(&chain->mutex);
+}
+
+static void Callbacks(void) {
+  for (int frees = 0; frees < 2; ++frees) {
+    struct Chain chain = {.own = model, .left = 20, .frees = frees};
+    pthread_mutex_init(&chain.mutex, NULL);
+    pthread_cond_init(&chain.changed, NULL);
+    NewResults(chain.results);
+    if (frees) REQUIRE(tvm_stretch_clone(model, &chain.own) == TVM_STRETCH_OK);
+    REQUIRE(tvm_stretch_run_async(chain.own, inputs, input_count, chain.results, output_count, Next,
+                                  &chain) == TVM_STRETCH_OK);
+    pthread_mutex_lock(&chain.mutex);
+    while (!chain.is_over) pthread_cond_wait(&chain.changed, &chain.mutex);
+    pthread_mutex_unlock(&chain.mutex);
+    FreeResults(chain.results);
+  }
+}
+
+static void Count(void* user, TvmStretchStatus status, const char* error) {
+  int* counts = user;
+  REQUIRE(status == TVM_STRETCH_OK || status == TVM_STRETCH_CANCELLED);
+  REQUIRE((status == TVM_STRETCH_OK) == (*error == 0));
+  ++counts[status == TVM_STRETCH_OK];
+}
+
+static void Cancels(void) {
+  TvmStretchBuffer results[kMost];
+  int counts[2] = {0, 0};
+  NewResults(results);
+  for (int i = 0; i < 60; ++i) {
+    TvmStretchModel* own;
+    REQUIRE(tvm_stretch_clone(model, &own) == TVM_STRETCH_OK);
+    REQUIRE(tvm_stretch_run_async(own, inputs, input_count, results, output_count, Count, counts) ==
+            TVM_STRETCH_OK);
+    usleep((useconds_t)(i % 10 * 30));
+    if (i % 3 > 0) REQUIRE(tvm_stretch_cancel(own) == TVM_STRETCH_OK);
+    tvm_stretch_free(own); /* cancels, too, and waits for the callback */
+    REQUIRE(counts[0] + counts[1] == i + 1);
+  }
+  REQUIRE(counts[0] > 0); /* those that were cancelled at once */
+  RunOnce(model);
+  FreeResults(results);
+}
+
+static void* RunMany(void* own) {
+  for (int i = 0; i < 20; ++i) RunOnce(own);
+  return NULL;
+}
+
+static void Threads(void) {
+  pthread_t threads[4];
+  TvmStretchModel* clones[4];
+  for (int i = 0; i < 4; ++i) { /* two threads of one model, too */
+    clones[i] = model;
+    if (i > 1) REQUIRE(tvm_stretch_clone(model, &clones[i]) == TVM_STRETCH_OK);
+    REQUIRE(pthread_create(&threads[i], NULL, RunMany, clones[i]) == 0);
+  }
+  for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+  for (int i = 2; i < 4; ++i) tvm_stretch_free(clones[i]);
+}
+
+static int Rising(const void* one, const void* other) {
+  const double a = *(const double*)one, b = *(const double*)other;
+  return (a > b) - (a < b);
+}
+
+static void Time(void) {
+  enum { kRuns = 5000 };
+  static double times[kRuns];
+  TvmStretchBuffer results[kMost];
+  NewResults(results);
+  for (int i = 0; i < kRuns; ++i) {
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    REQUIRE(RunOn(model, results) == TVM_STRETCH_OK);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    times[i] = 1e9 * (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec);
+  }
+  qsort(times, kRuns, sizeof(double), Rising);
+  printf("%.0f\n", times[kRuns / 2]);
+  FreeResults(results);
+}
+
+static void Trace(void) {
+  TvmStretchBuffer results[kMost];
+  const char* json = NULL;
+  NewResults(results);
+  REQUIRE(tvm_stretch_trace(model, inputs, input_count, results, output_count, &json) ==
+          TVM_STRETCH_OK);
+  Compare(results);
+  printf("%s\n", json);
+  REQUIRE(tvm_stretch_adapt(model) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_use_plan(model, 0) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_set_cores(model, "") == TVM_STRETCH_OK);
+  REQUIRE(RunOn(model, results) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_statistics(model, &json) == TVM_STRETCH_OK);
+  printf("%s\n", json);
+  FreeResults(results);
+}
+
+int main(int count, char** words) {
+  REQUIRE(count > 2);
+  path = words[1];
+  REQUIRE(tvm_stretch_load(path, &model) == TVM_STRETCH_OK);
+  input_count = tvm_stretch_input_count(model);
+  output_count = tvm_stretch_output_count(model);
+  REQUIRE(input_count <= kMost && output_count <= kMost);
+  const char* task = words[2];
+  if ((size_t)count == 3 + input_count + output_count) {
+    char** files = words + 3;
+    for (size_t i = 0; i < input_count; ++i) inputs[i].data = ReadFile(*files++, &inputs[i].bytes);
+    for (size_t i = 0; i < output_count; ++i) {
+      outputs[i].data = ReadFile(*files++, &outputs[i].bytes);
+    }
+  }
+  static const struct {
+    const char* name;
+    void (*call)(void);
+  } tasks[] = {{"describe", Describe},   {"mistakes", Mistakes}, {"ways", Ways},
+               {"callbacks", Callbacks}, {"cancels", Cancels},   {"threads", Threads},
+               {"time", Time},           {"trace", Trace}};
+  int found = 0;
+  for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); ++i) {
+    if (strcmp(tasks[i].name, task) != 0) continue;
+    tasks[i].call();
+    ++found;
+  }
+  REQUIRE(found == 1);
+  for (size_t i = 0; i < input_count; ++i) free(inputs[i].data);
+  for (size_t i = 0; i < output_count; ++i) free(outputs[i].data);
+  tvm_stretch_free(model);
+  return 0;
+}

@@ -1,0 +1,216 @@
+"""The C interface, from an app in a process without Python (native/app.c)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cpu_targets import TARGET
+from native.build_native import ENVIRONMENT, ROOT, built
+from relax_helpers import module, random_const
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.targets.opencl_device import local_device
+
+SHAPE = (1, 16, 24, 24)
+TASKS = ("mistakes", "ways", "callbacks", "cancels", "threads")
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app, built as the README says: with the header and the library of the package."""
+    header, library = find_file("include/tvm_stretch.h"), find_file("lib/libtvm_stretch_runtime.so")
+    ffi = Path(sysconfig.get_path("purelib"), "tvm_ffi/lib")
+    path = tmp_path_factory.mktemp("app") / "app"
+    source = Path(__file__).parents[1] / "native/app.c"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]
+    places = [f"-I{header.parent}", f"-Wl,-rpath,{library.parent}:{ffi}", f"-Wl,-rpath-link,{ffi}"]
+    subprocess.run(["gcc", *flags, *places, source, library, "-o", path], check=True)
+    return path
+
+
+class Case:
+    """An exported model with an input and its output, as files."""
+
+    def __init__(self, folder: Path, model: ts.Model) -> None:
+        self.model = model
+        self.path = folder / "model.so"
+        model.export(self.path)
+        x = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
+        self.files = [folder / "input", folder / "output"]
+        self.output = model(x)
+        for file, value in zip(self.files, (x, self.output), strict=True):
+            value.tofile(file)
+
+    def run(self, app: Path, task: str) -> str:
+        done = subprocess.run(
+            [app, self.path, task, *([] if task in ("describe", "mistakes") else self.files)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return done.stdout
+
+
+def body(x: relax.Expr) -> relax.Expr:
+    for seed in range(3):
+        weight = random_const(16, 16, 3, 3, seed=seed)
+        x = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+    return x
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A model on the CPU."""
+    model = ts.compile(load_network(module(body, SHAPE)), [TARGET], cpu_threads=1)
+    return Case(tmp_path_factory.mktemp("alone"), model)
+
+
+def test_the_description_is_the_models(app: Path, alone: Case) -> None:
+    words = [line.split() for line in alone.run(app, "describe").splitlines()]
+    shape = [str(size) for size in SHAPE]
+    graph = alone.model.graph
+    assert words == [
+        ["input", graph.inputs[0].name, "float32", str(alone.output.nbytes), *shape],
+        ["output", graph.outputs[0].name, "float32", str(alone.output.nbytes), *shape],
+        ["plan"],
+    ]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_app(app: Path, alone: Case, task: str) -> None:
+    alone.run(app, task)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("program", ["checked_app", "threaded_app"])
+def test_an_app_under_sanitizers(alone: Case, task: str, program: str) -> None:
+    alone.run(built(program) / program, task)
+
+
+def test_traces_and_statistics(app: Path, alone: Case) -> None:
+    trace, statistics = map(json.loads, alone.run(app, "trace").splitlines())
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    (region,) = (event for event in trace["traceEvents"] if event.get("cat") == "region")
+    assert len(kernels) == len(alone.model.graph.nodes)
+    for event in kernels:
+        assert region["ts"] <= event["ts"]
+        assert event["ts"] + event["dur"] <= region["ts"] + region["dur"] + 1e-3
+    assert statistics["runs"] == 2 and statistics["nanoseconds"] > 0
+    assert statistics["lost"] == statistics["replaced"] == "" and statistics["processors"] == []
+    assert statistics["bytes"]["weights"] == alone.model.graph.weights_bytes
+
+
+def test_a_library_that_is_closed_during_a_run(alone: Case) -> None:
+    """Kernels and threads stay: the library cannot be unloaded."""
+    code = """
+import ctypes, sys, threading, _ctypes
+ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
+library = ctypes.CDLL(sys.argv[1])
+model = ctypes.c_void_p()
+assert library.tvm_stretch_load(sys.argv[3].encode(), ctypes.byref(model)) == 0
+class Buffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+def buffer():
+    memory = ctypes.create_string_buffer(int(sys.argv[4]))
+    return memory, Buffer(ctypes.addressof(memory), len(memory))
+(one, x), (other, y) = buffer(), buffer()
+over = threading.Event()
+call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+callback = call(lambda user, status, text: over.set())
+assert library.tvm_stretch_run_async(
+    model, ctypes.byref(x), ctypes.c_size_t(1), ctypes.byref(y), ctypes.c_size_t(1), callback, None
+) == 0
+_ctypes.dlclose(library._handle)
+assert over.wait(60)
+"""
+    ffi = Path(sysconfig.get_path("purelib"), "tvm_ffi/lib/libtvm_ffi.so")
+    library = find_file("lib/libtvm_stretch_runtime.so")
+    words = [sys.executable, "-c", code, library, ffi, alone.path, str(alone.output.nbytes)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_is_built_by_cmake(alone: Case, tmp_path: Path) -> None:
+    """With ``find_package``, as docs/apps.md says."""
+    source = ROOT / "tutorials/app_in_c"
+    where = find_file("include/tvm_stretch.h").parents[1]
+    configure = ["cmake", "-S", source, "-B", tmp_path, f"-Dtvm_stretch_ROOT={where}"]
+    for command in (configure, ["cmake", "--build", tmp_path]):
+        subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True)
+    words = [tmp_path / "classify", alone.path, alone.files[0]]
+    first, _, statistics = subprocess.check_output(words, text=True).splitlines()
+    assert first.startswith(f"class {alone.output.argmax()}, ")
+    assert json.loads(statistics)["runs"] == 2
+    done = subprocess.run([words[0], alone.files[0]], capture_output=True, text=True)
+    assert done.returncode == 1 and "no shared library" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config")
+def test_the_example_is_built_by_pkg_config(alone: Case, tmp_path: Path) -> None:
+    packages = str(find_file("lib/pkgconfig/tvm_stretch.pc").parent)
+    found = subprocess.check_output(
+        ["pkg-config", "--cflags", "--libs", "tvm_stretch"],
+        env={**ENVIRONMENT, "PKG_CONFIG_PATH": packages},
+        text=True,
+    )
+    source, program = ROOT / "tutorials/app_in_c/main.c", tmp_path / "classify"
+    subprocess.run(["gcc", source, *found.split(), "-o", program], check=True)
+    assert "class " in subprocess.check_output([program, alone.path], text=True)
+
+
+def test_the_benchmark_program(alone: Case, tmp_path: Path) -> None:
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        program = find_file("bin/tvm_stretch_bench")
+        return subprocess.run([program, *map(str, words)], capture_output=True, text=True)
+
+    trace = tmp_path / "trace.json"
+    done = run(alone.path, "--runs", 9, "--operators", "--trace", trace, "--plan", 0)
+    lines = [line.split() for line in done.stdout.splitlines() if line]
+    assert done.returncode == 0, done.stderr
+    numbers = {line[0]: float(line[1]) for line in lines if line[-1] == "ms"}
+    assert set(numbers) == {"load", "first", "median", "p90", "p99", "fastest"}
+    assert 0 < numbers["fastest"] <= numbers["median"] <= numbers["p90"] <= numbers["p99"]
+    (state,) = (line[1] for line in lines if line[0] == "state")
+    assert json.loads(state)["runs"] == 1 + 5 + 9
+    kernels = [node.name for node in alone.model.graph.nodes]
+    table = done.stdout.splitlines()[-1 - len(kernels) : -1]
+    assert sorted(line.split("  ")[-1] for line in table) == sorted(kernels)
+    assert json.loads(trace.read_text())["traceEvents"]
+    for words in ([], ["--runs", "no"], [alone.path, "--plan", "fast"], [alone.path, "--nothing"]):
+        done = run(*words)
+        assert done.returncode == 2 and "expected " in done.stderr and "--help" in done.stderr
+    done = run(alone.files[0])
+    assert done.returncode == 1 and "no shared library" in done.stderr
+
+
+@pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+def test_two_processors_in_an_app(app: Path, tmp_path: Path) -> None:
+    mod = load_network(module(body, SHAPE))
+    end = [*Operators(mod["main"])][-1].name
+    plan = Plan(("cpu", "opencl"), (), splits=(RowSplit("x0", end, (12, 12)),))
+    case = Case(tmp_path, ts.compile(mod, [TARGET, "opencl"], plan=plan, cpu_threads=1))
+    trace, statistics = map(json.loads, case.run(app, "trace").splitlines())
+    tracks = {e["args"]["name"]: e["tid"] for e in trace["traceEvents"] if e["ph"] == "M"}
+    assert set(tracks) == {"cpu", "opencl"}
+    kernels = {e["tid"] for e in trace["traceEvents"] if e.get("cat") == "kernel"}
+    assert kernels == set(tracks.values())
+    assert len(statistics["processors"]) == 1 and statistics["lost"] == ""
+    for task in ("callbacks", "cancels", "threads"):
+        case.run(app, task)

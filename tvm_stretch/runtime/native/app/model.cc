@@ -1,0 +1,176 @@
+#include "model.h"
+
+#include <dlfcn.h>
+#include <tvm/ffi/cast.h>
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/extra/json.h>
+#include <tvm/ffi/function.h>
+
+#include <utility>
+
+#include "../instance.h"
+#include "trace_events.h"
+
+namespace tvm_stretch::app {
+namespace {
+
+constexpr DLDevice kCpuDevice{kDLCPU, 0};
+
+GraphSpec SpecOf(const ffi::Module& executor) {
+  return GraphSpec::FromJSON((*executor->GetFunction("graph"))().cast<ffi::String>());
+}
+
+// Kernels with several threads use TVM's pool, which is in a library of its own. Kernels get their
+// pointers to it while they are loaded, so those that came before it are loaded again.
+ffi::Module LoadWithThreadPool(const ArtifactFile& file) {
+  ffi::Module executor = file.Load();
+  const int threads = SpecOf(executor).threads;
+  if (threads == 1 || ffi::Function::GetGlobal("runtime.config_threadpool")) return executor;
+  if (dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_LOCAL) != nullptr) return file.Load();
+  throw ffi::Error(kArtifactError,
+                   "expected libtvm_runtime.so beside libtvm_stretch_runtime.so for a model with " +
+                       std::to_string(threads) + " CPU threads, got: " + dlerror() +
+                       "; install it, or compile with cpu_threads=1",
+                   "");
+}
+
+void CheckCount(const char* what, size_t got, size_t want) {
+  if (got == want) return;
+  TVM_FFI_THROW(ValueError) << "expected " << want << " buffers for the model's " << what
+                            << ", got " << got << "; give one for each, in the model's order";
+}
+
+void CheckBuffer(const char* role, const TvmStretchBuffer& buffer, const Port& port) {
+  if (buffer.data != nullptr && buffer.bytes >= port.shown.bytes) return;
+  TVM_FFI_THROW(ValueError) << "expected " << port.shown.bytes << " bytes for the " << role << " '"
+                            << port.shown.name << "', got "
+                            << (buffer.data == nullptr ? "a null pointer"
+                                                       : std::to_string(buffer.bytes))
+                            << "; see its description for its shape and type";
+}
+
+}  // namespace
+
+Port::Port(const PortSpec& spec, const TensorSpec& tensor)
+    : type(ffi::DLDataTypeToString(tensor.dtype)) {
+  shown = {spec.name.c_str(), type.c_str(), tensor.shape.size(), tensor.shape.data(),
+           static_cast<size_t>(tensor.bytes)};
+  const auto dimensions = static_cast<int32_t>(tensor.shape.size());
+  this->tensor = {
+      nullptr, kCpuDevice, dimensions, tensor.dtype, const_cast<int64_t*>(tensor.shape.data()),
+      nullptr, 0};
+}
+
+Model::Model(std::shared_ptr<const ArtifactFile> file)
+    : Model(file, LoadWithThreadPool(*file), std::nullopt) {}
+
+Model::Model(std::shared_ptr<const ArtifactFile> file, ffi::Module executor,
+             std::optional<GraphSpec> spec)
+    : file_(std::move(file)),
+      executor_(std::move(executor)),
+      spec_(spec ? std::move(*spec) : SpecOf(executor_)),
+      invoke_(Method("invoke")),
+      cancel_(Method("cancel")) {
+  for (const PortSpec& port : spec_.inputs) {
+    inputs_.push_back(std::make_unique<Port>(port, spec_.tensors[port.tensor]));
+  }
+  for (size_t i = 0; i < spec_.results; ++i) {
+    outputs_.push_back(std::make_unique<Port>(spec_.outputs[i], spec_.output(i)));
+  }
+  Method("load")();
+}
+
+std::unique_ptr<Model> Model::Clone() {
+  auto executor = Method("create_instance")().cast<ffi::Module>();
+  return std::unique_ptr<Model>(new Model(file_, std::move(executor), spec_));
+}
+
+ffi::Function Model::Method(const char* name) const {
+  return *executor_->GetFunction(ffi::String(name));
+}
+
+void Model::Check(const Buffers& buffers) const {
+  CheckCount("inputs", buffers.input_count, inputs_.size());
+  CheckCount("outputs", buffers.output_count, outputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) CheckBuffer("input", buffers.inputs[i], *inputs_[i]);
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    CheckBuffer("output", buffers.outputs[i], *outputs_[i]);
+  }
+}
+
+// Points the tensors of the ports to the caller's memory.
+void Model::Bind(const Buffers& buffers) {
+  arguments_.clear();
+  const auto bind = [this](Port* port, const TvmStretchBuffer& buffer) {
+    port->tensor.data = buffer.data;
+    arguments_.emplace_back(&port->tensor);
+  };
+  for (size_t i = 0; i < inputs_.size(); ++i) bind(inputs_[i].get(), buffers.inputs[i]);
+  for (size_t i = 0; i < outputs_.size(); ++i) bind(outputs_[i].get(), buffers.outputs[i]);
+}
+
+void Model::Run(const Buffers& buffers) {
+  Check(buffers);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Bind(buffers);
+  ffi::Any nothing;
+  const int64_t start = Now();
+  invoke_.CallPacked(arguments_.data(), static_cast<int32_t>(arguments_.size()), &nothing);
+  last_ns_ = Now() - start;
+  ++runs_;
+}
+
+int64_t Model::Announce() {
+  static std::atomic<int64_t> next{int64_t{1} << 62};  // far from the numbers of RPC sessions
+  return announced_ = next++;
+}
+
+void Model::Cancel() {
+  cancel_();
+  if (announced_ != 0) CancelRun(announced_);
+}
+
+const std::string& Model::Trace(const Buffers& buffers) {
+  Check(buffers);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Bind(buffers);
+  const ffi::Function set_input = Method("set_input"), get_output = Method("get_output");
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    set_input(static_cast<int64_t>(i), &inputs_[i]->tensor);
+  }
+  text_ = TraceEvents(spec_, Method("trace")().cast<ffi::String>());
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    get_output(static_cast<int64_t>(i), &outputs_[i]->tensor);
+  }
+  ++runs_;
+  return text_;
+}
+
+void Model::UsePlan(size_t number) { Method("use_plan")(static_cast<int64_t>(number)); }
+
+void Model::Adapt() {
+  const Patience usual;
+  Method("adapt")(usual.factor, usual.runs, usual.pause);
+}
+
+void Model::SetCores(const char* cores) { Method("set_affinity")(ffi::String(cores)); }
+
+const std::string& Model::Statistics() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  namespace json = ffi::json;
+  json::Object bytes, found;
+  bytes.Set(ffi::String("weights"), spec_.weights_bytes);
+  bytes.Set(ffi::String("prepared"), spec_.prepared_bytes);
+  bytes.Set(ffi::String("scratch"), spec_.arena_bytes);
+  found.Set(ffi::String("runs"), runs_);
+  found.Set(ffi::String("nanoseconds"), last_ns_);
+  found.Set(ffi::String("plan"), Method("plan")().cast<int64_t>());
+  found.Set(ffi::String("lost"), Method("lost")().cast<ffi::String>());
+  found.Set(ffi::String("replaced"), Method("replaced")().cast<ffi::String>());
+  found.Set(ffi::String("processors"), json::Parse(Method("health")().cast<ffi::String>()));
+  found.Set(ffi::String("bytes"), bytes);
+  text_ = json::Stringify(found);
+  return text_;
+}
+
+}  // namespace tvm_stretch::app

@@ -1,0 +1,166 @@
+/* The C interface of tvm_stretch: runs exported models in an app, without Python.
+ *
+ *   TvmStretchModel* model;
+ *   if (tvm_stretch_load("resnet18.so", &model) != TVM_STRETCH_OK) {
+ *     fprintf(stderr, "%s\n", tvm_stretch_last_error());
+ *     return 1;
+ *   }
+ *   TvmStretchBuffer input = {pixels, sizeof(pixels)}, output = {scores, sizeof(scores)};
+ *   tvm_stretch_run(model, &input, 1, &output, 1);
+ *   tvm_stretch_free(model);
+ *
+ * Link with libtvm_stretch_runtime.so, which needs libtvm_ffi.so beside it. A model that was
+ * compiled with more than one CPU thread needs libtvm_runtime.so, too, which is loaded then.
+ *
+ * Errors: functions that can fail return a status. The text of the last failure of the calling
+ * thread is in tvm_stretch_last_error(). No C++ exception leaves these functions.
+ *
+ * Threads: any thread may call any function. Calls for one model wait for each other, except
+ * tvm_stretch_cancel, which returns at once. Models of tvm_stretch_clone share kernels and weights,
+ * and run at the same time.
+ *
+ * Memory: strings and tensor descriptions belong to the model. They stay valid until it is freed,
+ * or, where a function says so, until its next call for this model.
+ */
+#ifndef TVM_STRETCH_H_
+#define TVM_STRETCH_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TVM_STRETCH_EXPORT __attribute__((visibility("default")))
+
+/* The version of this header. It grows when functions are added; those that exist stay. */
+#define TVM_STRETCH_INTERFACE_VERSION 1
+
+/* The version that the loaded library implements: at least that of the header, or do not use it. */
+TVM_STRETCH_EXPORT int32_t tvm_stretch_interface_version(void);
+
+typedef enum TvmStretchStatus {
+  TVM_STRETCH_OK = 0,
+  TVM_STRETCH_INVALID = 1,      /* an argument is wrong: a null pointer, a size, a number */
+  TVM_STRETCH_BAD_ARTIFACT = 2, /* the file is damaged, no artifact, or for another machine */
+  TVM_STRETCH_BAD_VALUES = 3,   /* an input has values that the network cannot compute with */
+  TVM_STRETCH_RUN = 4,          /* a run cannot begin: busy, in a fork */
+  TVM_STRETCH_NO_MEMORY = 5,
+  TVM_STRETCH_DEVICE = 6, /* a processor other than the CPU is missing or failed */
+  TVM_STRETCH_CANCELLED = 7,
+  TVM_STRETCH_INTERNAL = 8 /* anything else: please report it */
+} TvmStretchStatus;
+
+/* Why the last call of this thread that failed did so; "" before the first failure. Valid until the
+ * thread's next failure. */
+TVM_STRETCH_EXPORT const char* tvm_stretch_last_error(void);
+
+typedef struct TvmStretchModel TvmStretchModel;
+
+/* An input or output. A later version may add members at the end. */
+typedef struct TvmStretchTensor {
+  const char* name;
+  const char* type; /* "float32", "int8", ... as NumPy writes them */
+  size_t dimensions;
+  const int64_t* shape;
+  size_t bytes; /* of the whole tensor, in row-major order without gaps */
+} TvmStretchTensor;
+
+/* Memory of the caller for one tensor. Runs neither copy it nor keep it, if it is aligned to 64
+ * bytes and no other processor than the CPU uses the tensor; otherwise they copy it. */
+typedef struct TvmStretchBuffer {
+  void* data;
+  size_t bytes; /* at least those of the tensor */
+} TvmStretchBuffer;
+
+/* Opens an artifact, checks all of its bytes, and prepares its weights. The file is mapped, not
+ * copied: it must not change until the model and its clones are freed. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load(const char* path, TvmStretchModel** model);
+
+/* The same for a file that is open already, as Android's assets are: `bytes` from `offset` on. The
+ * descriptor is duplicated, so it may be closed. If the artifact is a part of the file, it is
+ * copied to memory. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load_descriptor(int descriptor, int64_t offset,
+                                                                int64_t bytes,
+                                                                TvmStretchModel** model);
+
+/* The same for bytes in memory, which are copied. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load_memory(const void* data, size_t bytes,
+                                                            TvmStretchModel** model);
+
+/* A model with the same kernels and weights and its own scratch memory. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_clone(TvmStretchModel* model,
+                                                      TvmStretchModel** clone);
+
+/* Cancels a run in progress, waits for it and for its callback, and frees the model. NULL is
+ * allowed. A callback may free its own model. */
+TVM_STRETCH_EXPORT void tvm_stretch_free(TvmStretchModel* model);
+
+TVM_STRETCH_EXPORT size_t tvm_stretch_input_count(const TvmStretchModel* model);
+TVM_STRETCH_EXPORT size_t tvm_stretch_output_count(const TvmStretchModel* model);
+
+/* NULL for a number that is too large. */
+TVM_STRETCH_EXPORT const TvmStretchTensor* tvm_stretch_input(const TvmStretchModel* model,
+                                                             size_t number);
+TVM_STRETCH_EXPORT const TvmStretchTensor* tvm_stretch_output(const TvmStretchModel* model,
+                                                              size_t number);
+
+/* The number of the input or output with this name; -1 if there is none. */
+TVM_STRETCH_EXPORT int64_t tvm_stretch_find_input(const TvmStretchModel* model, const char* name);
+TVM_STRETCH_EXPORT int64_t tvm_stretch_find_output(const TvmStretchModel* model, const char* name);
+
+/* Runs once: reads all inputs, writes all outputs, in the order of their numbers. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_run(TvmStretchModel* model,
+                                                    const TvmStretchBuffer* inputs,
+                                                    size_t input_count,
+                                                    const TvmStretchBuffer* outputs,
+                                                    size_t output_count);
+
+/* Called on a thread of the model; `error` is "" on success and valid during the call. */
+typedef void (*TvmStretchCallback)(void* user, TvmStretchStatus status, const char* error);
+
+/* Begins a run and returns; the callback is called once when it is over. The caller's tensors must
+ * stay until then. While such a run is in progress, another one of the same model is refused with
+ * TVM_STRETCH_RUN. If this function fails, the callback is not called. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_run_async(
+    TvmStretchModel* model, const TvmStretchBuffer* inputs, size_t input_count,
+    const TvmStretchBuffer* outputs, size_t output_count, TvmStretchCallback callback, void* user);
+
+/* Stops the run in progress, if there is one: it ends with TVM_STRETCH_CANCELLED. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_cancel(TvmStretchModel* model);
+
+/* The plans of the artifact: each computes the whole network, with other processors. */
+TVM_STRETCH_EXPORT size_t tvm_stretch_plan_count(const TvmStretchModel* model);
+TVM_STRETCH_EXPORT const char* tvm_stretch_plan_name(const TvmStretchModel* model, size_t number);
+
+/* All runs use this plan. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_use_plan(TvmStretchModel* model, size_t number);
+
+/* Each run uses the plan that is fastest at present. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_adapt(TvmStretchModel* model);
+
+/* The cores for the CPU's kernels, as "0,4-7"; "" for any. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_set_cores(TvmStretchModel* model,
+                                                          const char* cores);
+
+/* A JSON object: "runs" and "nanoseconds" of the last one, "plan" of the next one, "lost" and
+ * "replaced" (why the CPU runs everything; why a run used another plan), "processors" (state of
+ * those other than the CPU), "bytes" of weights, prepared weights and scratch memory. Valid until
+ * the next call for this model. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_statistics(TvmStretchModel* model,
+                                                           const char** json);
+
+/* The same as tvm_stretch_run, and records every kernel: JSON for https://ui.perfetto.dev. Valid
+ * until the next call for this model. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_trace(TvmStretchModel* model,
+                                                      const TvmStretchBuffer* inputs,
+                                                      size_t input_count,
+                                                      const TvmStretchBuffer* outputs,
+                                                      size_t output_count, const char** json);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TVM_STRETCH_H_ */
