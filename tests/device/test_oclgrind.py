@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from oclgrind_forms import GPUS, code_of, small_layers
 
 DRIVER = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 TESTS = Path(__file__).resolve().parents[1]
@@ -58,6 +59,9 @@ weight = random_const(8, 12)
 gpu.check(module(lambda x: relax.op.nn.gelu(relax.op.matmul(x, weight)), (5, 8)))
 """
 
+_TOGETHER = 20
+"""Layers of one process."""
+
 WITH_ONE_BARRIER = """
 from tvm_stretch.targets.kernels.gpu import conv_nest as conv
 from tvm import tirx
@@ -83,6 +87,7 @@ def reported(code: str, folder: Path) -> str:
         "OCLGRIND_DATA_RACES": "1",
         "OCLGRIND_CHECK_API": "1",
         "OCLGRIND_LOG": str(log),
+        "OCLGRIND_LOCAL_MEM_SIZE": str(48 * 1024),  # as NVIDIA's GPUs have
         # An inlined `restrict` becomes llvm.experimental.noalias.scope.decl, which oclgrind does
         # not know: it then says that there is no such kernel.
         "OCLGRIND_BUILD_OPTIONS": "-Drestrict=",
@@ -90,7 +95,7 @@ def reported(code: str, folder: Path) -> str:
     text = CASE.format(tests=str(TESTS), code=code)
     command = [sys.executable, "-c", text]
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
+        command, env=env, capture_output=True, text=True, timeout=1200, check=False
     )
     found = log.read_text() if log.exists() else ""
     return found or (done.stderr if done.returncode else "")
@@ -125,6 +130,19 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
 )
 def test_nothing_is_reported(code: str, tmp_path: Path) -> None:
     assert reported(code, tmp_path) == ""
+
+
+@needs_oclgrind
+@pytest.mark.full
+@pytest.mark.parametrize("gpu", GPUS)
+def test_tiles_of_the_zoo(gpu: str, tmp_path: Path) -> None:
+    """Every form of convolution and dense layer that the zoo's networks have on two GPUs."""
+    codes = list(code_of(small_layers(gpu)))
+    assert len(codes) > 50
+    for start in range(0, len(codes), _TOGETHER):
+        folder = tmp_path / str(start)
+        folder.mkdir()
+        assert reported("\n".join(codes[start : start + _TOGETHER]), folder) == ""
 
 
 @needs_oclgrind

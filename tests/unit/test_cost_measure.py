@@ -30,7 +30,7 @@ from tvm_stretch.cost.measured_model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
-from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.bench import Bench, copy_time, launched_together
 from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
@@ -44,7 +44,7 @@ from tvm_stretch.measuring.samples import (
     neighbour,
 )
 from tvm_stretch.measuring.scenes import scene
-from tvm_stretch.measuring.timing import Stopwatch, quartile
+from tvm_stretch.measuring.timing import Stopwatch, Timing, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
@@ -84,6 +84,19 @@ def test_interruptions_do_not_count() -> None:
     first, second = Stopwatch(machine.reference).watch(machine.run, runs=12)
     assert (first.nanoseconds, second.nanoseconds) == (5000, 70)
     assert (first.runs, first.quiet) == (12, True)
+
+
+def test_kernels_of_a_gpu_take_together_what_a_plain_run_takes() -> None:
+    apart = [Timing(3000, 0.1, 9, True, 5), Timing(6000, 0.1, 9, True, 5)]
+    assert [t.nanoseconds for t in launched_together(apart, 6000)] == [2000, 4000]
+    assert launched_together(apart, 12_000) == apart  # a plain run also waits for the host
+    assert [t.nanoseconds for t in launched_together(apart, -1)] == [1, 1]
+
+
+def test_copies_of_a_trace() -> None:
+    spans = [("receive", 0, 9), ("kernel", 9, 20), ("send", 20, 21), ("wait", 21, 50)]
+    trace = {"regions": [[{"kind": k, "start": a, "end": b} for k, a, b in spans], []]}
+    assert copy_time(trace) == 10
 
 
 def test_ctrl_c_between_two_runs() -> None:

@@ -22,6 +22,7 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.features import from_json, to_json
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.features import EpilogueWork
@@ -35,6 +36,7 @@ from tvm_stretch.targets.kernels.gpu.conv import (
 )
 from tvm_stretch.targets.kernels.gpu.dense import RowConfig
 from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
+from tvm_stretch.targets.kernels.gpu.features import GroupConvFeatures
 from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.tiles import Tile
@@ -49,7 +51,12 @@ from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
 LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
 WITHOUT_LOCAL = replace(LARGE, local_on_chip=False)
 H100 = describe_gpu("NVIDIA H100 80GB HBM3", 132, 1024, 48 * 1024, True)
-needs_device = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+
+
+def needs_device(test: Any) -> Any:
+    """A test that computes on an OpenCL device: PoCL's here, or a real GPU with `-m gpu`."""
+    skipped = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+    return pytest.mark.gpu(skipped(test))
 
 
 def check(mod: tvm.IRModule, device: OpenCLDevice = LARGE) -> None:
@@ -386,6 +393,23 @@ def test_maxima_let_nan_through(tile: tuple[int, int]) -> None:
         result = ts.compile(mod, [processor])(x)
     assert np.isnan(result[0, :, 0, 1]).all()
     assert np.isfinite(result[0, :, 1]).all()
+
+
+def test_features_of_a_convolution_are_those_of_the_model() -> None:
+    machine = VectorMachine(4, 32, False, 1 << 20, 1, gpu=H100)
+    plain = ConvConfig.smallest(SHAPES[0], machine, 4, exact=False)
+    config = tiled(plain, Tile(8, 4, 2, 1, 2, 4, 2))
+    found = config.work(EpilogueWork(), machine, 4)
+    assert isinstance(found, GroupConvFeatures)
+    assert from_json(to_json(found)) == found
+    assert found.group_items == 8 * 4 * 4
+    assert found.work_groups % 2 == 0
+    whole = 2 * config.batch * config.out_size[0] * config.out_size[1] * config.out_channels
+    assert found.split_numbers >= whole
+    phases = found.phases()
+    assert phases["slabs"] == max(phases["busy"], phases["waiting"], phases["moved"])
+    core = config.work(EpilogueWork(), replace(machine, gpu=None), 4)
+    assert core.family == "conv"  # a core that takes over computes in loops
 
 
 def test_predictions_are_of_the_gpu() -> None:

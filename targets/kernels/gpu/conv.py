@@ -25,7 +25,9 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from ..conv import ConvConfig
+from ..conv_features import ConvFeatures
 from ..cycles import Step, conv_step
+from ..features import EpilogueWork
 from ..fused import FusedKernel
 from ..layers import ConvShape, taken
 from ..loops import unravelled
@@ -34,10 +36,11 @@ from ..template import Template
 from .base import GpuConvConfig
 from .conv_nest import write_group_conv
 from .dense import is_row, row_candidates
+from .features import GroupConvFeatures
 from .groups import QUAD
 from .item_conv import item_conv_candidates
 from .machine import GpuMachine
-from .tiles import Sizes, Tile, tile_cycles, tiles_of
+from .tiles import Sizes, Tile, group_count, tile_cycles, tiles_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +124,18 @@ class GroupConvConfig(GpuConvConfig):
         if machine.gpu is None:
             return super().cycles(machine, step)
         return group_conv_cycles(self, machine.gpu) * machine.gpu.cores
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
+        """Features for cost models; cores that take over compute it in loops."""
+        plain = super().work(epilogue, machine, item)
+        if machine.gpu is None:
+            return plain
+        sizes, tile = Sizes.of(self), tile_of(self)
+        found = tile_cycles(sizes, tile, machine.gpu)
+        groups = group_count(sizes, tile)
+        return GroupConvFeatures(
+            **vars(plain), work_groups=groups, group_items=self.group_items, **found._asdict()
+        )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The kernel."""
@@ -217,13 +232,13 @@ def group_conv_candidates(
 def group_conv_cycles(config: GroupConvConfig, gpu: GpuMachine) -> float:
     """Cycles by the model; what measured best is as good as the model's best."""
     sizes = Sizes.of(config)
-    cycles = tile_cycles(sizes, tile_of(config), gpu)
+    cycles = tile_cycles(sizes, tile_of(config), gpu).total
     layer = taken(ConvConfig, config, oc_blocks=1, pixels=1)
     if gpu.winners.find(layer) != config:
         return cycles
     usual = group_conv_candidates(layer, gpu, 1)[0]
     assert isinstance(usual, GroupConvConfig)
-    return min(cycles, tile_cycles(sizes, tile_of(usual), gpu))
+    return min(cycles, tile_cycles(sizes, tile_of(usual), gpu).total)
 
 
 def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:

@@ -74,7 +74,7 @@ class Sizes(NamedTuple):
 def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> list[Tile]:
     """The tiles that a convolution can have on a GPU, the fastest first."""
     sizes = Sizes.of(layer)
-    return sorted(_tiles(layer, sizes, gpu), key=lambda tile: tile_cycles(sizes, tile, gpu))
+    return sorted(_tiles(layer, sizes, gpu), key=lambda tile: tile_cycles(sizes, tile, gpu).total)
 
 
 def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:
@@ -115,10 +115,11 @@ def _is_worth(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> bool:
         return True
     if sizes.steps < 2 * tile.depth * tile.slices * tile.splits:
         return False
-    return tile.splits == 1 or _groups(sizes, tile) <= 6 * gpu.units
+    return tile.splits == 1 or group_count(sizes, tile) <= 6 * gpu.units
 
 
-def _groups(sizes: Sizes, tile: Tile) -> int:
+def group_count(sizes: Sizes, tile: Tile) -> int:
+    """Work-groups of a kernel."""
     columns = -(-sizes.quads // (tile.across * tile.quads))
     return -(-sizes.pixels // (tile.down * tile.pixels)) * columns * tile.splits
 
@@ -147,22 +148,41 @@ def row_cycles(sizes: Sizes) -> float:
     return _BEGIN + sizes.quads * sizes.steps * QUAD * 16 / _SHARED_BYTES
 
 
-def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
+class Cycles(NamedTuple):
+    """What the model says of a kernel: its units compute, or wait for memory, or move bytes.
+
+    Attributes:
+        busy_cycles: those in which units compute and fetch, one slab after the other.
+        waiting_cycles: those that the slabs would take if each waited for memory alone.
+        moved_bytes: those that come from the second-level cache.
+        exchange_cycles: those in which sums of slices are added.
+        split_numbers: those that a second launch adds; 0 without one.
+    """
+
+    busy_cycles: float
+    waiting_cycles: float
+    moved_bytes: float
+    exchange_cycles: float = 0.0
+    split_numbers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Cycles of the kernel."""
+        split = self.split_numbers
+        second = _LAUNCH + split / _SPLIT_NUMBERS if split else 0.0
+        slabs = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _SHARED_BYTES)
+        return _BEGIN + slabs + self.exchange_cycles + second
+
+
+def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> Cycles:
     """Cycles by the model."""
     items = tile.down * tile.across * tile.slices
     slab = tile.depth * tile.slices
     pixels, columns = tile.down * tile.pixels, tile.across * tile.quads * QUAD
     slots = _slots(tile)
     sums = tile.pixels * tile.quads
-    registers = min(255, _registers(tile))
-    resident = min(
-        32,
-        gpu.unit_items // items,
-        gpu.unit_local_bytes // (_local_bytes(tile) + 1024),
-        gpu.unit_registers // (items * registers),
-    )
-    resident = max(1, resident)
-    groups = _groups(sizes, tile)
+    resident = _resident(tile, gpu)
+    groups = group_count(sizes, tile)
     together = min(resident, -(-groups // gpu.units))
     rounds = max(1.0, groups / (gpu.units * resident))
     rounds = math.ceil(rounds) if rounds < 4 else rounds
@@ -172,12 +192,23 @@ def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
     local = (_IMAGE_LOAD * tile.pixels + _FACTOR_LOAD * QUAD * tile.quads) * tile.depth * waves
     fetch = slots * _FETCH * sizes.fetches * waves / waves_at_once
     alone = (_PRODUCT * sums + _LOCAL * (tile.pixels + QUAD * tile.quads)) * tile.depth
-    step = max(together * (max(multiply, local) + fetch), _LATENCY + alone)
     slabs = -(-sizes.steps // (slab * tile.splits))
-    moved = groups * slabs * slab * 16 * (pixels + columns)
-    cycles = _BEGIN + max(rounds * slabs * step, moved / _SHARED_BYTES)
-    if tile.slices > 1:
-        cycles += _EXCHANGE * tile.slices * sums
-    if tile.splits > 1:
-        cycles += _LAUNCH + tile.splits * sizes.pixels * sizes.quads * QUAD / _SPLIT_NUMBERS
-    return cycles
+    return Cycles(
+        busy_cycles=rounds * slabs * together * (max(multiply, local) + fetch),
+        waiting_cycles=rounds * slabs * (_LATENCY + alone),
+        moved_bytes=groups * slabs * slab * 16.0 * (pixels + columns),
+        exchange_cycles=_EXCHANGE * tile.slices * sums if tile.slices > 1 else 0.0,
+        split_numbers=float(tile.splits > 1) * tile.splits * sizes.pixels * sizes.quads * QUAD,
+    )
+
+
+def _resident(tile: Tile, gpu: GpuMachine) -> int:
+    """Groups that a unit holds at a time."""
+    items = tile.down * tile.across * tile.slices
+    most = min(
+        32,
+        gpu.unit_items // items,
+        gpu.unit_local_bytes // (_local_bytes(tile) + 1024),
+        gpu.unit_registers // (items * min(255, _registers(tile))),
+    )
+    return max(1, most)

@@ -1,0 +1,49 @@
+"""The cost family of GPUs' convolutions: phases of the model in `tiles.py`.
+
+A core's register tiles, of which the family of cores consists, say nothing of groups and slabs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..conv_features import ConvFeatures
+from ..features import Features, Phases
+
+_GIGAHERTZ, _BYTES = 1.7, 3000.0
+"""Of an H100: its clock, and bytes that the second-level cache gives in a cycle; only first weights
+of phases, which are fitted."""
+
+
+@dataclass(frozen=True)
+class GroupConvFeatures(ConvFeatures):
+    """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
+
+    family: ClassVar[str] = "group_conv"
+
+    work_groups: int
+    group_items: int
+    busy_cycles: float
+    waiting_cycles: float
+    moved_bytes: float
+    exchange_cycles: float
+    split_numbers: float
+
+    def own_phases(self) -> Phases:
+        """What the model says, in nanoseconds, and a second launch."""
+        most = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _BYTES)
+        return {
+            "slabs": most / _GIGAHERTZ,
+            "busy": self.busy_cycles / _GIGAHERTZ,
+            "waiting": self.waiting_cycles / _GIGAHERTZ,
+            "moved": self.moved_bytes / (_BYTES * _GIGAHERTZ),
+            "exchange": self.exchange_cycles / _GIGAHERTZ,
+            "second": 1000.0 if self.split_numbers else 0.0,
+            "splits": self.split_numbers / 700.0,
+        }
+
+    def hints(self) -> list[float]:
+        """Whether the kernel computes or waits."""
+        either = self.busy_cycles + self.waiting_cycles
+        return [*Features.hints(self), self.busy_cycles / max(1.0, either)]
