@@ -12,12 +12,12 @@ DEVICES := $(VENV)/devices.stamp
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/runtime/dsp tvm_stretch/scheduling/native \
   $(SOURCES))
-CXX_FILES := $(shell find tvm_stretch tests benchmarks $(SOURCES))
+CXX_FILES := $(shell find tvm_stretch tests benchmarks java tutorials $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
 DEMO_PACKAGES := pocl-opencl-icd
 DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev pkg-config qemu-user oclgrind
-FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0

@@ -1,0 +1,236 @@
+// The native methods of tvm.stretch.Model, on the C interface.
+#include <dlfcn.h>
+#include <jni.h>
+#include <tvm_stretch.h>
+
+#include <csignal>
+#include <vector>
+
+namespace {
+
+#define FOR_EACH_FUNCTION(F)                                                                   \
+  F(load)                                                                                      \
+  F(load_descriptor) F(clone) F(free) F(input_count) F(output_count) F(input) F(output) F(run) \
+      F(run_async) F(cancel) F(plan_count) F(plan_name) F(use_plan) F(adapt) F(statistics)     \
+          F(last_error)
+
+// The C interface. It is not linked but opened, so that we can put back the handler for SIGSEGV
+// that libtvm_ffi.so replaces while it is loaded: Java needs its own to notice null pointers.
+#define DECLARE(name) decltype(&::tvm_stretch_##name) name = nullptr;
+struct Interface {
+  FOR_EACH_FUNCTION(DECLARE)
+} tvm_stretch;
+#undef DECLARE
+
+bool OpenInterface() {
+  struct sigaction handler{};
+  sigaction(SIGSEGV, nullptr, &handler);
+  void* library = dlopen("libtvm_stretch_runtime.so", RTLD_NOW | RTLD_LOCAL);
+  sigaction(SIGSEGV, &handler, nullptr);
+  if (library == nullptr) return false;
+  bool found = true;
+#define FIND(name)                                                                        \
+  tvm_stretch.name =                                                                      \
+      reinterpret_cast<decltype(tvm_stretch.name)>(dlsym(library, "tvm_stretch_" #name)); \
+  found = found && tvm_stretch.name != nullptr;
+  FOR_EACH_FUNCTION(FIND)
+#undef FIND
+  return found;
+}
+
+constexpr const char* kModel = "tvm/stretch/Model";
+constexpr const char* kPending = "tvm/stretch/Model$Pending";
+
+JavaVM* machine = nullptr;
+// Found once: a thread of the model has no class loader of the app.
+jclass exception_class, tensor_class;
+jmethodID new_exception, new_tensor, finish;
+
+TvmStretchModel* At(jlong handle) { return reinterpret_cast<TvmStretchModel*>(handle); }
+jlong Handle(TvmStretchModel* model) { return reinterpret_cast<jlong>(model); }
+
+void Throw(JNIEnv* env, TvmStretchStatus status, const char* text) {
+  const jstring message = env->NewStringUTF(text);
+  if (message == nullptr) return;  // an OutOfMemoryError is pending
+  const jobject error =
+      env->NewObject(exception_class, new_exception, static_cast<jint>(status), message);
+  if (error != nullptr) env->Throw(static_cast<jthrowable>(error));
+}
+
+void Check(JNIEnv* env, TvmStretchStatus status) {
+  if (status != TVM_STRETCH_OK) Throw(env, status, tvm_stretch.last_error());
+}
+
+// The memory of direct buffers. Returns false with a pending exception if one is not direct.
+bool Read(JNIEnv* env, jobjectArray buffers, std::vector<TvmStretchBuffer>* found) {
+  const jsize count = env->GetArrayLength(buffers);
+  for (jsize i = 0; i < count; ++i) {
+    const jobject buffer = env->GetObjectArrayElement(buffers, i);
+    void* data = buffer == nullptr ? nullptr : env->GetDirectBufferAddress(buffer);
+    if (data == nullptr) {
+      Throw(env, TVM_STRETCH_INVALID,
+            "expected direct buffers, got another one; Tensor.newBuffer() makes them");
+      return false;
+    }
+    found->push_back({data, static_cast<size_t>(env->GetDirectBufferCapacity(buffer))});
+    env->DeleteLocalRef(buffer);
+  }
+  return true;
+}
+
+jlong LoadFile(JNIEnv* env, jclass, jstring path) {
+  const char* text = env->GetStringUTFChars(path, nullptr);
+  if (text == nullptr) return 0;
+  TvmStretchModel* model = nullptr;
+  const TvmStretchStatus status = tvm_stretch.load(text, &model);
+  env->ReleaseStringUTFChars(path, text);
+  Check(env, status);
+  return Handle(model);
+}
+
+jlong LoadDescriptor(JNIEnv* env, jclass, jint descriptor, jlong offset, jlong bytes) {
+  TvmStretchModel* model = nullptr;
+  Check(env, tvm_stretch.load_descriptor(descriptor, offset, bytes, &model));
+  return Handle(model);
+}
+
+jlong Clone(JNIEnv* env, jclass, jlong model) {
+  TvmStretchModel* clone = nullptr;
+  Check(env, tvm_stretch.clone(At(model), &clone));
+  return Handle(clone);
+}
+
+void Free(JNIEnv*, jclass, jlong model) { tvm_stretch.free(At(model)); }
+
+jint Count(JNIEnv*, jclass, jlong model, jboolean inputs) {
+  return static_cast<jint>(inputs ? tvm_stretch.input_count(At(model))
+                                  : tvm_stretch.output_count(At(model)));
+}
+
+jobject Describe(JNIEnv* env, jclass, jlong model, jboolean inputs, jint number) {
+  const auto index = static_cast<size_t>(number);
+  const TvmStretchTensor* tensor =
+      inputs ? tvm_stretch.input(At(model), index) : tvm_stretch.output(At(model), index);
+  const auto dimensions = static_cast<jsize>(tensor->dimensions);
+  const jlongArray shape = env->NewLongArray(dimensions);
+  if (shape == nullptr) return nullptr;
+  static_assert(sizeof(jlong) == sizeof(int64_t));
+  env->SetLongArrayRegion(shape, 0, dimensions, reinterpret_cast<const jlong*>(tensor->shape));
+  const jstring name = env->NewStringUTF(tensor->name), type = env->NewStringUTF(tensor->type);
+  if (name == nullptr || type == nullptr) return nullptr;
+  return env->NewObject(tensor_class, new_tensor, name, type, shape,
+                        static_cast<jlong>(tensor->bytes));
+}
+
+void Run(JNIEnv* env, jclass, jlong model, jobjectArray inputs, jobjectArray outputs) {
+  std::vector<TvmStretchBuffer> read, written;
+  if (!Read(env, inputs, &read) || !Read(env, outputs, &written)) return;
+  Check(env, tvm_stretch.run(At(model), read.data(), read.size(), written.data(), written.size()));
+}
+
+// Runs on a thread of the model, which Java may not know yet.
+void Finish(void* user, TvmStretchStatus status, const char* error) {
+  JNIEnv* env = nullptr;
+  void** out = reinterpret_cast<void**>(&env);
+  const bool is_new = machine->GetEnv(out, JNI_VERSION_1_6) == JNI_EDETACHED;
+#ifdef __ANDROID__
+  if (is_new && machine->AttachCurrentThreadAsDaemon(&env, nullptr) != JNI_OK) return;
+#else
+  if (is_new && machine->AttachCurrentThreadAsDaemon(out, nullptr) != JNI_OK) return;
+#endif
+  const auto pending = static_cast<jobject>(user);
+  env->CallVoidMethod(pending, finish, static_cast<jint>(status), env->NewStringUTF(error));
+  if (env->ExceptionCheck()) env->ExceptionDescribe();  // of what the app does then
+  env->DeleteGlobalRef(pending);
+  if (is_new) machine->DetachCurrentThread();
+}
+
+void RunAsync(JNIEnv* env, jclass, jlong model, jobjectArray inputs, jobjectArray outputs,
+              jobject pending) {
+  std::vector<TvmStretchBuffer> read, written;
+  if (!Read(env, inputs, &read) || !Read(env, outputs, &written)) return;
+  const jobject kept = env->NewGlobalRef(pending);
+  const TvmStretchStatus status = tvm_stretch.run_async(
+      At(model), read.data(), read.size(), written.data(), written.size(), Finish, kept);
+  if (status != TVM_STRETCH_OK) env->DeleteGlobalRef(kept);
+  Check(env, status);
+}
+
+void Cancel(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.cancel(At(model))); }
+
+jobjectArray Plans(JNIEnv* env, jclass, jlong model) {
+  const auto count = static_cast<jsize>(tvm_stretch.plan_count(At(model)));
+  const jobjectArray names =
+      env->NewObjectArray(count, env->FindClass("java/lang/String"), nullptr);
+  for (jsize i = 0; names != nullptr && i < count; ++i) {
+    const char* name = tvm_stretch.plan_name(At(model), static_cast<size_t>(i));
+    env->SetObjectArrayElement(names, i, env->NewStringUTF(name));
+  }
+  return names;
+}
+
+void UsePlan(JNIEnv* env, jclass, jlong model, jint number) {
+  // A negative number becomes one that is too large.
+  Check(env, tvm_stretch.use_plan(At(model), static_cast<size_t>(number)));
+}
+
+void Adapt(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.adapt(At(model))); }
+
+jstring Statistics(JNIEnv* env, jclass, jlong model) {
+  const char* json = nullptr;
+  const TvmStretchStatus status = tvm_stretch.statistics(At(model), &json);
+  Check(env, status);
+  return status == TVM_STRETCH_OK ? env->NewStringUTF(json) : nullptr;
+}
+
+template <typename Function>
+JNINativeMethod Method(const char* name, const char* signature, Function function) {
+  return {const_cast<char*>(name), const_cast<char*>(signature), reinterpret_cast<void*>(function)};
+}
+
+jclass Keep(JNIEnv* env, const char* name) {
+  const jclass found = env->FindClass(name);
+  return found == nullptr ? nullptr : static_cast<jclass>(env->NewGlobalRef(found));
+}
+
+}  // namespace
+
+JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
+  machine = vm;
+  JNIEnv* env = nullptr;
+  if (vm->GetEnv(reinterpret_cast<void**>(&env), JNI_VERSION_1_6) != JNI_OK) return JNI_ERR;
+  if (!OpenInterface()) {
+    const char* fault = dlerror();
+    env->ThrowNew(env->FindClass("java/lang/UnsatisfiedLinkError"),
+                  fault == nullptr ? "a function of tvm_stretch.h is missing" : fault);
+    return JNI_ERR;
+  }
+  exception_class = Keep(env, "tvm/stretch/StretchException");
+  tensor_class = Keep(env, "tvm/stretch/Tensor");
+  const jclass pending = env->FindClass(kPending), model = env->FindClass(kModel);
+  if (exception_class == nullptr || tensor_class == nullptr || pending == nullptr) return JNI_ERR;
+  new_exception = env->GetMethodID(exception_class, "<init>", "(ILjava/lang/String;)V");
+  new_tensor =
+      env->GetMethodID(tensor_class, "<init>", "(Ljava/lang/String;Ljava/lang/String;[JJ)V");
+  finish = env->GetMethodID(pending, "finish", "(ILjava/lang/String;)V");
+  if (new_exception == nullptr || new_tensor == nullptr || finish == nullptr) return JNI_ERR;
+  const JNINativeMethod methods[] = {
+      Method("loadFile", "(Ljava/lang/String;)J", LoadFile),
+      Method("loadDescriptor", "(IJJ)J", LoadDescriptor),
+      Method("cloneModel", "(J)J", Clone),
+      Method("free", "(J)V", Free),
+      Method("count", "(JZ)I", Count),
+      Method("tensor", "(JZI)Ltvm/stretch/Tensor;", Describe),
+      Method("run", "(J[Ljava/nio/ByteBuffer;[Ljava/nio/ByteBuffer;)V", Run),
+      Method("runAsync",
+             "(J[Ljava/nio/ByteBuffer;[Ljava/nio/ByteBuffer;Ltvm/stretch/Model$Pending;)V",
+             RunAsync),
+      Method("cancel", "(J)V", Cancel),
+      Method("plans", "(J)[Ljava/lang/String;", Plans),
+      Method("usePlan", "(JI)V", UsePlan),
+      Method("adapt", "(J)V", Adapt),
+      Method("statistics", "(J)Ljava/lang/String;", Statistics),
+  };
+  const auto count = static_cast<jint>(sizeof(methods) / sizeof(methods[0]));
+  return env->RegisterNatives(model, methods, count) == JNI_OK ? JNI_VERSION_1_6 : JNI_ERR;
+}

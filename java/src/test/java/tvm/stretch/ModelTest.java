@@ -1,0 +1,186 @@
+package tvm.stretch;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+
+/** {@code ModelTest MODEL.so INPUT OUTPUT}: tests/unit/test_java.py runs it. */
+public final class ModelTest {
+  private static Path artifact;
+  private static ByteBuffer input;
+  private static byte[] expected;
+
+  private ModelTest() {}
+
+  public static void main(String[] words) throws Exception {
+    artifact = Path.of(words[0]);
+    try (Model model = Model.load(artifact)) {
+      input = model.inputs().get(0).newBuffer();
+      input.put(Files.readAllBytes(Path.of(words[1])));
+      expected = Files.readAllBytes(Path.of(words[2]));
+      describes(model);
+      runs(model);
+      chains(model);
+      copies(model);
+      mistakes(model);
+      System.out.println("call " + nanosecondsOfACall(model));
+    }
+    cancels();
+    closedModelsRefuse();
+    System.out.println("all passed");
+  }
+
+  private static void require(boolean condition, String what) {
+    if (!condition) throw new AssertionError(what);
+  }
+
+  private interface Action {
+    void run() throws Exception;
+  }
+
+  private static void fails(StretchException.Status status, String text, Action action)
+      throws Exception {
+    try {
+      action.run();
+    } catch (StretchException error) {
+      require(error.status() == status, status + " for: " + error.getMessage());
+      require(error.getMessage().contains(text), text + " in: " + error.getMessage());
+      return;
+    }
+    throw new AssertionError("expected an error that says " + text);
+  }
+
+  private static ByteBuffer output(Model model) {
+    return model.outputs().get(0).newBuffer();
+  }
+
+  private static void compare(ByteBuffer output) {
+    require(output.duplicate().rewind().equals(ByteBuffer.wrap(expected)), "the answer");
+  }
+
+  private static void describes(Model model) {
+    Tensor tensor = model.inputs().get(0);
+    long elements = 1;
+    for (long extent : tensor.shape()) elements *= extent;
+    require(tensor.type().equals("float32") && tensor.bytes() == 4 * elements, tensor.toString());
+    require(model.plans().size() == 1, "plans");
+    require(model.statistics().contains("\"runs\""), "statistics");
+    model.usePlan(0);
+    model.adapt();
+  }
+
+  private static void runs(Model model) {
+    ByteBuffer output = output(model);
+    model.run(List.of(input), List.of(output));
+    compare(output);
+  }
+
+  /** Each run begins when the one before is over, on the model's thread. */
+  private static void chains(Model model) {
+    ByteBuffer output = output(model);
+    CompletableFuture<Void> last = model.runAsync(List.of(input), List.of(output));
+    for (int i = 0; i < 20; ++i) {
+      last = last.thenCompose(nothing -> model.runAsync(List.of(input), List.of(output)));
+    }
+    last.join();
+    compare(output);
+  }
+
+  private static void copies(Model model) throws InterruptedException {
+    Thread[] threads = new Thread[4];
+    boolean[] passed = new boolean[threads.length];
+    for (int i = 0; i < threads.length; ++i) {
+      int number = i;
+      threads[i] =
+          new Thread(
+              () -> {
+                try (Model copy = model.copy()) {
+                  for (int run = 0; run < 20; ++run) runs(copy);
+                  passed[number] = true;
+                }
+              });
+      threads[i].start();
+    }
+    for (Thread thread : threads) thread.join();
+    for (boolean one : passed) require(one, "a copy on a thread of its own");
+  }
+
+  private static void mistakes(Model model) throws Exception {
+    ByteBuffer output = output(model);
+    ByteBuffer small = ByteBuffer.allocateDirect(8);
+    fails(
+        StretchException.Status.INVALID,
+        "bytes for the input",
+        () -> model.run(List.of(small), List.of(output)));
+    fails(
+        StretchException.Status.INVALID,
+        "buffers for the model's outputs",
+        () -> model.run(List.of(input), List.of()));
+    fails(
+        StretchException.Status.INVALID,
+        "direct buffers",
+        () -> model.run(List.of(ByteBuffer.allocate(expected.length)), List.of(output)));
+    fails(StretchException.Status.INVALID, "use_plan", () -> model.usePlan(-1));
+    fails(
+        StretchException.Status.BAD_ARTIFACT,
+        "cannot be opened",
+        () -> Model.load(Path.of("/nowhere.so")));
+    fails(StretchException.Status.BAD_ARTIFACT, "not open", () -> Model.load(-1, 0, 1));
+    Path damaged = Files.createTempFile("damaged", ".so");
+    byte[] bytes = Files.readAllBytes(artifact);
+    bytes[bytes.length / 2] ^= 1;
+    Files.write(damaged, bytes);
+    fails(StretchException.Status.BAD_ARTIFACT, "damaged", () -> Model.load(damaged));
+    Files.delete(damaged);
+  }
+
+  private static long nanosecondsOfACall(Model model) {
+    List<ByteBuffer> inputs = List.of(input);
+    List<ByteBuffer> outputs = List.of(output(model));
+    long[] times = new long[20_000];
+    for (int i = 0; i < times.length; ++i) {
+      long start = System.nanoTime();
+      model.run(inputs, outputs);
+      times[i] = System.nanoTime() - start;
+    }
+    java.util.Arrays.sort(times);
+    return times[times.length / 2];
+  }
+
+  /** Closing cancels; the future always ends, and nothing crashes. */
+  private static void cancels() throws InterruptedException {
+    int cancelled = 0;
+    for (int i = 0; i < 40; ++i) {
+      CompletableFuture<Void> over;
+      try (Model model = Model.load(artifact)) {
+        over = model.runAsync(List.of(input), List.of(output(model)));
+        if (i % 2 == 0) model.cancel();
+      }
+      try {
+        over.join();
+      } catch (CompletionException error) {
+        StretchException cause = (StretchException) error.getCause();
+        require(cause.status() == StretchException.Status.CANCELLED, cause.getMessage());
+        ++cancelled;
+      }
+    }
+    require(cancelled > 0, "runs that were cancelled at once");
+  }
+
+  private static void closedModelsRefuse() throws IOException {
+    Model model = Model.load(artifact);
+    ByteBuffer output = output(model);
+    model.close();
+    model.close();
+    try {
+      model.run(List.of(input), List.of(output));
+      throw new AssertionError("a closed model ran");
+    } catch (IllegalStateException error) {
+      require(error.getMessage().contains("closed"), error.getMessage());
+    }
+  }
+}
