@@ -8,11 +8,12 @@
 
 namespace {
 
-#define FOR_EACH_FUNCTION(F)                                                                   \
-  F(load)                                                                                      \
-  F(load_descriptor) F(clone) F(free) F(input_count) F(output_count) F(input) F(output) F(run) \
-      F(run_async) F(cancel) F(plan_count) F(plan_name) F(use_plan) F(adapt) F(statistics)     \
-          F(last_error)
+#define FOR_EACH_FUNCTION(F)                                                              \
+  F(load)                                                                                 \
+  F(load_descriptor)                                                                      \
+  F(clone)                                                                                \
+  F(free) F(input_count) F(output_count) F(input) F(output) F(run) F(run_async) F(cancel) \
+      F(plan_count) F(plan_name) F(use_plan) F(adapt) F(statistics) F(last_error)
 
 // The C interface. It is not linked but opened, so that we can put back the handler for SIGSEGV
 // that libtvm_ffi.so replaces while it is loaded: Java needs its own to notice null pointers.
