@@ -8,20 +8,33 @@
 
 namespace {
 
-#define FOR_EACH_FUNCTION(F)                                                              \
-  F(load)                                                                                 \
-  F(load_descriptor)                                                                      \
-  F(clone)                                                                                \
-  F(free) F(input_count) F(output_count) F(input) F(output) F(run) F(run_async) F(cancel) \
-      F(plan_count) F(plan_name) F(use_plan) F(adapt) F(statistics) F(last_error)
-
 // The C interface. It is not linked but opened, so that we can put back the handler for SIGSEGV
 // that libtvm_ffi.so replaces while it is loaded: Java needs its own to notice null pointers.
-#define DECLARE(name) decltype(&::tvm_stretch_##name) name = nullptr;
 struct Interface {
-  FOR_EACH_FUNCTION(DECLARE)
+  decltype(&::tvm_stretch_load) load;
+  decltype(&::tvm_stretch_load_descriptor) load_descriptor;
+  decltype(&::tvm_stretch_clone) clone;
+  decltype(&::tvm_stretch_free) free;
+  decltype(&::tvm_stretch_input_count) input_count;
+  decltype(&::tvm_stretch_output_count) output_count;
+  decltype(&::tvm_stretch_input) input;
+  decltype(&::tvm_stretch_output) output;
+  decltype(&::tvm_stretch_run) run;
+  decltype(&::tvm_stretch_run_async) run_async;
+  decltype(&::tvm_stretch_cancel) cancel;
+  decltype(&::tvm_stretch_plan_count) plan_count;
+  decltype(&::tvm_stretch_plan_name) plan_name;
+  decltype(&::tvm_stretch_use_plan) use_plan;
+  decltype(&::tvm_stretch_adapt) adapt;
+  decltype(&::tvm_stretch_statistics) statistics;
+  decltype(&::tvm_stretch_last_error) last_error;
 } tvm_stretch;
-#undef DECLARE
+
+template <typename Function>
+bool Find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
+}
 
 bool OpenInterface() {
   struct sigaction handler{};
@@ -29,14 +42,23 @@ bool OpenInterface() {
   void* library = dlopen("libtvm_stretch_runtime.so", RTLD_NOW | RTLD_LOCAL);
   sigaction(SIGSEGV, &handler, nullptr);
   if (library == nullptr) return false;
-  bool found = true;
-#define FIND(name)                                                                        \
-  tvm_stretch.name =                                                                      \
-      reinterpret_cast<decltype(tvm_stretch.name)>(dlsym(library, "tvm_stretch_" #name)); \
-  found = found && tvm_stretch.name != nullptr;
-  FOR_EACH_FUNCTION(FIND)
-#undef FIND
-  return found;
+  return Find(library, "tvm_stretch_load", &tvm_stretch.load) &&
+         Find(library, "tvm_stretch_load_descriptor", &tvm_stretch.load_descriptor) &&
+         Find(library, "tvm_stretch_clone", &tvm_stretch.clone) &&
+         Find(library, "tvm_stretch_free", &tvm_stretch.free) &&
+         Find(library, "tvm_stretch_input_count", &tvm_stretch.input_count) &&
+         Find(library, "tvm_stretch_output_count", &tvm_stretch.output_count) &&
+         Find(library, "tvm_stretch_input", &tvm_stretch.input) &&
+         Find(library, "tvm_stretch_output", &tvm_stretch.output) &&
+         Find(library, "tvm_stretch_run", &tvm_stretch.run) &&
+         Find(library, "tvm_stretch_run_async", &tvm_stretch.run_async) &&
+         Find(library, "tvm_stretch_cancel", &tvm_stretch.cancel) &&
+         Find(library, "tvm_stretch_plan_count", &tvm_stretch.plan_count) &&
+         Find(library, "tvm_stretch_plan_name", &tvm_stretch.plan_name) &&
+         Find(library, "tvm_stretch_use_plan", &tvm_stretch.use_plan) &&
+         Find(library, "tvm_stretch_adapt", &tvm_stretch.adapt) &&
+         Find(library, "tvm_stretch_statistics", &tvm_stretch.statistics) &&
+         Find(library, "tvm_stretch_last_error", &tvm_stretch.last_error);
 }
 
 constexpr const char* kModel = "tvm/stretch/Model";
