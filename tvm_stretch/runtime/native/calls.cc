@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "instance.h"
+#include "announced_runs.h"
 #include "processor.h"
 
 namespace tvm_stretch {

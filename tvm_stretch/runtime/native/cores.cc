@@ -32,6 +32,15 @@ Cores ParseCores(const std::string& text, const std::string& field) {
   return cores;
 }
 
+Cores ParseUsableCores(const std::string& text, const std::string& field) {
+  Cores cores = ParseCores(text, field);
+  if (!cores.empty() && !CoresScope(cores).active()) {
+    TVM_FFI_THROW(ValueError) << "expected cores that this process may use for " << field
+                              << ", got '" << text << "'; see /proc/self/status for those it may";
+  }
+  return cores;
+}
+
 Cores AllowedCores() {
   Cores cores;
   cpu_set_t allowed;

@@ -17,6 +17,9 @@ using Cores = std::vector<int>;
 // Parses "0,4-7"; "" gives no cores. Throws ValueError that names `field`.
 Cores ParseCores(const std::string& text, const std::string& field);
 
+// The same, of cores that the calling thread may use; throws ValueError if it may use none of them.
+Cores ParseUsableCores(const std::string& text, const std::string& field);
+
 // The cores that the calling thread may use.
 Cores AllowedCores();
 

@@ -26,12 +26,10 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <sstream>
-#include <string_view>
 
+#include "announced_runs.h"
 #include "calls.h"
 #include "cpu_features.h"
 #include "errors.h"
@@ -39,6 +37,7 @@
 #include "instance.h"
 #include "ports.h"
 #include "program.h"
+#include "staging.h"
 #include "trace.h"
 
 namespace tvm_stretch {
@@ -101,13 +100,7 @@ class Executor final : public ffi::ModuleObj {
   std::unique_lock<std::mutex> Lock();
   bool BelongsToFork() const;
   void Load();
-  std::vector<ffi::Module> Code() const;
   Instance& instance();
-  size_t InputIndex(const ffi::AnyView& key) const;
-  size_t OutputIndex(const ffi::AnyView& key) const;
-  void BindStaging();
-  void RunOn(const std::vector<const DLTensor*>& inputs,
-             const std::vector<const DLTensor*>& outputs);
 
   ffi::Any LoadNow(Args) { return Load(), ffi::Any(); }
   ffi::Any Lost(Args) { return ffi::String(instance().lost()); }
@@ -141,7 +134,7 @@ class Executor final : public ffi::ModuleObj {
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Instance> instance_;
   std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
-  std::vector<bool> is_set_;
+  Staging staging_{spec_};
 };
 
 void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* method) {
@@ -196,7 +189,7 @@ std::unique_lock<std::mutex> Executor::Lock() {
 void Executor::Load() {
   if (program_ != nullptr) return;
   RequireCpuFeatures(spec_.cpu_features, spec_.origin);
-  std::vector<ffi::Module> code = Code();
+  const std::vector<ffi::Module> code = CodeOf(imports(), spec_);
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
     program_ = std::make_shared<Program>(spec_, code, data, *weights_);
@@ -207,28 +200,11 @@ void Executor::Load() {
   }
 }
 
-// The imports, one for each processor of the graph.
-std::vector<ffi::Module> Executor::Code() const {
-  std::vector<ffi::Module> code;
-  for (const ffi::Any& module : imports()) code.push_back(module.cast<ffi::Module>());
-  // TVM's loader brings the imports of an artifact back in reverse order.
-  if (!code.empty() && std::string_view(code.back()->kind()) == "library") {
-    std::reverse(code.begin(), code.end());
-  }
-  if (code.size() < spec_.processors.size()) {
-    TVM_FFI_THROW(ValueError) << "expected code for each of the " << spec_.processors.size()
-                              << " processors as import of the executor, got " << code.size()
-                              << "; open the artifact with load_module";
-  }
-  return code;
-}
-
 Instance& Executor::instance() {
   if (instance_ == nullptr) {
     Load();
     instance_ = std::make_unique<Instance>(program_);
     running_ = instance_.get();
-    is_set_.resize(spec_.inputs.size());
   }
   return *instance_;
 }
@@ -255,55 +231,17 @@ ffi::Function Executor::HealthFunction() {
   });
 }
 
-size_t Executor::InputIndex(const ffi::AnyView& key) const {
-  std::string names;
-  auto name = key.try_cast<ffi::String>();
-  auto index = key.try_cast<int64_t>();
-  for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    if (name ? *name == spec_.inputs[i].name : index && *index == static_cast<int64_t>(i)) return i;
-    names += (names.empty() ? "'" : ", '") + spec_.inputs[i].name + "'";
-  }
-  TVM_FFI_THROW(ValueError) << "expected one of " << names << " (or its position) for the input, "
-                            << "got " << (name ? std::string(*name) : "another position")
-                            << "; use a name of the model";
-  TVM_FFI_UNREACHABLE();
-}
-
-size_t Executor::OutputIndex(const ffi::AnyView& key) const {
-  auto index = key.try_cast<int64_t>();
-  if (!index || *index < 0 || *index >= static_cast<int64_t>(spec_.results)) {
-    TVM_FFI_THROW(ValueError) << "expected a position below " << spec_.results
-                              << " for the output, got "
-                              << (index ? std::to_string(*index) : "no integer")
-                              << "; num_outputs() tells how many there are";
-  }
-  return static_cast<size_t>(*index);
-}
-
-void Executor::BindStaging() {
-  Instance& space = instance();
-  for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    if (!is_set_[i]) {
-      TVM_FFI_THROW(ValueError) << "expected set_input('" << spec_.inputs[i].name
-                                << "', ...) before run, got none; set every input once";
-    }
-    space.BindInput(i, space.input(i));
-  }
-  for (size_t i = 0; i < spec_.outputs.size(); ++i) space.BindOutput(i, space.output(i));
-}
-
 ffi::Any Executor::SetInput(Args args) {
   RequireCount(args, 2, 2, "set_input");
-  size_t i = InputIndex(args[0]);
+  size_t i = InputIndex(spec_, args[0]);
   const DLTensor& tensor = *args[1].cast<DLTensor*>();
   CheckTensor(tensor, spec_.input(i), "input", spec_.inputs[i].name);
-  CopyToContiguous(tensor, instance().input(i));
-  is_set_[i] = true;
+  staging_.Set(&instance(), i, tensor);
   return ffi::Any();
 }
 
 ffi::Any Executor::Run(Args) {
-  BindStaging();
+  staging_.BindOwn(&instance());
   instance_->Run();
   instance_->CheckValues();
   return ffi::Any();
@@ -311,7 +249,7 @@ ffi::Any Executor::Run(Args) {
 
 ffi::Any Executor::GetOutput(Args args) {
   RequireCount(args, 1, 2, "get_output");
-  size_t i = OutputIndex(args[0]);
+  size_t i = OutputIndex(spec_, args[0]);
   const TensorSpec& spec = spec_.output(i);
   if (args.size() == 2) {
     const DLTensor& tensor = *args[1].cast<DLTensor*>();
@@ -340,44 +278,18 @@ ffi::Any Executor::Invoke(Args args) {
     CheckTensor(*outputs[i], spec_.output(i), "output", spec_.outputs[i].name);
     CheckApart(outputs);
   }
-  if (args.size() != num_inputs) return RunOn(inputs, outputs), ffi::Any();
+  if (args.size() != num_inputs) return staging_.Run(&instance(), inputs, outputs), ffi::Any();
   ffi::Array<ffi::Tensor> fresh;
   for (int i = 0; i < num_outputs; ++i) {
     fresh.push_back(NewTensor(spec_.output(i)));
     outputs.push_back(fresh[i].GetDLTensorPtr());
   }
-  RunOn(inputs, outputs);
+  staging_.Run(&instance(), inputs, outputs);
   return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
 }
 
-void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
-                     const std::vector<const DLTensor*>& outputs) {
-  Instance& space = instance();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    bool in_place = space.takes_input(i) && IsUsableInPlace(*inputs[i]);
-    if (!in_place) {
-      CopyToContiguous(*inputs[i], space.input(i));
-      is_set_[i] = true;
-    }
-    space.BindInput(i, in_place ? DataOf(*inputs[i]) : space.input(i));
-  }
-  std::vector<bool> in_place;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const DLTensor* input) {
-      return Overlap(*input, *outputs[i]);  // the input would be read while the output is written
-    });
-    in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]) && !is_input);
-    space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
-  }
-  space.Run();
-  space.CheckValues();
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!in_place[i]) CopyFromContiguous(space.output(i), *outputs[i]);
-  }
-}
-
 ffi::Any Executor::Trace(Args) {
-  BindStaging();
+  staging_.BindOwn(&instance());
   instance_->Run(true);
   const int64_t end = Now();
   return TraceToJSON(instance_->last_plan(), instance_->began(), end, instance_->Spans());
@@ -391,7 +303,7 @@ ffi::Any Executor::TimeRuns(Args args) {
     TVM_FFI_THROW(ValueError) << "expected at least 1 run for time_runs, got " << count
                               << "; measure at least once";
   }
-  BindStaging();
+  staging_.BindOwn(&instance());
   std::string times;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t start = Now();
@@ -416,36 +328,20 @@ ffi::Any Executor::UseWeights(Args args) {
 
 ffi::Any Executor::SetAffinity(Args args) {
   RequireCount(args, 1, 1, "set_affinity");
-  auto text = args[0].cast<ffi::String>();
-  Cores cores = ParseCores(text, "set_affinity");
-  if (!cores.empty() && !CoresScope(cores).active()) {
-    TVM_FFI_THROW(ValueError) << "expected cores that this process may use for set_affinity, got '"
-                              << text << "'; see /proc/self/status for those it may";
-  }
-  instance().SetAffinity(std::move(cores));
+  instance().SetAffinity(ParseUsableCores(args[0].cast<ffi::String>(), "set_affinity"));
   return ffi::Any();
 }
 
 ffi::Any Executor::UsePlan(Args args) {
   RequireCount(args, 1, 1, "use_plan");
-  const int64_t number = args[0].cast<int64_t>();
-  if (number < 0 || number >= static_cast<int64_t>(spec_.plans.size())) {
-    TVM_FFI_THROW(ValueError) << "expected a number below " << spec_.plans.size()
-                              << " for use_plan, got " << number << "; graph() lists the plans";
-  }
-  instance().chooser().Pin(static_cast<size_t>(number));
+  instance().chooser().Pin(args[0].cast<int64_t>());
   return ffi::Any();
 }
 
 ffi::Any Executor::Adapt(Args args) {
   RequireCount(args, 3, 3, "adapt");
-  const Patience patience{args[0].cast<double>(), args[1].cast<int64_t>(), args[2].cast<int64_t>()};
-  if (!(patience.factor > 1) || patience.runs < 1 || patience.pause < 1) {
-    TVM_FFI_THROW(ValueError) << "expected a factor above 1 and at least 1 run for adapt, got "
-                              << patience.factor << ", " << patience.runs << " and "
-                              << patience.pause << "; see Model.adapt";
-  }
-  instance().chooser().Adapt(patience);
+  instance().chooser().Adapt(
+      {args[0].cast<double>(), args[1].cast<int64_t>(), args[2].cast<int64_t>()});
   return ffi::Any();
 }
 

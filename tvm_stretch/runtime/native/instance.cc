@@ -1,10 +1,9 @@
 #include "instance.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <utility>
 
+#include "announced_runs.h"
 #include "errors.h"
 
 namespace tvm_stretch {
@@ -45,26 +44,6 @@ void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit&
   }
 }
 
-struct AnnouncedRun {
-  bool is_cancelled = false;
-  Instance* instance = nullptr;  // since it began
-};
-
-struct Instances {
-  std::mutex mutex;  // guards the members below, and keeps instances alive while they are cancelled
-  std::set<Instance*> all;
-  std::map<int64_t, AnnouncedRun> announced;  // until they end
-  int64_t cancelled = 0;                      // number that was cancelled before its announcement
-};
-
-// The number of the next run that this thread begins.
-thread_local int64_t next_number = 0;
-
-Instances& AllInstances() {
-  static Instances& instances = *new Instances();
-  return instances;
-}
-
 std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
   std::vector<int64_t> times;
   for (const PlanSpec& plan : spec.plans) times.push_back(plan.expected_ns);
@@ -72,33 +51,6 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
 }
 
 }  // namespace
-
-void AnnounceRun(int64_t number) {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.announced.erase(next_number);
-  next_number = number;
-  if (number != 0) instances.announced[number] = {number == instances.cancelled, nullptr};
-}
-
-void CancelRun(int64_t number) {
-  if (number == 0) return;  // it was not announced
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  auto found = instances.announced.find(number);
-  if (found == instances.announced.end()) {
-    instances.cancelled = number;
-    return;
-  }
-  found->second.is_cancelled = true;
-  if (found->second.instance != nullptr) found->second.instance->CancelHere();
-}
-
-void CancelAllRuns() {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  for (Instance* instance : instances.all) instance->Cancel();
-}
 
 Instance::Instance(std::shared_ptr<const Program> program)
     : program_(std::move(program)),
@@ -123,17 +75,11 @@ Instance::Instance(std::shared_ptr<const Program> program)
     taken_.clear();
     if (!spare_) throw *lost_;
   }
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.all.insert(this);
+  AddInstance(this);
 }
 
 Instance::~Instance() {
-  {
-    Instances& instances = AllInstances();
-    std::lock_guard<std::mutex> lock(instances.mutex);
-    instances.all.erase(this);
-  }
+  RemoveInstance(this);
   DropTasks();
 }
 
@@ -218,7 +164,7 @@ void Instance::Run(bool traced) {
     is_cancelled_ = false;
     if (spare_) spare_->Reset();
   }
-  if (next_number != 0) TakeNumber();
+  const int64_t number = TakeNumber(this);
   Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
   ran_spare_ = IsLost();
   if (ran_spare_) {
@@ -229,24 +175,8 @@ void Instance::Run(bool traced) {
     std::lock_guard<std::mutex> lock(run_mutex_);
     running_ = nullptr;
   }
-  if (number_ != 0) ForgetNumber();
+  ForgetNumber(number);
   if (failure) throw *failure;
-}
-
-// Gives the announced number to the run that begins; it may be cancelled already.
-void Instance::TakeNumber() {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  number_ = std::exchange(next_number, 0);
-  AnnouncedRun& run = instances.announced[number_];
-  run.instance = this;
-  if (run.is_cancelled) CancelHere();
-}
-
-void Instance::ForgetNumber() {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.announced.erase(std::exchange(number_, 0));
 }
 
 // From now on the current plan can be cancelled; a cancellation from before is applied again.
@@ -373,7 +303,6 @@ void Instance::Cancel() {
   if (spare_) spare_->Cancel();
 }
 
-// Cancels the run in progress, whose tasks may not be reset yet.
 void Instance::CancelHere() {
   std::lock_guard<std::mutex> lock(run_mutex_);
   is_cancelled_ = true;

@@ -69,10 +69,10 @@ class Instance {
   // Stops the run in progress, if there is one. Any thread.
   void Cancel();
 
- private:
-  friend void CancelRun(int64_t number);
-  friend void CancelAllRuns();
+  // Cancels the run that has begun, whose tasks may not be reset yet. Any thread.
+  void CancelHere();
 
+ private:
   // A plan bound to tasks.
   struct BoundPlan {
     const PlanSpec* spec;
@@ -96,9 +96,6 @@ class Instance {
   void RunTasks(const BoundPlan& plan);
   void RunSpare(bool traced);
   void CancelTasks();
-  void CancelHere();
-  void TakeNumber();
-  void ForgetNumber();
   bool TakeAnother(const std::vector<bool>& without);
   const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
@@ -125,22 +122,10 @@ class Instance {
   std::mutex run_mutex_;  // guards the two below, so that only this run's tasks are cancelled
   const BoundPlan* running_ = nullptr;  // while a run is in progress
   bool is_cancelled_ = false;
-  int64_t number_ = 0;  // the announced number of the run; 0: not announced
   int64_t began_ = 0;
   const BoundPlan* last_run_ = nullptr;  // the plan of the last run's spans
   bool ran_spare_ = false;               // whether `spare_` ran it
 };
-
-// Gives the next run of this thread a number by which others can cancel it. 0 withdraws an
-// announcement.
-void AnnounceRun(int64_t number);
-
-// Cancels the run of this number, before or after it began, and no other run. Any thread. Only the
-// last number that was not announced yet is remembered.
-void CancelRun(int64_t number);
-
-// Cancels all runs in progress in this process.
-void CancelAllRuns();
 
 }  // namespace tvm_stretch
 

@@ -1,5 +1,7 @@
 #include "plan_chooser.h"
 
+#include <tvm/ffi/error.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -25,14 +27,23 @@ PlanChooser::PlanChooser(std::vector<int64_t> expected) : known_(expected.size()
     known_[i].expected = static_cast<double>(expected[i]);
 }
 
-void PlanChooser::Pin(size_t plan) {
-  plan_ = settled_ = plan;
+void PlanChooser::Pin(int64_t plan) {
+  if (plan < 0 || plan >= static_cast<int64_t>(known_.size())) {
+    TVM_FFI_THROW(ValueError) << "expected a number below " << known_.size()
+                              << " for use_plan, got " << plan << "; graph() lists the plans";
+  }
+  plan_ = settled_ = static_cast<size_t>(plan);
   is_pinned_ = true;
   is_trial_ = false;
   slow_runs_ = 0;
 }
 
 void PlanChooser::Adapt(const Patience& patience) {
+  if (!(patience.factor > 1) || patience.runs < 1 || patience.pause < 1) {
+    TVM_FFI_THROW(ValueError) << "expected a factor above 1 and at least 1 run for adapt, got "
+                              << patience.factor << ", " << patience.runs << " and "
+                              << patience.pause << "; see Model.adapt";
+  }
   patience_ = patience;
   settled_ = plan_;
   is_pinned_ = is_trial_ = false;

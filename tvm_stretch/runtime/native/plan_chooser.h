@@ -27,10 +27,10 @@ class PlanChooser {
   // The plan of the next run.
   size_t plan() const { return plan_; }
 
-  // All runs use this plan from now on.
-  void Pin(size_t plan);
+  // All runs use this plan from now on. Throws ValueError if there is none.
+  void Pin(int64_t plan);
 
-  // Runs use the fastest plan.
+  // Runs use the fastest plan. Throws ValueError if the numbers make no sense.
   void Adapt(const Patience& patience);
 
   // Records the latency of a run of the current plan.

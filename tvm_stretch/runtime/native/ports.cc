@@ -27,6 +27,31 @@ std::string Describe(const ffi::Shape& shape, DLDataType dtype) {
 
 }  // namespace
 
+size_t InputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
+  std::string names;
+  auto name = key.try_cast<ffi::String>();
+  auto index = key.try_cast<int64_t>();
+  for (size_t i = 0; i < graph.inputs.size(); ++i) {
+    if (name ? *name == graph.inputs[i].name : index && *index == static_cast<int64_t>(i)) return i;
+    names += (names.empty() ? "'" : ", '") + graph.inputs[i].name + "'";
+  }
+  TVM_FFI_THROW(ValueError) << "expected one of " << names << " (or its position) for the input, "
+                            << "got " << (name ? std::string(*name) : "another position")
+                            << "; use a name of the model";
+  TVM_FFI_UNREACHABLE();
+}
+
+size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
+  auto index = key.try_cast<int64_t>();
+  if (!index || *index < 0 || *index >= static_cast<int64_t>(graph.results)) {
+    TVM_FFI_THROW(ValueError) << "expected a position below " << graph.results
+                              << " for the output, got "
+                              << (index ? std::to_string(*index) : "no integer")
+                              << "; num_outputs() tells how many there are";
+  }
+  return static_cast<size_t>(*index);
+}
+
 ffi::Tensor NewTensor(const TensorSpec& spec) {
   DLDevice cpu{kDLCPU, 0};
   return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);

@@ -2,6 +2,7 @@
 #ifndef TVM_STRETCH_PORTS_H_
 #define TVM_STRETCH_PORTS_H_
 
+#include <tvm/ffi/any.h>
 #include <tvm/ffi/container/tensor.h>
 
 #include <string>
@@ -10,6 +11,11 @@
 #include "graph.h"
 
 namespace tvm_stretch {
+
+// The input that a name or a position means, or the output at a position; throws ValueError if
+// there is none.
+size_t InputIndex(const GraphSpec& graph, const ffi::AnyView& key);
+size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 
 // A new tensor, for an output without memory of the caller.
 ffi::Tensor NewTensor(const TensorSpec& spec);

@@ -6,10 +6,12 @@
 #include <tvm/ffi/endian.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <numeric>
+#include <string_view>
 
 #include "cores.h"
 
@@ -151,6 +153,21 @@ GraphBytes GraphBytes::Decode(const ffi::Bytes& bytes) {
                                  "format or fingerprint; export the model again";
   }
   return GraphBytes{ffi::String(json, json_bytes), header.weights_fingerprint};
+}
+
+std::vector<ffi::Module> CodeOf(const ffi::Array<ffi::Any>& imports, const GraphSpec& spec) {
+  std::vector<ffi::Module> code;
+  for (const ffi::Any& module : imports) code.push_back(module.cast<ffi::Module>());
+  // TVM's loader brings the imports of an artifact back in reverse order.
+  if (!code.empty() && std::string_view(code.back()->kind()) == "library") {
+    std::reverse(code.begin(), code.end());
+  }
+  if (code.size() < spec.processors.size()) {
+    TVM_FFI_THROW(ValueError) << "expected code for each of the " << spec.processors.size()
+                              << " processors as import of the executor, got " << code.size()
+                              << "; open the artifact with load_module";
+  }
+  return code;
 }
 
 Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,

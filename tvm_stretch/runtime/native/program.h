@@ -63,6 +63,10 @@ class Program {
   Failure lost_;
 };
 
+// The imports of an executor: the code of each processor of the graph. Throws ValueError if some
+// are missing.
+std::vector<ffi::Module> CodeOf(const ffi::Array<ffi::Any>& imports, const GraphSpec& spec);
+
 }  // namespace tvm_stretch
 
 #endif  // TVM_STRETCH_PROGRAM_H_

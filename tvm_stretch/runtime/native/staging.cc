@@ -1,0 +1,51 @@
+#include "staging.h"
+
+#include <tvm/ffi/error.h>
+
+#include <algorithm>
+
+#include "memory.h"
+
+namespace tvm_stretch {
+
+void Staging::Set(Instance* instance, size_t i, const DLTensor& tensor) {
+  CopyToContiguous(tensor, instance->input(i));
+  is_set_[i] = true;
+}
+
+void Staging::BindOwn(Instance* instance) const {
+  for (size_t i = 0; i < spec_.inputs.size(); ++i) {
+    if (!is_set_[i]) {
+      TVM_FFI_THROW(ValueError) << "expected set_input('" << spec_.inputs[i].name
+                                << "', ...) before run, got none; set every input once";
+    }
+    instance->BindInput(i, instance->input(i));
+  }
+  for (size_t i = 0; i < spec_.outputs.size(); ++i) instance->BindOutput(i, instance->output(i));
+}
+
+void Staging::Run(Instance* instance, const std::vector<const DLTensor*>& inputs,
+                  const std::vector<const DLTensor*>& outputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    bool in_place = instance->takes_input(i) && IsUsableInPlace(*inputs[i]);
+    if (!in_place) {
+      Set(instance, i, *inputs[i]);
+    }
+    instance->BindInput(i, in_place ? DataOf(*inputs[i]) : instance->input(i));
+  }
+  std::vector<bool> in_place;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const DLTensor* input) {
+      return Overlap(*input, *outputs[i]);  // the input would be read while the output is written
+    });
+    in_place.push_back(instance->takes_output(i) && IsUsableInPlace(*outputs[i]) && !is_input);
+    instance->BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : instance->output(i));
+  }
+  instance->Run();
+  instance->CheckValues();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!in_place[i]) CopyFromContiguous(instance->output(i), *outputs[i]);
+  }
+}
+
+}  // namespace tvm_stretch

@@ -1,0 +1,34 @@
+// Where a run reads its inputs and writes its outputs: in the caller's memory where that is
+// possible, otherwise in the instance's, with copies.
+#ifndef TVM_STRETCH_STAGING_H_
+#define TVM_STRETCH_STAGING_H_
+
+#include <vector>
+
+#include "graph.h"
+#include "instance.h"
+
+namespace tvm_stretch {
+
+class Staging {
+ public:
+  explicit Staging(const GraphSpec& spec) : spec_(spec), is_set_(spec.inputs.size()) {}
+
+  // Copies an input into the instance's memory, for all runs until the next copy.
+  void Set(Instance* instance, size_t i, const DLTensor& tensor);
+
+  // The next run uses the instance's memory alone. Throws ValueError if an input was never set.
+  void BindOwn(Instance* instance) const;
+
+  // Runs once with the caller's tensors, which have the right shapes and types.
+  void Run(Instance* instance, const std::vector<const DLTensor*>& inputs,
+           const std::vector<const DLTensor*>& outputs);
+
+ private:
+  const GraphSpec& spec_;
+  std::vector<bool> is_set_;
+};
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_STAGING_H_
