@@ -17,7 +17,7 @@ from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
-from .conv_nest import ConvNest, write_nest
+from .conv_nest import ConvNest, Tile, write_nest
 from .conv_tiles import blocking
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
@@ -130,8 +130,14 @@ class ConvConfig(Template, ConvShape):
         return self.data_block
 
     def in_rows(self) -> ConvConfig | None:
-        """The same product with plain matrices for data and result; None if it needs blocks."""
-        return None
+        """The same product with plain matrices for data and result; None if it needs blocks.
+
+        One row is a block of channels anyway.
+        """
+        is_matrix = self.is_dense and self.pointwise and (self.batch, self.groups) == (1, 1)
+        if not is_matrix or self.in_size[0] == 1 or self.out_channels < self.lanes:
+            return None
+        return replace(taken(RowsConfig, self), data_block=gcd(self.in_channels, self.lanes))
 
     # --- calls and meaning ---
 
@@ -241,6 +247,84 @@ class ConvConfig(Template, ConvShape):
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
         """Features for cost models."""
         return conv_features(self, epilogue, self.cycles(machine), item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(ConvConfig):
+    """A dense layer of several rows that reads and writes plain matrices.
+
+    ``data_block`` divides the inputs. The last vector ends with the row: it computes some outputs
+    again, with the same result.
+    """
+
+    template: ClassVar[str] = "dense_rows"
+    layers: ClassVar[tuple[type[Layer], ...]] = ()
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.in_size[0], self.out_channels
+
+    def first_output(self, vector: Expr) -> Expr:
+        """The first output of a vector."""
+        first = vector * self.lanes
+        ragged = self.out_channels % self.lanes
+        return tirx.min(first, const(self.out_channels - self.lanes)) if ragged else first
+
+    def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
+        """OIHW -> `weight_shape`, zero for vectors that do not exist."""
+        dtype = sums or str(weight.dtype)
+
+        def element(g: Expr, b: Expr, _y: Expr, _x: Expr, i: Expr, o: Expr) -> Expr:
+            vector = g * self.oc_blocks + o // self.lanes
+            out = self.first_output(vector) + o % self.lanes
+            value = weight[out, b * self.data_block + i, 0, 0].astype(dtype)
+            return tirx.if_then_else(vector < self.out_blocks, value, tirx.const(0, dtype))
+
+        return te.compute(self.weight_shape, element, name="pack_weight")
+
+    def meaning(self, *operands: te.Tensor, sums: str = "") -> te.Tensor:
+        """The product as a plain reduction over packed weights."""
+        data, weight = operands
+        dtype = sums or str(data.dtype)
+        k = te.reduce_axis((0, self.in_channels), "k")
+
+        def element(row: Expr, channel: Expr) -> Expr:
+            vector = channel // self.lanes
+            width = vector % self.oc_blocks * self.lanes + channel - self.first_output(vector)
+            block, lane = k // self.data_block, k % self.data_block
+            factor = weight[vector // self.oc_blocks, block, 0, 0, lane, width]
+            return te.sum(data[row, k].astype(dtype) * factor, axis=k)
+
+        return te.compute(self.out_shape, element, name="dense", attrs=self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the product."""
+        cut, (data, weight) = blocking(self, machine), fused.operands[:2]
+        return write_nest(RowsNest(self, cut, data, weight, fused.epilogue, machine))
+
+
+class RowsNest(ConvNest):
+    """The nest of `RowsConfig`."""
+
+    cfg: RowsConfig
+
+    def runs(self, vectors: int) -> list[ChannelRun]:
+        """All channels: they fill their blocks."""
+        return [whole_run(self.cfg, vectors)]
+
+    def input_place(
+        self, tile: Tile, tap: tuple[Expr, Expr, Expr], channel: Expr, lane: Expr
+    ) -> tuple[int | Expr, ...]:
+        """Index of an input of a row."""
+        row, _ = self.pixel(tile.y, tile.x + tap[0])
+        return row, (channel * self.cfg.data_block + lane if self.cfg.data_block > 1 else channel)
+
+    def result_place(
+        self, n: Expr, vector: Expr, pixel: tuple[Expr, Expr], lane: Expr
+    ) -> tuple[Expr, ...]:
+        """Index of an output of a row."""
+        return pixel[0], self.cfg.first_output(vector) + lane
 
 
 def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) -> int:

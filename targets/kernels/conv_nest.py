@@ -163,7 +163,7 @@ class ConvNest:
                     lanes(
                         cfg.lanes,
                         lambda v, o=o: self.epilogue.store(
-                            (n, g * cfg.oc_blocks + o, *self.pixel(y, x), v),
+                            self.result_place(n, g * cfg.oc_blocks + o, self.pixel(y, x), v),
                             load(partial, y - first, x, v + o * cfg.lanes),
                         ),
                     )
@@ -209,9 +209,8 @@ class ConvNest:
         group = tile.group * self.cfg.oc_blocks
 
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            return self.epilogue.store(
-                (tile.n, group + o, *self.pixel(tile.y, tile.x + p), v), value
-            )
+            pixel = self.pixel(tile.y, tile.x + p)
+            return self.epilogue.store(self.result_place(tile.n, group + o, pixel, v), value)
 
         runs = self.runs(tile.blocks)
         if runs is None:
@@ -367,6 +366,12 @@ class ConvNest:
             return y, x
         place, width = y * self.cut.width + x, self.cfg.out_size[1]
         return place // width, place % width
+
+    def result_place(
+        self, n: Expr, vector: Expr, pixel: tuple[Expr, Expr], lane: Expr
+    ) -> tuple[Expr, ...]:
+        """Index of an output element of a pixel."""
+        return (n, vector, *pixel, lane)
 
     def input_place(
         self, tile: Tile, tap: tuple[Expr, Expr, Expr], channel: Expr, lane: Expr

@@ -7,15 +7,19 @@ y = R.nn.pad(x, a row below, a column to the right)        ->   the same padding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 import numpy as np
 from tvm import relax
+from tvm.ir import GenericConst
 
 from tvm_stretch.emitting.blocked_layouts import Layouts
 from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
+
+_ROW_BY_ROW = UNARY | BINARY | {"reshape", "permute_dims", "matmul"}
+"""Operators that keep rows of a matrix apart, or move them."""
 
 
 def blocked_slice(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
@@ -58,6 +62,30 @@ def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[rela
     rows = places.reshape(image[1], -1).T
     before, after = (places, rows) if old == image else (rows, places)
     return np.array_equal(_carried(before, steps), after)
+
+
+def becomes_image(
+    product: relax.Call, readers: Mapping[relax.Expr | None, Sequence[relax.Call]]
+) -> bool:
+    """Whether the rows of a product, or of dense layers after it, are pixels of an image."""
+    todo: list[tuple[relax.Call, list[relax.Call]]] = [(product, [])]
+    seen: set[relax.Call] = set()
+    while todo:
+        made, moves = todo.pop()
+        for reader in readers.get(made, ()):
+            kind, steps = kind_of(reader), moves
+            if reader in seen or kind not in _ROW_BY_ROW:
+                continue
+            if kind == "matmul" and not isinstance(reader.args[1], GenericConst):
+                continue
+            if kind in ("reshape", "permute_dims"):
+                steps = [*moves, reader]
+                old, new = (tuple(shape_of(x)) for x in (steps[0].args[0], reader))
+                if same_pixels(old, new, steps):
+                    return True
+            seen.add(reader)
+            todo.append((reader, [] if kind == "matmul" else steps))
+    return False
 
 
 def images_between(

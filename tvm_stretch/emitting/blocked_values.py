@@ -17,6 +17,7 @@ from tvm_stretch.emitting.attention import AttentionReader
 from tvm_stretch.emitting.blocked_integers import blocked_integer
 from tvm_stretch.emitting.blocked_layouts import Layouts, Value, static_shape
 from tvm_stretch.emitting.blocked_moves import (
+    becomes_image,
     blocked_pad,
     blocked_slice,
     images_between,
@@ -54,6 +55,8 @@ class Rewriter(Layouts):
         self.uses: dict[relax.Var, int] = {}
         self.weights: set[relax.Expr] = set()
         self.definitions: dict[relax.Var, relax.Expr] = {}
+        self.readers: dict[relax.Expr, list[relax.Call]] = {}
+        """By value: the calls that read it."""
         self.rows: set[relax.Expr] = set()
         """Results of dense layers that are plain matrices."""
         self.converted = False
@@ -67,6 +70,9 @@ class Rewriter(Layouts):
             for group in function.body.blocks
             for binding in group.bindings
         }
+        for value in self.definitions.values():
+            for arg in value.args if isinstance(value, relax.Call) else ():
+                self.readers.setdefault(self.definitions.get(arg), []).append(value)
         for group in function.body.blocks:
             for binding in group.bindings:
                 self._bind(binding.var, binding.value)
@@ -184,7 +190,8 @@ class Rewriter(Layouts):
         sums = str(call.ty.dtype)
         layer = dense_shape(shape, shape_of(weight)[1])
         template = choose(layer, self.machine.summing(sums), self.lanes)
-        rows = None if self.is_blocked(data) else template.in_rows()
+        blocks_only = self.is_blocked(data) or self.machine.kind == "dsp"
+        rows = None if blocks_only or becomes_image(call, self.readers) else template.in_rows()
         if rows is not None:
             result = rows.call(self.bb, *self.plain(call).args, name="dense", sums=sums)
             self.rows.add(result)

@@ -34,6 +34,10 @@ class GpuConvConfig(ConvConfig):
             return super().cycles(machine, step)
         return row_cycles(Sizes.of(self)) * machine.gpu.cores
 
+    def in_rows(self) -> ConvConfig | None:
+        """None."""
+        return None
+
     def on(self, machine: VectorMachine) -> Template | None:
         """The template itself, or loops."""
         return self if machine.gpu is not None else taken(ConvConfig, self, pixels=1)
