@@ -22,7 +22,7 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.features import from_json, to_json
+from tvm_stretch.cost.generic_features import from_json, to_json
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.features import EpilogueWork
@@ -36,7 +36,7 @@ from tvm_stretch.targets.kernels.gpu.conv import (
 )
 from tvm_stretch.targets.kernels.gpu.dense import RowConfig
 from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
-from tvm_stretch.targets.kernels.gpu.features import GroupConvFeatures
+from tvm_stretch.targets.kernels.gpu.group_features import GroupConvFeatures
 from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.tiles import Tile

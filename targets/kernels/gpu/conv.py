@@ -36,7 +36,7 @@ from ..template import Template
 from .base import GpuConvConfig
 from .conv_nest import write_group_conv
 from .dense import is_row, row_candidates
-from .features import GroupConvFeatures
+from .group_features import GroupConvFeatures
 from .groups import QUAD
 from .item_conv import item_conv_candidates
 from .machine import GpuMachine
