@@ -23,7 +23,7 @@ FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cros
 export TVM_BIND_THREADS ?= 0
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
-  demo test test-full lint format bench bench-static wheel clean
+  demo docs test test-full lint format bench bench-static wheel clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -145,6 +145,12 @@ build/phone/arm64-system/unpacked.stamp:
 
 demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo
+
+# The pages as a site in build/site. RUN=0: without running the tutorials for their output.
+docs: setup
+	@$(call pip_install,docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 PYTEST_OPTIONS := -n 2 --dist worksteal
 

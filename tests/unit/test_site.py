@@ -1,0 +1,33 @@
+"""The documentation as a site: no dead link, and every public name has its docstring there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tvm_stretch as ts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "RUN": "0", "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    modules = [name for name in ts.__all__ if name in ts._MODULES]
+    reference = (tmp_path / "reference/tvm_stretch.html").read_text()
+    missing = [name for name in ts.__all__ if name not in modules and f">{name}<" not in reference]
+    assert not missing
+    assert all((tmp_path / f"reference/{name}.html").exists() for name in modules)
