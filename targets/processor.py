@@ -15,6 +15,7 @@ from .kernels.machine import VectorMachine
 Kernels = Mapping[str, tirx.PrimFunc]
 Build = Callable[[Kernels, tvm.transform.Pass], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
+ModelWriter = Callable[[relax.Function], bytes]
 Remark = Callable[[Mapping[str, relax.Call]], Mapping[str, str]]
 
 
@@ -83,6 +84,8 @@ class Processor:
             nests holds for it, and they share caches.
         packet_ns: time of an instruction packet if the processor is emulated here: its kernels are
             timed by counting packets, because an emulator's own time says nothing. Otherwise 0.
+        model: writes a region as the one model that an engine (a vendor's runtime) runs; None for
+            processors whose regions are kernels. Its phases and schedule only serve to predict.
         driver: anything else on which its measurements depend, besides the machine and the above.
         cores: the CPU's cores that it uses exclusively.
         computes_half: whether it has instructions for float16 arithmetic.
@@ -114,6 +117,7 @@ class Processor:
     integers: str = ""
     device: str = ""
     packet_ns: float = 0.0
+    model: ModelWriter | None = None
     remark: Remark = lambda _calls: {}
 
     @property

@@ -85,7 +85,7 @@ def npu_processor(target: Attributes, host: Processor) -> Processor:
     """
     return dataclasses.replace(
         host,
-        name="npu",
+        name="systolic",
         kind="fake",
         rules=rules(target.get("largest_kernel", 3)),
         refuse=refuse,
@@ -106,7 +106,7 @@ def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
 
 
 # From here on it is a target like others.
-register(ProcessorKind("npu", npu_processor))
+register(ProcessorKind("systolic", npu_processor))
 
 
 # --- the tutorial --------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ def main(folder: Path) -> None:
     canonical = load_network(mod)
     alone = ts.compile(mod, "llvm", cpu_threads=1)
     # A plan without regions: each operator goes to the first of the targets that takes it.
-    eager = ts.Plan(("cpu", "npu"), ())
-    print(ts.compile(mod, ["npu", "llvm"], plan=eager, cpu_threads=1).plan.explain())
+    eager = ts.Plan(("cpu", "systolic"), ())
+    print(ts.compile(mod, ["systolic", "llvm"], plan=eager, cpu_threads=1).plan.explain())
 
     section("2. A plan that it cannot carry out is refused")
-    wrong = json.loads(alone.plan.to_json().replace('"cpu"', '"npu"'))
+    wrong = json.loads(alone.plan.to_json().replace('"cpu"', '"systolic"'))
     try:
-        ts.compile(mod, ["llvm", "npu"], plan=wrong, cpu_threads=1)
+        ts.compile(mod, ["llvm", "systolic"], plan=wrong, cpu_threads=1)
     except ts.UnsupportedError as error:
         print(error)
     else:
@@ -160,24 +160,24 @@ def main(folder: Path) -> None:
     # Every kind of operator that the network needs, whole or in parts, is compiled and run alone,
     # and compared with TVM's virtual machine.  Without `cache`, verdicts go to the user's cache,
     # where compile() finds them: what failed is then refused with the reason "probe: ...".
-    verdicts = ts.tune.probe(mod, "npu", cache=folder / "npu.probe.json", cpu_threads=1)
+    verdicts = ts.tune.probe(mod, "systolic", cache=folder / "systolic.probe.json", cpu_threads=1)
     refused = sorted({reason for reason in verdicts.refused.values()})
     print(f"{len(verdicts.reasons)} classes of operators tried; refused:", *refused, sep="\n  ")
     assert all(reason.startswith(("the NPU has no", "the systolic")) for reason in refused)
 
     section("4. The search gives it work")
     # Layers that both take are shared; the stem and the gate stay on the CPU.
-    processors, _ = make_processors(["llvm", "npu"], 1)
+    processors, _ = make_processors(["llvm", "systolic"], 1)
     found = search(canonical, planning_costs(processors))
     plan = found.rivals[0].plan
     print(plan.explain())
-    assert not any(single.plan.regions[0].processor == "npu" for single in found.singles)
+    assert not any(single.plan.regions[0].processor == "systolic" for single in found.singles)
     assert plan.processor_of()["stem_conv"] == plan.processor_of()["gate"] == "cpu"
-    assert any(region.processor == "npu" for region in plan.regions)
+    assert any(region.processor == "systolic" for region in plan.regions)
 
     section("5. The same numbers")
     plan.write(folder / "plan.json")
-    model = ts.compile(mod, ["llvm", "npu"], plan=folder / "plan.json", cpu_threads=1)
+    model = ts.compile(mod, ["llvm", "systolic"], plan=folder / "plan.json", cpu_threads=1)
     x = np.random.default_rng(1).standard_normal((1, 16, SIZE, SIZE), dtype="float32")
     expected, y = alone(x), model(x)
     error = np.abs(y - expected).max() / np.abs(expected).max()
@@ -187,7 +187,7 @@ def main(folder: Path) -> None:
     section("6. What it did")
     timeline = model.timeline(folder / "trace.json")
     print(timeline)
-    (usage,) = (usage for usage in timeline.usage if usage.processor == "npu")
+    (usage,) = (usage for usage in timeline.usage if usage.processor == "systolic")
     assert usage.kernels > 0, "the NPU computed nothing"
     assert timeline.execution is not None and not timeline.execution.strays, "some fell back"
     print(f"predicted {plan.predicted_ns / 1e6:.3f} ms, this run {timeline.duration / 1e6:.3f} ms")
@@ -195,7 +195,7 @@ def main(folder: Path) -> None:
 
     section("7. Left alone, compile() measures before it believes")
     # The plan ships only if it is faster here than the CPU alone beyond doubt; both ran, in turns.
-    decided = ts.compile(mod, ["llvm", "npu"], cpu_threads=1)
+    decided = ts.compile(mod, ["llvm", "systolic"], cpu_threads=1)
     print(decided.plan.explain())
     assert "chosen: " in decided.plan.reason
 

@@ -121,7 +121,7 @@ def test_a_core_needs_no_triple(given: dict[str, object]) -> None:
 )
 def test_kinds_of_tvm_that_are_not_ours(given: object, capfd: pytest.CaptureFixture[str]) -> None:
     """TVM would look for their drivers, and warn of what it does not find."""
-    with pytest.raises(ts.TargetError, match=r"llvm or opencl, got '.*'; choose one of these"):
+    with pytest.raises(ts.TargetError, match=r"opencl or openvino, got '.*'; choose one of these"):
         make_processors([given], 1)
     assert capfd.readouterr() == ("", "")
 
@@ -218,7 +218,7 @@ def test_cpu_threads_that_are_none(count: object) -> None:
         ),
         (
             lambda: ts.compile(b"x", [{"kind": ["llvm"]}]),
-            "expected target hexagon, little-cores, llvm or opencl, got",
+            "expected target engine, hexagon, little-cores, llvm, npu, opencl or openvino, got",
         ),
         (lambda: ts.compile(b"x", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
         (lambda: ts.tune.measure(cache=3), "the path of the folder for measurements, got int"),

@@ -102,7 +102,8 @@ def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
     with pytest.raises(ts.TargetError, match="expected a TVM target for targets, got 'abacus'"):
         ts.compile(network(), ["llvm", "abacus"])
     with pytest.raises(
-        ts.TargetError, match="target hexagon, little-cores, llvm or opencl, got 'cuda'"
+        ts.TargetError,
+        match="target engine, hexagon, little-cores, llvm, npu, opencl or openvino, got 'cuda'",
     ):
         ts.compile(network(), ["llvm", "cuda"])
     register(ProcessorKind("abacus", abacus))
@@ -120,6 +121,9 @@ OWN_FILES = {
         "tvm_stretch/cost/calibrate",
     ),
     "little-cores": ("targets/little",),
+    "engine": ("targets/engine.py",),
+    "npu": ("targets/npu.py",),
+    "openvino": ("targets/openvino.py",),
     "fake": ("tvm_stretch/testing/",),
 }
 """Where the word for a kind of processors may stand in code; nowhere, if it is not among these."""
@@ -135,7 +139,7 @@ def words() -> Iterator[tuple[str, str]]:
 
 
 def test_no_other_file_knows_a_processor() -> None:
-    kinds = {"npu", "fake", "abacus", *registry._KINDS} - {"llvm"}
+    kinds = {"fake", "abacus", *registry._KINDS} - {"llvm"}
     found = {
         f"{path} says {word!r}"
         for path, word in words()

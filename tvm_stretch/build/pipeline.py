@@ -6,8 +6,9 @@ canonical Relax + plan --branching, regions--> each processor's phases --> kerne
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -30,11 +31,12 @@ from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.name_operators import REGION
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
+from tvm_stretch.passes.whole_regions import WholeRegions
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import ModelWriter, Processor
 
 
 def build(
@@ -103,8 +105,12 @@ def _by_plan(
     chosen, branched = complete_plan(mod, requested, processors, placeable, branched)
     if chosen.shares or chosen.splits:
         observer.see("branched", branched.mod)
-    if lowered is None or observer.observes:
-        lowered = lower_regions(branched.mod, chosen, processors, observer)
+    engines = {p.name: p.model for p in processors if p.model is not None}
+    has_models = any(region.processor in engines for region in chosen.regions)
+    if lowered is None or observer.observes or has_models:
+        lowered = lower_regions(
+            branched.mod, chosen, processors, observer, engines if has_models else {}
+        )
     return Planned(lowered, chosen)
 
 
@@ -130,20 +136,34 @@ def lower_regions(
     plan: Plan,  # its regions contain every operator once
     processors: Sequence[Processor],  # all processors of the model, the CPU first
     observer: Observer | None = None,  # receives the module after every phase
+    engines: Mapping[str, ModelWriter] = MappingProxyType({}),
 ) -> tvm.IRModule:
-    """Kernel-level Relax of a canonical module, before kernels get their loop nests."""
+    """Kernel-level Relax of a canonical module, before kernels get their loop nests.
+
+    `engines` write the regions of processors, by name, as models. Without it, these regions become
+    kernels, from which their time is predicted.
+    """
     with blaming(mod):
-        return _lowered(mod, plan, processors, observer or Observer(None, None))
+        return _lowered(mod, plan, processors, observer or Observer(None, None), engines)
 
 
 def _lowered(
-    mod: tvm.IRModule, plan: Plan, processors: Sequence[Processor], observer: Observer
+    mod: tvm.IRModule,
+    plan: Plan,
+    processors: Sequence[Processor],
+    observer: Observer,
+    engines: Mapping[str, ModelWriter],
 ) -> tvm.IRModule:
     mod = _apply(TagOperators(_as_functions(plan)), mod)
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)
     observer.see("PartitionRegions", mod, partitioned=True)
     machines = {p.name: p.machine for p in processors}
+    if engines:
+        mod = _apply(WholeRegions(engines), mod)
+        observer.see("WholeRegions", mod, partitioned=True)
+        # engines have plain tensors, as all that passes between different blocks
+        machines |= {name: replace(machines[name], lanes=1) for name in engines}
     mod = _apply(AverageBySums(machines), mod)
     observer.see("AverageBySums", mod, partitioned=True)
     halves = {p.name: p.integers == WIDE_SUMS for p in processors if p.integers}
@@ -152,7 +172,11 @@ def _lowered(
         observer.see("IntegersInHalf", mod, partitioned=True)
     mod = _apply(BlockChannels(machines), mod)
     observer.see("BlockChannels", mod, partitioned=True)
-    parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
+    parts = {
+        p.name: part if p.name in engines else _run_phases(p, part, observer)
+        for p in processors
+        for part in [_regions_of(mod, p)]
+    }
     mod = merge_regions(mod["main"], parts)
     observer.see("merged", mod, partitioned=True)
     return mod

@@ -108,12 +108,16 @@ CodeSpec CodeSpec::FromJSON(const ffi::String& text, const ffi::Bytes& program) 
     if (!spec.kernels.emplace(name, position).second) Refuse("each name once", "kernels");
   }
   spec.emulator = Strings(*root, "emulator");
+  if (root->find(ffi::String("server")) != root->end()) {
+    spec.server = Field<ffi::String>(*root, "server", "a string");
+  }
   spec.runs_here = Field<bool>(*root, "runs_here", "true or false");
   spec.device = Field<ffi::String>(*root, "device", "a string");
   spec.spin = std::chrono::microseconds(Duration(*root, "spin_us"));
   spec.deadline = std::chrono::milliseconds(Duration(*root, "deadline_ms"));
   spec.program.assign(program.data(), program.size());
-  if (spec.program.compare(0, 4, "\177ELF") != 0) Refuse("an ELF file", "the program");
+  if (spec.server.empty() && spec.program.compare(0, 4, "\177ELF") != 0)
+    Refuse("an ELF file", "the program");
   return spec;
 }
 

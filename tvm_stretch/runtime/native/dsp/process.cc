@@ -1,5 +1,6 @@
 #include "process.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -74,6 +75,17 @@ File MemoryFile(const char* name, size_t bytes) {
   File file(Call(SYS_memfd_create, reinterpret_cast<long>(name), MFD_CLOEXEC, 0));
   if (file.fd() < 0 || ftruncate(file.fd(), static_cast<off_t>(bytes)) != 0) RefuseMemory(bytes);
   return file;
+}
+
+std::string OwnProgram(const std::string& name) {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&OwnProgram), &info) == 0) return name;
+  const std::string library = info.dli_fname;
+  const std::string folder = library.substr(0, library.rfind('/') + 1);
+  for (const std::string& path : {folder + "../bin/" + name, folder + "lib" + name + ".so"}) {
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return name;
 }
 
 ServerProcess::ServerProcess(const std::vector<std::string>& command, const std::vector<int>& files)

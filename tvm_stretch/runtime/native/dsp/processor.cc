@@ -170,9 +170,12 @@ std::unique_ptr<Processor> DspProgramOfModel::CreateInstance(const MemoryMap& me
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  RegisterProcessor("dsp", [](const ProcessorContext& context) {
-    return std::make_unique<DspProgramOfModel>(context);
-  });
+  // An engine is a process that computes regions too, with models for kernels.
+  for (const char* kind : {"dsp", "engine"}) {
+    RegisterProcessor(kind, [](const ProcessorContext& context) {
+      return std::make_unique<DspProgramOfModel>(context);
+    });
+  }
 }
 
 }  // namespace tvm_stretch::dsp

@@ -68,7 +68,7 @@ std::string Meaning(const DspAnswer& answer, const DspMailbox& mailbox) {
                                           "a tensor outside its memory",
                                           "a node without kernel or operands",
                                           "no such region",
-                                          "not enough memory on the DSP",
+                                          "not enough memory there",
                                           "a kernel that failed"};
   std::string text = kMeanings[answer.status];
   if (answer.status != kDspKernelFailed) return text + " (" + std::to_string(answer.detail) + ")";
@@ -168,7 +168,7 @@ void Session::Idle(uint32_t seen) {
 // Detects that an idle DSP has ended or hangs.
 void Session::LookAfter() {
   if (!process_) return;
-  if (process_->HasEnded()) Fail("a DSP that " + process_->HowItEnded());
+  if (process_->HasEnded()) Fail(code_.noun() + " that " + process_->HowItEnded());
   if (Clock::now() - last_used_ >= kHeartbeat) Ask(kDspPing, 0, false, kPingDeadline);
 }
 
@@ -199,7 +199,7 @@ void Session::EnsureRunning() {
   if (!MayTryAgain()) {
     std::lock_guard<std::mutex> lock(health_mutex_);
     throw ffi::Error(kDeviceError,
-                     "expected a DSP that runs, got " + last_failure_ + ", " +
+                     "expected " + code_.noun() + " that runs, got " + last_failure_ + ", " +
                          std::to_string(failures_in_a_row_) +
                          " times in a row; it is started again after a pause",
                      "");
@@ -213,6 +213,7 @@ void Session::Start() {
   std::memcpy(At(DSP_PROGRAM_OFFSET), image_.bytes.data(), image_.bytes.size());
   number_ = 0;
   std::vector<std::string> command = code_.emulator;
+  if (!code_.server.empty()) command.push_back(OwnProgram(code_.server));
   for (const char* word : {"/proc/self/fd/3", "4", "5", "6"}) command.emplace_back(word);
   command.push_back(std::to_string(code_.spin.count()));
   try {
@@ -222,7 +223,7 @@ void Session::Start() {
   } catch (const ffi::Error& error) {
     Fail(error.message());
   }
-  Ask(kDspPing, 0, false, kStartDeadline);
+  Ask(kDspPing, 0, false, std::max<Clock::duration>(kStartDeadline, code_.deadline));
   Note(State::kRunning);
 }
 
@@ -268,7 +269,7 @@ void Session::SleepUntilAnswered(uint32_t before, Clock::time_point deadline) {
     if (Load(slot) != before) break;
     if (process_->HasEnded()) {
       if (Load(slot) != before) break;  // it answered before it ended
-      Fail("a DSP that " + process_->HowItEnded());
+      Fail(code_.noun() + " that " + process_->HowItEnded());
     }
     if (Stops()) deadline = std::min<Clock::time_point>(deadline, last_used_ + kStopDeadline);
     if (Clock::now() > deadline) Fail("no answer within the deadline");
@@ -278,7 +279,7 @@ void Session::SleepUntilAnswered(uint32_t before, Clock::time_point deadline) {
 
 void Session::Fail(const std::string& reason) {
   process_.reset();  // unfinished work is lost
-  std::string message = "expected a DSP that runs, got " + reason;
+  std::string message = "expected " + code_.noun() + " that runs, got " + reason;
   {
     std::lock_guard<std::mutex> lock(health_mutex_);
     state_ = State::kFailed;

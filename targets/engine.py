@@ -1,0 +1,229 @@
+"""Engines: vendors' runtimes that take whole regions, through a provider of ONNX Runtime.
+
+    ts.compile(network, ["llvm", {"kind": "engine", "provider": "CPUExecutionProvider"}])
+    ts.compile(network, ["llvm", {"kind": "engine", "provider": "Some", "package": "its_package",
+                                  "library": "libsome.so", "options": {"level": "3"}}])
+
+A region of an engine is one ONNX model (`codegen/onnx_region.py`), which the provider compiles as a
+whole and runs in a process of its own (`codegen/engine_code.py`). An operator runs there if ONNX
+has it and the provider takes it with every fallback switched off: the provider is asked once for
+each version. Nothing falls back inside an engine.
+
+`npu.py` and `openvino.py` describe providers; docs/engines.md tells how to add another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.codegen.engine_code import PROGRAM, Engine, describe, engine_module, why_refused
+from tvm_stretch.codegen.onnx_operators import onnx_of, why_not_onnx
+from tvm_stretch.errors import InstallError, StretchError, TargetError
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.passes.whole_regions import model_of
+from tvm_stretch.runtime.autoload import find_file, load_native_library
+
+from .phases import kernel_phases
+from .processor import Check, Kernels, Processor, Speed
+from .registry import Attributes, ProcessorKind, register
+
+KIND = "engine"
+
+# A process on cores of the host: what a plan assumes of a provider of which it knows nothing.
+UNKNOWN = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=20_000.0)
+
+_COMMON = ("kind", "device", "deadline_ms", "spin_us", "threads")
+_OWN = ("provider", "package", "library", "hardware", "options")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider of ONNX Runtime, as a kind of processor.
+
+    Attributes:
+        kind: the word in ``targets``, and the processor's name.
+        engine: the provider, with what a target does not say.
+        speed: of typical devices.
+        refuse: returns why its devices do not run a call, or why they compute something else.
+        attributes: options of the provider that a target may give.
+        emulated: whether this machine only has an emulator, whose time says nothing.
+    """
+
+    kind: str
+    engine: Engine
+    speed: Speed
+    refuse: Check = lambda _call: None
+    attributes: tuple[str, ...] = ()
+    emulated: bool = False
+
+    def registered(self, *, install: str, nickname: str = "") -> None:
+        """Make the provider a kind of processors; ``install`` is the package that brings it."""
+
+        def why_absent(given: Attributes) -> str:
+            reason = _why_absent(self.described(given))
+            return f"{reason} (pip install {install})" if reason else ""
+
+        def make(given: Attributes, host: Processor) -> Processor:
+            engine = self.described(given)
+            if reason := why_absent(given):
+                raise TargetError(reason)
+            return self.processor(engine, host)
+
+        register(ProcessorKind(self.kind, make, why_absent, by_default=False, nickname=nickname))
+
+    def described(self, given: Attributes) -> Engine:
+        """The engine that a target describes.
+
+        Raises:
+            TargetError: an attribute is unknown or invalid.
+        """
+        known = (*_COMMON, *self.attributes)
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise TargetError(
+                f"expected {', '.join(known)} in target {self.kind}, got {unknown[0]!r}; "
+                "leave it out"
+            )
+        options = dict(self.engine.options)
+        options |= {
+            name: _text(given, name, self.kind) for name in self.attributes if name in given
+        }
+        engine = replace(self.engine, options=tuple(options.items()), program=_program())
+        return _common(engine, given, self.kind)
+
+    def processor(self, engine: Engine, host: Processor) -> Processor:
+        """The processor, beside this CPU."""
+
+        def refuse(call: relax.Call) -> str | None:
+            return why_not_onnx(call) or self.refuse(call) or _asked(engine, call)
+
+        def build(kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
+            load_native_library()
+            return engine_module(engine, {name: model_of(k) for name, k in kernels.items()})
+
+        return replace(
+            host,
+            name=self.kind,
+            kind=KIND,
+            threads=1,
+            rules=(),
+            refuse=refuse,
+            build=build,
+            model=onnx_of,
+            phases=kernel_phases(expand_math=True),
+            schedule=ScheduleKernels(host.machine),
+            speed=self.speed,
+            runs_host_code=False,
+            on_host_cores=False,
+            runs_here=engine.runs_here and not self.emulated,
+            driver=describe(engine).replace("\n", " ").strip() if engine.runs_here else "",
+        )
+
+
+def _program() -> str:
+    """The program in which engines run."""
+    return str(find_file(f"bin/{PROGRAM}"))
+
+
+def _asked(engine: Engine, call: relax.Call) -> str | None:
+    """Why the provider refuses a call, which it is asked about alone; None if it takes it."""
+    if engine.is_built_in:
+        return None
+    params: dict[relax.Expr, relax.Var] = {}
+
+    def operand(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([operand(field) for field in expr.fields])
+        if isinstance(expr, relax.Var) and not isinstance(expr, tvm.ir.GlobalVar):
+            return params.setdefault(expr, relax.Var(f"p{len(params)}", expr.ty))
+        return expr
+
+    args = [operand(arg) for arg in call.args]
+    var = relax.Var("result", call.ty)
+    made = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+    body = relax.SeqExpr([relax.DataflowBlock([relax.VarBinding(var, made)])], var)
+    function = relax.Function(list(params.values()), body, call.ty, is_pure=True)
+    try:
+        reason = why_refused(engine, onnx_of(function))
+    except StretchError as error:
+        reason = str(error)
+    return f"{engine.provider} refuses it: {reason}" if reason else None
+
+
+def _common(engine: Engine, given: Attributes, kind: str) -> Engine:
+    """The engine with the attributes that all targets of engines have."""
+    numbers: dict[str, Any] = {}
+    for name, most in (("deadline_ms", 86_400_000), ("spin_us", 10_000), ("threads", 1024)):
+        value = given.get(name, getattr(engine, name))
+        if type(value) is not int or not 0 <= value <= most:
+            raise TargetError(
+                f"expected a whole number from 0 to {most} for {name} of target {kind}, got "
+                f"{value!r}; leave it out for {getattr(engine, name)}"
+            )
+        numbers[name] = value
+    if "device" not in given:
+        return replace(engine, **numbers)
+    device = _text(given, "device", kind)
+    return replace(engine, device=f"{kind} of {device}", runs_here=False, **numbers)
+
+
+def _text(given: Attributes, name: str, kind: str) -> str:
+    """An attribute that is a word.
+
+    Raises:
+        TargetError: it is none.
+    """
+    value = given[name]
+    if not isinstance(value, str) or not value.strip() or "\n" in value:
+        raise TargetError(f"expected a word for {name} of target {kind}, got {value!r}; correct it")
+    return value
+
+
+def _any(given: Attributes) -> Provider:
+    """The provider that a target of kind ``engine`` names."""
+    unknown = sorted(set(given) - {*_COMMON, *_OWN})
+    if unknown or "provider" not in given:
+        listed = ", ".join((*_OWN, *_COMMON[1:]))
+        fault = repr(unknown[0]) if unknown else "no provider"
+        raise TargetError(
+            f"expected {listed} in target {KIND}, got {fault}; write "
+            '{"kind": "engine", "provider": "CPUExecutionProvider"}, or "npu"'
+        )
+    provider, package, library, hardware = (
+        _text(given, name, KIND) if name in given else "" for name in _OWN[:-1]
+    )
+    options = given.get("options", {})
+    engine = Engine(
+        provider,
+        device=provider,
+        package=package,
+        library=library,
+        hardware=hardware,
+        program=_program(),
+        options=tuple((str(k), _text(options, k, KIND)) for k in options),
+    )
+    return Provider(KIND, _common(engine, given, KIND), UNKNOWN)
+
+
+def _why_absent(engine: Engine) -> str:
+    """Why this machine cannot use an engine; empty if it can, or if the engine is elsewhere."""
+    try:
+        if engine.runs_here:
+            describe(engine)
+    except InstallError as error:
+        return str(error)
+    return ""
+
+
+def _make(given: Attributes, host: Processor) -> Processor:
+    provider = _any(given)
+    if reason := _why_absent(provider.engine):
+        raise TargetError(reason)
+    return provider.processor(provider.engine, host)
+
+
+register(ProcessorKind(KIND, _make, lambda g: _why_absent(_any(g).engine), by_default=False))

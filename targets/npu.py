@@ -1,0 +1,57 @@
+"""Qualcomm's tensor units (Hexagon HTP) of phones since 2021, through ONNX Runtime's QNN provider.
+
+    ts.compile(network, ["llvm", "npu"])                                  # the HTP's emulator, here
+    ts.compile(network, ["llvm", {"kind": "npu", "htp_arch": "75"}])      # v75, Snapdragon 8 Gen 3
+    ts.compile(network, ["llvm", {"kind": "npu", "htp_arch": "73", "device": "snapdragon-8-gen-2"}])
+
+`onnxruntime-qnn` (the extra ``npu``) brings the compiler and an emulator for Linux on x86-64.
+Regions are compiled here to context binaries for the chip. Only integers of 8 bits are placed
+there, because the HTP computes float32 in float16.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from tvm import relax
+
+from tvm_stretch.codegen.engine_code import Engine
+from tvm_stretch.ir.expressions import tensor_types
+
+from .engine import Provider
+from .processor import Speed
+
+# Start of a graph and hand-over are those of a remote call to the DSP with shared memory, as
+# NN-Stretch measured on a Snapdragon 855 (profiles/snapdragon-855.toml); the HTP multiplies 8-bit
+# matrices ten times as fast as that DSP's vectors, and reads memory as fast as the CPU.
+HTP = Speed(cycles_per_ns=250.0, bytes_per_ns=30.0, start_ns=500.0, handover_ns=250_000.0)
+
+_INTEGERS = ("uint8", "int8")
+
+
+def _refuse(call: relax.Call) -> str | None:
+    """Refuse floats."""
+    for expr in (call, *(arg for arg in call.args if isinstance(arg, relax.Var))):
+        for ty in tensor_types(expr) if isinstance(expr.ty, relax.TensorType) else ():
+            if str(ty.dtype) not in _INTEGERS:
+                return f"tensors of {ty.dtype}: the HTP computes integers of 8 bits; quantise"
+    return None
+
+
+Provider(
+    "npu",
+    Engine(
+        "QNNExecutionProvider",
+        device="Hexagon HTP, emulated",
+        package="onnxruntime_qnn",
+        library="libonnxruntime_providers_qnn.so",
+        files=(("backend_path", "libQnnHtp.so"),),
+        options=(("htp_arch", "73"),),
+        contexts=True,
+        deadline_ms=120_000,
+    ),
+    speed=HTP,
+    refuse=_refuse,
+    attributes=("htp_arch", "soc_model", "htp_performance_mode"),
+    emulated=platform.machine() == "x86_64",
+).registered(install="onnxruntime-qnn")

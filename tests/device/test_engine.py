@@ -1,0 +1,134 @@
+"""Regions in a process that runs ONNX Runtime: answers, faults, and what an artifact carries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_targets import ENGINE, compiled, needs_engine, network, quantised
+from quantised_networks import IMAGES
+from relax_helpers import module, random_const
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+
+pytestmark = needs_engine
+X = np.random.default_rng(0).standard_normal((1, 8, 12, 10), dtype="float32")
+
+
+def test_answers_and_reasons() -> None:
+    model, alone = compiled(), ts.compile(network(), "llvm", cpu_threads=1)
+    owners = model.plan.processor_of()
+    assert owners.pop("sin") == "cpu"
+    assert set(owners.values()) == {"engine"}
+    assert "sin: no engine's form of it is known" in model.plan.explain()
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal(X.shape, dtype="float32")
+        np.testing.assert_allclose(model(x), alone(x), rtol=1e-4, atol=1e-5)
+    assert model.health()["engine"]["state"] == "running"
+
+
+def test_integers_are_exact_in_an_artifact_too(tmp_path: Path) -> None:
+    source, x = quantised(), IMAGES[:1]
+    model = compiled(source=source)
+    expected = ts.compile(source, "llvm", cpu_threads=1)(x)
+    np.testing.assert_array_equal(model(x), expected)
+    model.export(tmp_path / "net.so")
+    del model
+    np.testing.assert_array_equal(ts.load(tmp_path / "net.so")(x), expected)
+
+
+def test_the_timeline_has_its_regions() -> None:
+    timeline = compiled().timeline()
+    (usage,) = (usage for usage in timeline.usage if usage.processor == "engine")
+    assert usage.kernels > 0
+
+
+def test_several_results_and_rows_with_gaps() -> None:
+    """A region reads rows of a tensor, and two regions read its two results."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(16, 8, 1, 1)))
+        rows = relax.op.strided_slice(y, [2], [2], [7])
+        first = relax.op.nn.conv2d(rows, random_const(16, 16, 3, 3, seed=1))
+        second = relax.op.nn.relu(first)
+        return relax.op.add(relax.op.exp(first), relax.op.sin(second))
+
+    source = module(body, (1, 8, 12, 10))
+    alone = ts.compile(source, "llvm", cpu_threads=1)
+    owner = dict.fromkeys(alone.plan.processor_of(), "cpu") | {
+        "conv2d1": "engine",
+        "relu1": "engine",
+    }
+    names = list(owner)
+    first = names.index("conv2d1")
+    cut = (names[:first], ["conv2d1", "relu1"], [n for n in names[first:] if owner[n] == "cpu"])
+    regions = tuple(
+        PlannedRegion(f"r{n}", owner[part[0]], tuple(part)) for n, part in enumerate(cut)
+    )
+    plan = Plan(("cpu", "engine"), regions)
+    model = ts.compile(source, ["llvm", ENGINE], plan=plan, cpu_threads=1)
+    np.testing.assert_allclose(model(X), alone(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_killed_engine_costs_one_run() -> None:
+    model = compiled()
+    expected = model(X)
+    os.kill(model.health()["engine"]["pid"], signal.SIGKILL)
+    with pytest.raises(ts.DeviceError, match="got an engine that was killed by signal 9"):
+        model(X)
+    np.testing.assert_array_equal(model(X), expected)
+    assert model.health()["engine"]["starts"] == 2
+
+
+def test_a_hanging_engine_is_given_up() -> None:
+    model = compiled({**ENGINE, "deadline_ms": 200})
+    expected = model(X)
+    os.kill(model.health()["engine"]["pid"], signal.SIGSTOP)
+    with pytest.raises(ts.DeviceError, match="got no answer within the deadline"):
+        model(X)
+    np.testing.assert_array_equal(model(X), expected)
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"provider": "NoneSuch", "library": "libnone_such.so"}, "success of the library libnone_"),
+        ({"library": "libc.so.6", "provider": "C"}, "the library libc.so.6 of C, got: "),
+        ({"colour": "red"}, "in target engine, got 'colour'"),
+        ({"provider": 3}, "expected a word for provider of target engine, got 3"),
+        ({"threads": -1}, "expected a whole number from 0 to 1024 for threads"),
+        ({"options": {"a": 1}}, "expected a word for a of target engine, got 1"),
+    ],
+)
+def test_bad_targets(more: dict[str, object], fault: str) -> None:
+    with pytest.raises(ts.TargetError, match=fault):
+        ts.compile(network(), [{**ENGINE, **more}])
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_an_older_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "static const void* none(unsigned v) { return 0; }"
+        'static const char* version(void) { return "1.21.0"; }'
+        "static const void* base[] = {none, version};"
+        "const void* OrtGetApiBase(void) { return base; }"
+    )
+    command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libonnxruntime.so")]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setenv("TVM_STRETCH_ENGINE_PATH", str(tmp_path))
+    other = {**ENGINE, "spin_us": 51}  # versions are asked once for each engine
+    with pytest.raises(ts.TargetError, match=r"1.22 or later for an engine, got 1\.21\.0"):
+        ts.compile(network(), [other])
+
+
+def test_for_another_machine_it_compiles_and_does_not_run() -> None:
+    model = compiled({**ENGINE, "device": "a-phone"})
+    with pytest.raises(ts.DeviceError, match=r"no such processor .engine of a-phone is another"):
+        model(X)

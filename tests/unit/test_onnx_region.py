@@ -1,0 +1,138 @@
+"""Regions as ONNX models: the same numbers, scales that fit, refusals with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from quantised_models import Quantised, integers, qdq
+from quantised_networks import IMAGES, grouped, residual
+from relax_helpers import answers, module, random_const, random_inputs
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.onnx_operators import onnx_of, why_not_onnx
+from tvm_stretch.codegen.onnx_region import QuantisedTensors, bindings
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.integers import integer_of
+from tvm_stretch.passes.partition_regions import PartitionRegions
+from tvm_stretch.passes.tag import TagOperators
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+
+
+def run(model: bytes, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The outputs of a region's model in ONNX Runtime, in exact integers."""
+    onnx.checker.check_model(onnx.load_model_from_string(model), full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {f"i{number}": x for number, x in enumerate(inputs)})
+
+
+op = relax.op
+FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
+    "conv2d": lambda x: op.nn.conv2d(
+        x, random_const(6, 2, 3, 3), strides=2, padding=(1, 0, 2, 1), groups=2
+    ),
+    "pools": lambda x: op.concat(
+        [op.nn.max_pool2d(x, (3, 3), (2, 2)), op.nn.avg_pool2d(x, (3, 3), (2, 2))], axis=1
+    ),
+    "padded average": lambda x: op.nn.avg_pool2d(
+        x, (3, 3), (2, 2), padding=1, count_include_pad=True
+    ),
+    "means": lambda x: op.add(op.mean(x, [2, 3], keepdims=True), op.mean(x, [1], keepdims=True)),
+    "matmul": lambda x: op.matmul(op.reshape(x, (9, 28)), random_const(28, 5)),
+    "moves": lambda x: op.permute_dims(op.reshape(x, (1, 7, 4, 9)), [0, 3, 1, 2]),
+    "activations": lambda x: op.multiply(
+        op.nn.leakyrelu(op.sigmoid(x), 0.3), op.nn.silu(op.clip(x, -0.5, 0.5))
+    ),
+    "softmax": lambda x: op.nn.softmax(op.maximum(x, op.tanh(x)), axis=1),
+    "types": lambda x: op.astype(op.astype(op.round(x), "int32"), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats(name: str) -> None:
+    mod = load_network(module(FLOATS[name], (1, 4, 9, 7)))
+    (x,) = random_inputs(mod)
+    expected = answers(mod, x)
+    for value, wanted in zip(run(onnx_of(mod["main"]), x), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
+
+
+def regions(network: onnx.ModelProto) -> tuple[tvm.IRModule, list[relax.Function]]:
+    """A quantised network's canonical module, and its longest runs of operators of 8 bits."""
+    mod = load_network(ts.quantize(network, [image[None] for image in IMAGES]))
+    runs: list[list[str]] = [[]]
+    for name, call in Calls(mod["main"]).calls.items():
+        eight = all(
+            str(e.ty.dtype) in ("uint8", "int8")
+            for e in (call, *call.args)
+            if isinstance(e, relax.Var) or e is call
+        )
+        if eight and why_not_onnx(call) is None:
+            runs[-1].append(name)
+        else:
+            runs += [[name], []]
+    listed = tuple(PlannedRegion(f"r{n}", "cpu", tuple(r)) for n, r in enumerate(runs) if r)
+    cut = PartitionRegions()(TagOperators(Plan(("cpu",), listed))(mod))
+    return cut, [f for v, f in cut.functions.items() if v.name_hint[:1] == "r" and long(f)]
+
+
+def long(function: object) -> bool:
+    """Whether it is a region with several integer operators."""
+    if not isinstance(function, relax.Function):
+        return False
+    return sum(integer_of(value) is not None for _, value in bindings(function)) > 1
+
+
+@pytest.mark.parametrize("network", [residual, grouped])
+def test_integers_are_the_same_bit_by_bit(network: Callable[[], onnx.ModelProto]) -> None:
+    mod, found = regions(network())
+    assert found
+    for function in found:
+        dice = np.random.default_rng(0)
+        inputs = [
+            dice.integers(0, 256, [int(d) for d in p.ty.shape.values]).astype(str(p.ty.dtype))
+            for p in function.params
+        ]
+        kernels = {v: f for v, f in mod.functions.items() if not isinstance(f, relax.Function)}
+        main = function.without_attr("processor").with_attr("global_symbol", "main")
+        alone = tvm.IRModule({**kernels, tvm.ir.GlobalVar("main"): main})
+        expected = answers(alone, *inputs)
+        for value, wanted in zip(run(onnx_of(function), *inputs), expected, strict=True):
+            assert np.abs(value.astype(int) - wanted.astype(int)).max() <= 1
+            assert (value == wanted).mean() > 0.999
+
+
+def test_scales_of_a_sum_give_its_factors() -> None:
+    """Scales and zero points are not those of the network, but the function is the same."""
+    a = Quantised(integers(1, 4, 5, 5), 0.02, 3)
+    b = Quantised(integers(1, 4, 5, 5, seed=1), 0.05, 200)
+    mod = load_network(qdq("Add", [a, b], Quantised(np.zeros(0, "uint8"), 0.06, 90)))
+    function = mod["main"]
+    ((var, call),) = [(v, c) for v, c in bindings(function) if integer_of(c) is not None]
+    scales = QuantisedTensors(function).found()
+    integer = integer_of(call)
+    assert integer is not None
+    for param, factor in zip(function.params, integer.factors, strict=False):
+        assert scales[param][0] / scales[var][0] == pytest.approx(factor, rel=1e-5)
+    offset = scales[var][1] - sum(
+        f * scales[p][1] for p, f in zip(function.params, integer.factors, strict=False)
+    )
+    assert offset == pytest.approx(integer.factors[-1], abs=0.05)
+
+
+def test_refusals_say_why() -> None:
+    mod = load_network(module(lambda x: op.sin(x), (2, 3)))
+    (call,) = Calls(mod["main"]).calls.values()
+    assert why_not_onnx(call) == "sin: no engine's form of it is known"
+    with pytest.raises(
+        ts.UnsupportedError, match="an operator that ONNX has for an engine, got sin"
+    ):
+        onnx_of(mod["main"])

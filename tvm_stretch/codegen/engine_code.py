@@ -1,0 +1,196 @@
+"""The code of an engine: which provider of ONNX Runtime runs which models.
+
+    Engine("QNNExecutionProvider", ..) + one ONNX model a region
+        --the provider's compiler, where it has one-->  the executor's module
+
+The executor gives it to `tvm_stretch_engine`, a program of this package that runs the models in a
+process of its own (native/engine/spec.h says how the file looks): a vendor's library that crashes
+or hangs costs a run and not this process, which keeps its signal handlers and threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import onnx
+import tvm
+import tvm_ffi
+
+from tvm_stretch.codegen.kernel_cache import cache_of, digest, kernel_cache
+from tvm_stretch.errors import InstallError, UnsupportedError
+from tvm_stretch.files import writing
+
+PROGRAM = "tvm_stretch_engine"
+_LONGEST_S = 600.0
+"""Longest time that a vendor's compiler may take for a network."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A provider of ONNX Runtime on a device.
+
+    Attributes:
+        provider: its name in ONNX Runtime.
+        device: description for messages.
+        program: the path of `tvm_stretch_engine` on this machine.
+        package: the folder beside this package in which a Python package has its libraries.
+        library: the file of the provider; empty if ONNX Runtime itself has it.
+        hardware: which of the provider's devices: ``cpu``, ``gpu``, ``npu``; empty: the first one.
+        files: options of the provider that name libraries.
+        options: other options of the provider.
+        threads: of ONNX Runtime's own kernels.
+        contexts: whether the provider compiles models ahead.
+        runs_here: whether it is an engine of this machine.
+        spin_us: how long executor and engine spin for each other before they sleep.
+        deadline_ms: an engine that takes longer for a region is given up.
+    """
+
+    provider: str
+    device: str
+    program: str = ""
+    package: str = ""
+    library: str = ""
+    hardware: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    threads: int = 1
+    contexts: bool = False
+    runs_here: bool = True
+    spin_us: int = 50
+    deadline_ms: int = 60_000
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether ONNX Runtime has the provider; its own CPU provider takes all operators."""
+        return not self.library
+
+    def code(self, models: Sequence[bytes] = ()) -> bytes:
+        """What `tvm_stretch_engine` reads."""
+        lines = ["tvm_stretch.engine 1", f"provider {self.provider}"]
+        lines += [f"package {self.package}"] if self.package else []
+        lines += [f"library {self.library}"] if self.library else []
+        lines += [f"hardware {self.hardware}"] if self.hardware else []
+        lines += [f"threads {self.threads}"]
+        lines += [f"file {key} {value}" for key, value in self.files]
+        lines += [f"option {key} {value}" for key, value in self.options]
+        for model in models:
+            inputs, outputs = _ports(model)
+            lines.append(f"model {len(model)} {inputs} {outputs}")
+        return "\n".join([*lines, "end", ""]).encode() + b"".join(models)
+
+
+def _ports(model: bytes) -> tuple[int, int]:
+    """Numbers of a model's inputs and outputs."""
+    graph = onnx.load_model_from_string(model).graph
+    return len(graph.input), len(graph.output)
+
+
+def engine_module(engine: Engine, models: Mapping[str, bytes]) -> tvm.runtime.Module:
+    """The executor's module for kernels that are models, by their names.
+
+    Raises:
+        UnsupportedError: the provider refuses a model.
+    """
+    names = sorted(models)
+    listed = [models[name] for name in names]
+    if engine.contexts:
+        listed = [compiled(engine, model) for model in listed]
+    description = {
+        "kernels": names,
+        "emulator": [],
+        "server": PROGRAM,
+        "runs_here": engine.runs_here,
+        "device": engine.device,
+        "spin_us": engine.spin_us,
+        "deadline_ms": engine.deadline_ms,
+    }
+    create = tvm_ffi.get_global_func("tvm_stretch.create_dsp_code")
+    return cast(tvm.runtime.Module, create(json.dumps(description), engine.code(listed)))
+
+
+def compiled(engine: Engine, model: bytes) -> bytes:
+    """A model as the provider compiled it: an ONNX file with the provider's own code in it.
+
+    Raises:
+        UnsupportedError: the provider refuses the model.
+    """
+    key = digest(b"engine context", describe(engine).encode(), engine.code([model]))
+    known = kernel_cache().find(key)
+    if known is not None:
+        return known
+    with tempfile.TemporaryDirectory() as folder:
+        _, reason = _ask(engine, "contexts", engine.code([model]), f"{folder}/context")
+        made = Path(folder) / "context0.onnx"
+        if reason or not made.is_file():
+            raise UnsupportedError(
+                f"expected operators that {engine.device} takes, got a region that it refuses: "
+                f"{reason or 'it wrote no context'}; place its operators elsewhere"
+            )
+        code = made.read_bytes()
+    kernel_cache().store(key, code)
+    return code
+
+
+@functools.lru_cache(maxsize=64)
+def describe(engine: Engine) -> str:
+    """The versions of ONNX Runtime and of the provider.
+
+    Raises:
+        InstallError: one of them is missing.
+    """
+    text, reason = _ask(engine, "describe", engine.code())
+    if reason:
+        raise InstallError(reason)
+    return text
+
+
+def why_refused(engine: Engine, model: bytes) -> str:
+    """Why the provider refuses a model; empty if it takes all of it.
+
+    It is asked once for each version: the answer is kept in the user's cache.
+    """
+    code = engine.code([model])
+    key = digest(b"engine verdict", describe(engine).encode(), code)
+    known = cache_of("engines").find(key)
+    if known is None:
+        known = b"=" + _ask(engine, "check", code)[1].encode()
+        cache_of("engines").store(key, known)
+    return known[1:].decode()
+
+
+def _ask(engine: Engine, word: str, code: bytes, *more: str) -> tuple[str, str]:
+    """What the program prints, and why it failed; an empty reason if it did not."""
+    with (
+        writing("the code of an engine", UnsupportedError),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        path = Path(folder) / "code"
+        path.write_bytes(code)
+        command = [engine.program, word, str(path), *more]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LONGEST_S,
+                check=False,
+                cwd=folder,
+                env=dict(os.environ),
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"no answer within {_LONGEST_S:.0f} s"
+    if done.returncode == 0:
+        return done.stdout, ""
+    said = done.stderr.strip().splitlines()
+    if done.returncode < 0:
+        return "", f"it was killed by signal {-done.returncode}: {said[-1] if said else ''}"
+    return "", said[-1] if said else f"it ended with code {done.returncode}"

@@ -1,0 +1,169 @@
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+namespace tvm_stretch::engine {
+namespace {
+
+constexpr const char* kFolders = "TVM_STRETCH_ENGINE_PATH";
+constexpr const char* kHardware[] = {"cpu", "gpu", "npu"};  // ONNX Runtime's numbers
+
+// The folder of this program.
+std::string OwnFolder() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  const std::string name(path, length > 0 ? length : 0);
+  return name.substr(0, name.rfind('/'));
+}
+
+// Folders that may hold a library: those of the variable, this program's (an app keeps all its
+// libraries together), and that of a Python package installed beside ours.
+std::vector<std::string> Folders(const std::string& package) {
+  std::vector<std::string> folders;
+  const char* named = std::getenv(kFolders);
+  std::istringstream list(named == nullptr ? "" : named);
+  for (std::string folder; std::getline(list, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
+  }
+  folders.push_back(OwnFolder());
+  if (!package.empty()) folders.push_back(OwnFolder() + "/../../" + package);
+  return folders;
+}
+
+// The path of a library, or its bare name, which the system's loader may know. A wheel's library
+// has the version in its name, so names may continue.
+std::string Find(const std::string& package, const std::string& name) {
+  for (const std::string& folder : Folders(package)) {
+    for (const char* more : {"", ".*"}) {
+      glob_t found{};
+      const bool is_there = glob((folder + "/" + name + more).c_str(), 0, nullptr, &found) == 0;
+      const std::string path = is_there ? found.gl_pathv[0] : "";
+      globfree(&found);
+      if (is_there) return path;
+    }
+  }
+  return name;
+}
+
+[[noreturn]] void Refuse(const std::string& text) { throw std::runtime_error(text); }
+
+}  // namespace
+
+Runtime::Runtime(const EngineSpec& spec) : spec_(spec) {
+  Load();
+  Check(api_.CreateEnv(kOrtLogFatal, "tvm_stretch", &env_), "ONNX Runtime's start");
+  if (!spec.is_built_in()) {
+    const std::string library = Find(spec.package, spec.library);
+    Check(api_.RegisterExecutionProviderLibrary(env_, spec.provider.c_str(), library.c_str()),
+          "the library " + library + " of " + spec.provider);
+    FindDevice();
+  }
+}
+
+void Runtime::Load() {
+  const std::string name = Find("onnxruntime/capi", "libonnxruntime.so");
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    Refuse("expected ONNX Runtime for an engine, got none (" + std::string(dlerror()) +
+           "); install onnxruntime, or name the folder of libonnxruntime.so in " + kFolders);
+  }
+  auto base = reinterpret_cast<const OrtApiBase* (*)()>(dlsym(library, "OrtGetApiBase"));
+  if (base == nullptr) Refuse("expected ONNX Runtime for an engine, got another " + name);
+  version_ = base()->GetVersionString();
+  const auto* table = static_cast<void* const*>(base()->GetApi(kOrtApiVersion));
+  if (table == nullptr) {
+    Refuse("expected ONNX Runtime 1." + std::to_string(kOrtApiVersion) +
+           " or later for an engine, got " + version_ + "; install a later one");
+  }
+#define TVM_STRETCH_ORT_FILL(position, result, name, parameters) \
+  api_.name = reinterpret_cast<decltype(api_.name)>(table[position]);
+  TVM_STRETCH_ORT_FUNCTIONS(TVM_STRETCH_ORT_FILL)
+#undef TVM_STRETCH_ORT_FILL
+}
+
+void Runtime::FindDevice() {
+  const OrtEpDevice* const* devices = nullptr;
+  size_t count = 0;
+  Check(api_.GetEpDevices(env_, &devices, &count), "the list of devices");
+  std::string others;
+  for (size_t i = 0; i < count && device_ == nullptr; ++i) {
+    if (spec_.provider != api_.EpDevice_EpName(devices[i])) continue;
+    const int type = api_.HardwareDevice_Type(api_.EpDevice_Device(devices[i]));
+    const std::string hardware = type >= 0 && type < 3 ? kHardware[type] : "another";
+    if (spec_.hardware.empty() || spec_.hardware == hardware) device_ = devices[i];
+    others += " " + hardware;
+  }
+  if (device_ != nullptr) return;
+  Refuse("expected a device " + spec_.hardware + " of " + spec_.provider + ", got" +
+         (others.empty() ? " none" : others) + "; name another in the target");
+}
+
+void Runtime::Check(OrtStatus* status, const std::string& what) const {
+  if (status == nullptr) return;
+  std::string message = api_.GetErrorMessage(status);
+  api_.ReleaseStatus(status);
+  for (char& letter : message) {  // one line: the last one is what the host reports
+    if (letter == '\n') letter = ' ';
+  }
+  Refuse("expected success of " + what + ", got: " + message);
+}
+
+void Runtime::SetOptions(OrtSessionOptions* options, const std::string& context) const {
+  auto set = [&](const char* key, const char* value) {
+    Check(api_.AddSessionConfigEntry(options, key, value), key);
+  };
+  Check(api_.SetIntraOpNumThreads(options, spec_.threads), "the number of threads");
+  set("session.intra_op.allow_spinning", "0");  // the executor's cores are for its kernels
+  set("session.x64quantprecision", "1");        // exact sums of 8-bit integers without VNNI
+  if (spec_.is_built_in()) return;
+  set("session.disable_cpu_ep_fallback", "1");
+  if (!context.empty()) {
+    set("ep.context_enable", "1");
+    set("ep.context_embed_mode", "1");
+    set("ep.context_file_path", context.c_str());
+  }
+  std::vector<std::string> files;
+  std::vector<const char*> keys, values;
+  for (const auto& [key, name] : spec_.files) files.push_back(Find(spec_.package, name));
+  for (size_t i = 0; i < files.size(); ++i) {
+    keys.push_back(spec_.files[i].first.c_str());
+    values.push_back(files[i].c_str());
+  }
+  for (const auto& [key, value] : spec_.options) {
+    keys.push_back(key.c_str());
+    values.push_back(value.c_str());
+  }
+  Check(api_.SessionOptionsAppendExecutionProvider_V2(options, env_, &device_, 1, keys.data(),
+                                                      values.data(), keys.size()),
+        "the options of " + spec_.provider);
+}
+
+OrtSession* Runtime::NewSession(const std::string& model, const std::string& context) const {
+  OrtSessionOptions* options = nullptr;
+  Check(api_.CreateSessionOptions(&options), "new options");
+  SetOptions(options, context);
+  OrtSession* session = nullptr;
+  OrtStatus* const status =
+      api_.CreateSessionFromArray(env_, model.data(), model.size(), options, &session);
+  api_.ReleaseSessionOptions(options);
+  Check(status, "a session of " + spec_.provider);
+  return session;
+}
+
+std::string Runtime::Describe() const {
+  std::string text = "onnxruntime " + version_ + "\n";
+  if (device_ == nullptr) return text;
+  const char* version = api_.GetKeyValue(api_.EpDevice_EpMetadata(device_), "version");
+  return text + spec_.provider + " " + (version == nullptr ? "" : version) + "\n";
+}
+
+}  // namespace tvm_stretch::engine

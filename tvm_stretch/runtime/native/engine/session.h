@@ -1,0 +1,43 @@
+// The models of an engine as functions of tensors that lie in memory of the host.
+#ifndef TVM_STRETCH_ENGINE_SESSION_H_
+#define TVM_STRETCH_ENGINE_SESSION_H_
+
+#include <dlpack/dlpack.h>
+
+#include <vector>
+
+#include "runtime.h"
+
+namespace tvm_stretch::engine {
+
+class Session {
+ public:
+  Session(const Runtime& runtime, const ModelSpec& model);
+
+  // Runs the model on its inputs, then outputs. They are read and written where they lie, unless
+  // rows of a tensor have gaps: the engine then works on a dense copy. Throws std::runtime_error.
+  void Run(const std::vector<const DLTensor*>& tensors);
+
+ private:
+  // A tensor as the session knows it, and the copy of one with gaps.
+  struct Operand {
+    const DLTensor* tensor = nullptr;
+    OrtValue* value = nullptr;
+    std::vector<char> dense;
+  };
+
+  void Bind(const std::vector<const DLTensor*>& tensors);
+
+  const Runtime& runtime_;
+  const size_t inputs_;
+  OrtSession* session_;
+  OrtMemoryInfo* memory_ = nullptr;
+  std::vector<std::string> names_;
+  std::vector<Operand> operands_;  // of the last run; regions always have the same
+  std::vector<OrtValue*> values_;
+  std::vector<const char*> name_pointers_;
+};
+
+}  // namespace tvm_stretch::engine
+
+#endif  // TVM_STRETCH_ENGINE_SESSION_H_

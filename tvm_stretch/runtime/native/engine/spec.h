@@ -1,0 +1,46 @@
+// What an engine is to do, as codegen/engine_code.py writes it:
+//
+//   tvm_stretch.engine 1
+//   provider QNNExecutionProvider
+//   package onnxruntime_qnn                  a Python package that may hold the libraries
+//   library libonnxruntime_providers_qnn.so  empty: a provider of ONNX Runtime itself
+//   hardware npu                             the provider's device: cpu, gpu, npu; empty: its first
+//   threads 1                                of ONNX Runtime's own kernels
+//   file backend_path libQnnHtp.so           an option of the provider that names a library
+//   option htp_arch 73                       another option
+//   model 123456 1 2                         bytes, number of inputs and of outputs
+//   end
+//   (the bytes of the models)
+//
+// The inputs of a model are called i0, i1, .., its outputs o0, o1, ..
+#ifndef TVM_STRETCH_ENGINE_SPEC_H_
+#define TVM_STRETCH_ENGINE_SPEC_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tvm_stretch::engine {
+
+struct ModelSpec {
+  std::string bytes;
+  size_t inputs = 0;
+  size_t outputs = 0;
+};
+
+struct EngineSpec {
+  std::string provider, package, library, hardware;
+  int threads = 1;
+  std::vector<std::pair<std::string, std::string>> files, options;
+  std::vector<ModelSpec> models;
+
+  // Whether ONNX Runtime brings the provider: nothing can be refused and run elsewhere then.
+  bool is_built_in() const { return library.empty(); }
+
+  // Reads a file. Throws std::runtime_error.
+  static EngineSpec FromFile(const std::string& path);
+};
+
+}  // namespace tvm_stretch::engine
+
+#endif  // TVM_STRETCH_ENGINE_SPEC_H_
