@@ -263,6 +263,13 @@ class QuantisedTensors:
             UnsupportedError: there are none.
         """
         scales, zeros = self._solve(), self._all_zeros()
+        for var, zero in zeros.items():
+            limits = np.iinfo(str(var.ty.dtype))
+            if var in self.tensors and not limits.min <= zero <= limits.max:
+                raise UnsupportedError(
+                    f"expected a zero point of {var.ty.dtype} for {var.name} in a region of an "
+                    f"engine, got {zero}; place its operator elsewhere"
+                )
         return {
             var: (float(np.exp(scales[place])), zeros[var]) for var, place in self.tensors.items()
         }
@@ -296,32 +303,25 @@ class QuantisedTensors:
                 return {var: zeros.get(var, 0) for var in self.tensors}
 
     def _choose(self, stuck: _Sum | None) -> bool:
-        """Choose one zero point of a sum whose others then follow; False if there is none.
+        """Choose all unknown zero points of a sum but the last; False if none is unknown.
 
-        Several are unknown if the region only adds a tensor. The best choice for the last but one
-        makes the last one a whole number.
+        Several are unknown if the region only adds a tensor. The best choice makes the last one a
+        whole number of its type.
         """
         if stuck is None:
             return False
-        first, *others = self._unknown(*stuck[:2])[::-1]
-        zero = 0
-        if len(others) == 1:
-            limits = np.iinfo(str(first.ty.dtype))
-            choices = range(limits.min, limits.max + 1)
-            zero = min(choices, key=lambda zero: self._error(first, zero, others[0], stuck))
-        self.zeros[first] = zero
-        return True
-
-    def _error(self, first: relax.Var, zero: int, last: relax.Var, stuck: _Sum) -> float:
-        """How far from a whole number of its type the zero point ``last`` of a sum is."""
         result, terms, offset = stuck
-        known = {**self.zeros, first: zero}
-        value = offset + sum(f * known[t] for t, f in terms if t is not last)
-        if last is not result:
-            value = (known[result] - value) / sum(f for t, f in terms if t is last)
-        least = np.iinfo(str(last.ty.dtype)).min
-        outside = not least <= round(value) <= least + 255
-        return float(abs(value - round(value)) + outside)
+        *others, last = dict.fromkeys(self._unknown(result, terms))
+        limits = [np.iinfo(str(var.ty.dtype)) for var in (*others, last)]
+        ranges = [np.arange(limit.min, limit.max + 1) for limit in limits[:-1]]
+        known: dict[relax.Var, np.ndarray | int] = dict(self.zeros)
+        known.update(zip(others, np.meshgrid(*ranges, indexing="ij"), strict=True))
+        rest = sum((f * known[t] for t, f in terms if t is not last), offset)
+        value = np.asarray((known[result] - rest) / sum(f for t, f in terms if t is last))
+        outside = (value.round() < limits[-1].min) | (value.round() > limits[-1].max)
+        best = np.unravel_index(np.argmin(abs(value - value.round()) + outside), value.shape)
+        self.zeros.update((var, int(r[i])) for var, r, i in zip(others, ranges, best, strict=True))
+        return True
 
     def _unknown(
         self, result: relax.Var, terms: Sequence[tuple[relax.Var, float]]
