@@ -14,6 +14,7 @@ each version. Nothing falls back inside an engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,11 @@ KIND = "engine"
 
 # A process on cores of the host: what a plan assumes of a provider of which it knows nothing.
 UNKNOWN = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=20_000.0)
+
+_EMULATED = (
+    "emulated here: an emulator's time says nothing, so none was measured, and predictions are for "
+    "the chip"
+)
 
 _COMMON = ("kind", "device", "deadline_ms", "spin_us", "threads")
 _OWN = ("provider", "package", "library", "hardware", "options")
@@ -74,6 +80,9 @@ class Provider:
             return self.processor(engine, host)
 
         register(ProcessorKind(self.kind, make, why_absent, by_default=False, nickname=nickname))
+
+    def _remarks(self, calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
+        return dict.fromkeys(calls, _EMULATED) if self.emulated else {}
 
     def described(self, given: Attributes) -> Engine:
         """The engine that a target describes.
@@ -120,6 +129,7 @@ class Provider:
             runs_host_code=False,
             on_host_cores=False,
             runs_here=engine.runs_here and not self.emulated,
+            remark=self._remarks,
             driver=describe(engine).replace("\n", " ").strip() if engine.runs_here else "",
         )
 

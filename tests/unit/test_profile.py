@@ -175,7 +175,8 @@ def test_a_profile_survives_its_file(phone: Profile) -> None:
         together=1.25,
     )
     assert parse_profile(profile_text(more)) == more
-    assert profiles() == [PHONE] and phone.device == PHONE
+    assert PHONE in profiles() and phone.device == PHONE
+    assert all(load_profile(name).device == name for name in profiles())
 
 
 @pytest.mark.parametrize(

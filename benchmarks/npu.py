@@ -1,0 +1,133 @@
+"""Phones with Qualcomm's tensor unit (HTP): their profiles, and the plans that these predict.
+
+python -m benchmarks.npu profiles [folder]     the profiles of three chips, and their residuals
+python -m benchmarks.npu plans                 CPU, GPU and NPU alone and together, six networks
+
+No such phone was here. `LATENCY_MS` are facts that Qualcomm publishes: latencies of whole networks
+in 8 bits on the HTP, from `perf.yaml` of its AI Hub Models (github.com/quic/ai-hub-models, 12
+February 2026, w8a8, TFLite with the QNN delegate). The NPU of a profile is fitted to them. It
+publishes none for CPU and GPU; theirs are those of the Snapdragon 855, which were fitted to
+measurements, times `_ASSUMED`: ratios of clocks, instructions and peaks in data sheets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import tvm_stretch as ts
+from tutorials import zoo
+from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile
+from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
+from tvm_stretch.cost.profile_file import load_profile, profile_text
+from tvm_stretch.measuring import works_of_networks
+
+CHIPS = ("snapdragon-8-gen-1", "snapdragon-8-gen-2", "snapdragon-8-gen-3")
+ARCHITECTURES = ("69", "73", "75")
+"""Versions of the HTP."""
+
+LATENCY_MS = {
+    "resnet18": (0.609, 0.391, 0.293),
+    "resnet50": (1.059, 0.767, 0.576),
+    "mobilenet_v2": (0.546, 0.408, 0.289),
+    "squeezenet1_1": (0.264, 0.200, 0.150),
+    "inception_v3": (0.945, 0.644, 0.484),
+    "shufflenet_v2": (0.515, 0.450, 0.311),
+}
+"""By network, for each of `CHIPS` (QCS8450 and QCS8550 stand for the first two, a Galaxy S24)."""
+
+_BASE = "snapdragon-855"
+_ASSUMED = {
+    "cpu": ((2.1, 1.5), (2.25, 1.97), (2.3, 2.25)),
+    "opencl": ((2.2, 1.5), (3.0, 1.97), (3.6, 2.25)),
+}
+"""Arithmetic and bandwidth of memory, times those of the Snapdragon 855."""
+
+_HAND_OVER_US = 100.0
+"""Less than the shortest latency of a whole network, which has one hand-over in it."""
+
+TEAMS = (("npu",), ("cpu",), ("opencl",), ("cpu", "opencl", "npu"))
+PLANNED = (
+    *("resnet18", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4"),
+    "mobilenet_v2",
+)
+
+
+def faster(processor: ProcessorProfile, arithmetic: float, memory: float) -> ProcessorProfile:
+    """A processor with other speeds."""
+    speeds = {name: arithmetic * n for name, n in processor.multiply_adds_per_ns.items()}
+    return replace(
+        processor,
+        multiply_adds_per_ns=MappingProxyType(speeds),
+        activation_bytes_per_ns=memory * processor.activation_bytes_per_ns,
+        weight_bytes_per_ns=memory * processor.weight_bytes_per_ns,
+        kernel_us=processor.kernel_us / arithmetic,
+        group_us=processor.group_us / arithmetic,
+    )
+
+
+def assumed(place: int) -> Profile:
+    """The profile of a chip before its NPU is fitted, which is then that of a fast DSP."""
+    base, chip = load_profile(_BASE), CHIPS[place]
+    made = {
+        name: faster(base.processor(name), *_ASSUMED[name][place]) for name in ("cpu", "opencl")
+    }
+    target = {"kind": "npu", "htp_arch": ARCHITECTURES[place], "device": chip}
+    made["npu"] = replace(base.processor("hexagon"), name="npu", target=target)
+    kept = [t for t in base.transfers if "hexagon" not in (t.sender, t.receiver)]
+    speed = 20.0
+    kept += [Transfer("cpu", "npu", _HAND_OVER_US, speed), Transfer("npu", "cpu", 20.0, speed)]
+    source = (
+        "NPU: latencies of six networks that Qualcomm publishes (AI Hub Models, w8a8); CPU and "
+        "GPU: a Snapdragon 855 times ratios of data sheets; nothing was measured by us"
+    )
+    return Profile(chip, source, MappingProxyType(made), tuple(kept), base.together)
+
+
+def calibration(place: int) -> Calibration:
+    """The profile of a chip."""
+    like = assumed(place)
+    networks = {name: zoo.build(name, size=224) for name in LATENCY_MS}
+    works = works_of_networks(networks, like, list(networks))
+    rows = [Latency(name, "npu", ms[place]) for name, ms in LATENCY_MS.items()]
+    return calibrate_profile(rows, works, like)
+
+
+def plans(chip: str, networks: Sequence[str]) -> Iterator[str]:
+    """A table of predicted latencies."""
+    yield "| network | " + " | ".join("+".join(team) for team in TEAMS) + " | regions |"
+    yield "| --- " * (len(TEAMS) + 2) + "|"
+    for name in networks:
+        network = zoo.build(name, size=224)  # planned as it will be in 8 bits
+        found = [ts.plan_for(network, list(team), device=chip) for team in TEAMS]
+        cells = [f"{plan.predicted_ns / 1e6:.2f} ms" for plan in found]
+        owners = [region.processor for region in found[-1].regions]
+        runs = " ".join(
+            f"{key}:{len([*group])}" for key, group in itertools.groupby(sorted(owners))
+        )
+        yield f"| {name} | " + " | ".join(cells) + f" | {runs} |"
+
+
+def main() -> None:
+    """See the module docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("profiles", "plans"))
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(tempfile.gettempdir()))
+    arguments = parser.parse_args()
+    for place, chip in enumerate(CHIPS):
+        print(f"\n{chip}\n")
+        if arguments.what == "plans":
+            print(*plans(chip, PLANNED), sep="\n", flush=True)
+            continue
+        made = calibration(place)
+        print(made)
+        (arguments.folder / f"{chip}.toml").write_text(profile_text(made.profile))
+
+
+if __name__ == "__main__":
+    main()
