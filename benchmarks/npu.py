@@ -13,7 +13,6 @@ measurements, times `_ASSUMED`: ratios of clocks, instructions and peaks in data
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
