@@ -106,9 +106,7 @@ def plans(chip: str, networks: Sequence[str]) -> Iterator[str]:
         found = [ts.plan_for(network, list(team), device=chip) for team in TEAMS]
         cells = [f"{plan.predicted_ns / 1e6:.2f} ms" for plan in found]
         owners = [region.processor for region in found[-1].regions]
-        runs = " ".join(
-            f"{key}:{len([*group])}" for key, group in itertools.groupby(sorted(owners))
-        )
+        runs = " ".join(f"{key}: {count}" for key, count in Counter(owners).items())
         yield f"| {name} | " + " | ".join(cells) + f" | {runs} |"
 
 
