@@ -234,7 +234,7 @@ def test_what_must_be_there(phone: Profile) -> None:
 
 def test_unknown_devices_and_files(tmp_path: Path) -> None:
     for device, message in [
-        ("nokia-3310", r"expected a known device \(snapdragon-855, .* got 'nokia-3310'"),
+        ("nokia-3310", r"expected a known device \(.*snapdragon-855\) .* got 'nokia-3310'"),
         (tmp_path / "none.toml", "expected a readable file for the profile"),
         (tmp_path, "expected a known device"),
     ]:
