@@ -83,6 +83,7 @@ class Network:
     build: Callable[[bool], Sample]
     refused: str = ""
     """Words of the error that refuses it, empty if it is not refused."""
+    tolerance: float = TOLERANCE
 
     @property
     def missing(self) -> str:
@@ -318,8 +319,8 @@ def measure_network(name: str, network: Network, seconds: float) -> dict[str, An
         return row | {"refused": str(error)}
     row["compile_s"] = time.perf_counter() - begin
     errors = errors_of(model(**sample.inputs), sample.expected())
-    if max(errors) > TOLERANCE:
-        raise SystemExit(f"{name}: expected errors of at most {TOLERANCE}, got {errors}")
+    if max(errors) > network.tolerance:
+        raise SystemExit(f"{name}: expected errors of at most {network.tolerance}, got {errors}")
     row |= _latencies(model, sample, seconds)
     kernels = sorted(model.profile().kernels, key=lambda kernel: -kernel.share)[:5]
     row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]

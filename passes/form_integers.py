@@ -201,8 +201,7 @@ class _Former(CallRewriter):
         integer = replace(layer.integer, rounding=result.rounding())
         images = layer.images
         if images is None:
-            constants = map(constant, (layer.weight, layer.offset, factor))
-            return self.operator(x, integer, layer.data.value, *constants)
+            return self.sums(x, replace(layer, integer=integer), factor)
         values = []
         per_channel = [images.per_channel(numbers) for numbers in (layer.offset, factor)]
         for image in images.weights:
@@ -210,6 +209,17 @@ class _Former(CallRewriter):
             operands = map(constant, (np.ascontiguousarray(image), *per_channel))
             values.append(self.operator(x, conv, layer.data.value, *operands))
         return self.keep(x, images.back(*values))
+
+    def sums(self, x: relax.Expr, layer: Layer, *factor: np.ndarray) -> relax.Var:
+        """The operator of a layer that computes ``x``; of a product, on all rows as one matrix."""
+        data, shape = layer.data.value, shape_of(x)
+        constants = map(constant, (layer.weight, layer.offset, *factor))
+        if layer.integer.kind != "matmul" or len(shape) == 2:
+            return self.operator(x, layer.integer, data, *constants)
+        rows = [int(np.prod(shape[:-1])), shape_of(data)[-1]]
+        matrix = self.keep(x, relax.op.reshape(data, relax.ShapeExpr(rows)))
+        made = self.operator(x, layer.integer, matrix, *constants)
+        return self.keep(x, relax.op.reshape(made, relax.ShapeExpr(shape)))
 
     def read(self, x: relax.Expr) -> Layer | None:
         """The layer that computes ``x``, with the bias that is added to it."""
@@ -229,11 +239,9 @@ class _Former(CallRewriter):
         layer = self.read(call) if kind_of(call) in LAYERS else None
         if layer is None or layer.images is not None:
             return None
-        constants = map(constant, (layer.weight, layer.offset))
-        sums = integer_call(self.builder_, layer.integer, layer.data.value, *constants)
-        unit = layer.unit.reshape(-1, *[1] * (len(shape_of(call)) - 2))
-        sums = relax.op.astype(self.builder_.emit(sums), "float32")
-        return relax.op.multiply(self.builder_.emit(sums), constant(unit))
+        sums = self.keep(call, relax.op.astype(self.sums(call, layer), "float32"))
+        after = 0 if layer.integer.kind == "matmul" else len(shape_of(call)) - 2
+        return relax.op.multiply(sums, constant(layer.unit.reshape(-1, *[1] * after)))
 
     def residual(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A convolution plus a tensor: they are added before the only rounding."""

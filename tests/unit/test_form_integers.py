@@ -316,6 +316,16 @@ def test_operators_equal_onnx_runtime(name: str) -> None:
     np.testing.assert_array_equal(result, optimised(model, *arrays))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (2, 1, 5)], ids=str)
+def test_rows_of_several_axes_equal_onnx_runtime(shape: tuple[int, ...]) -> None:
+    x = Quantised(integers(*shape, MATRIX.array.shape[-1], seed=4), MATRIX.scale, MATRIX.zero)
+    model = qdq("MatMul", [x], Y, constants=[DENSE])
+    found = [kind for kind in kinds(load_network(model)) if kind != "reshape"]
+    assert found == ["integer.matmul"]
+    result = np.asarray(ts.compile(model, cpu_threads=1)(x.array))
+    np.testing.assert_array_equal(result, optimised(model, x.array))
+
+
 def test_average_counts_no_pixel_beyond_its_padding() -> None:
     """As ONNX says, and as ONNX Runtime does in float; its integers count whole windows."""
     windows = {**POOL, "ceil_mode": 1, "count_include_pad": 1}

@@ -55,7 +55,8 @@ def read_layer(
     if kind == "nn.conv2d_transpose":  # the scales of one group, which all groups share
         scales = np.tile(scales, int(call.attrs.groups))
     unit = data.scale.scale * scales
-    offset = bias_of(bias, call, unit, definition)
+    axis = len(shape_of(call)) - 1 if kind == "matmul" else 1
+    offset = bias_of(bias, call, unit, definition, axis)
     if offset is None:
         return None
     zeros = (data.scale.zero,)
@@ -151,7 +152,9 @@ def _is_nchw(call: relax.Call) -> bool:
 
 
 def _is_matrix(call: relax.Call) -> bool:
-    return all(len(shape_of(arg)) == 2 for arg in call.args)
+    """Whether it multiplies rows, perhaps of several axes, by one matrix."""
+    data, weight = map(shape_of, call.args)
+    return len(data) >= 2 and len(weight) == 2 and 0 not in data
 
 
 def ints(values: Any) -> Any:

@@ -145,12 +145,13 @@ def weight_of(x: relax.Expr, axis: int, definition: Definition) -> Weight | None
 
 
 def bias_of(
-    bias: relax.Expr | None, call: relax.Call, scale: np.ndarray, definition: Definition
+    bias: relax.Expr | None,
+    call: relax.Call,
+    scale: np.ndarray,
+    definition: Definition,
+    axis: int,  # of the channels in the result of `call`
 ) -> np.ndarray | None:
-    """A layer's bias as int32 in units of ``scale``; None if it is not one number per channel.
-
-    Channels are the second axis of ``call``'s result.
-    """
+    """A layer's bias as int32 in units of ``scale``; None if it is not one number per channel."""
     if bias is None:
         return np.zeros(len(scale), "int32")
     found, shape = numbers_of(bias, definition), shape_of(call)
@@ -158,7 +159,7 @@ def bias_of(
         return None
     numbers, scales = found
     full = [1] * (len(shape) - numbers.ndim) + list(numbers.shape)
-    if numbers.size not in (1, full[1]):
+    if numbers.size not in (1, full[axis]):
         return None
     units = scales.reshape(-1).astype("float64") / scale
     units[np.abs(units - 1) < 1e-5] = 1.0  # the file may round scales to fewer digits
