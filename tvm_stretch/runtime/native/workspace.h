@@ -6,11 +6,11 @@
 
 namespace tvm_stretch {
 
-// Kernels allocate memory through TVM, which throws if there is none: through code that is not C++,
-// and on threads of TVM's pool, where an exception ends the process. Libraries that are loaded from
-// now on call our function instead, which calls TVM and returns null with an error that kernels can
-// pass on.
-void CatchMissingWorkspaces();
+// Libraries that are loaded from now on get workspaces from us. TVM's own function is in
+// libtvm_runtime.so, which models with one thread do not need, and throws if there is no memory:
+// through code that is not C++, and on threads of its pool, where an exception ends the process.
+// Ours returns null with an error that kernels pass on.
+void ProvideWorkspaces();
 
 // Whether a kernel failed because of missing memory; TVM's pool reports only text.
 bool IsMissingWorkspace(const std::string& message);

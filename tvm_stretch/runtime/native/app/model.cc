@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../instance.h"
+#include "../workspace.h"
 #include "trace_events.h"
 
 namespace tvm_stretch::app {
@@ -26,7 +27,10 @@ ffi::Module LoadWithThreadPool(const ArtifactFile& file) {
   ffi::Module executor = file.Load();
   const int threads = SpecOf(executor).threads;
   if (threads == 1 || ffi::Function::GetGlobal("runtime.config_threadpool")) return executor;
-  if (dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_LOCAL) != nullptr) return file.Load();
+  if (dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_LOCAL) != nullptr) {
+    ProvideWorkspaces();  // its own ones came later
+    return file.Load();
+  }
   throw ffi::Error(kArtifactError,
                    "expected libtvm_runtime.so beside libtvm_stretch_runtime.so for a model with " +
                        std::to_string(threads) + " CPU threads, got: " + dlerror() +
