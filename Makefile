@@ -23,7 +23,7 @@ FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cros
 export TVM_BIND_THREADS ?= 0
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
-  demo docs test test-full lint format bench bench-static wheel clean
+  demo docs test test-full lint format bench bench-static wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -204,6 +204,10 @@ wheel: setup
 	  --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
 	$(BIN)/twine check --strict dist/*
+
+# The list of CONTRIBUTING.md, as far as a program can go through it.
+release-check: setup
+	$(BIN)/python tests/release_check.py
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

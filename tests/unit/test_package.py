@@ -102,3 +102,20 @@ def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
     }
     around = {"CMakeLists.txt", "Makefile", "LICENSE", "CHANGELOG.md", ".clang-format", ".ci/run"}
     assert (sources | around) - names == set()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    root = Path(__file__).parents[2]
+    files = {
+        "pyproject.toml": "version =",
+        "CITATION.cff": "version:",
+        "cmake/tvm_stretch.pc": "Version:",
+    }
+    found = {
+        name: line.split(start)[1].strip(' "')
+        for name, start in files.items()
+        for line in (root / name).read_text().splitlines()
+        if line.startswith(start)
+    }
+    assert set(found) == set(files) and len(set(found.values())) == 1
+    assert f"## {found['pyproject.toml']}" in (root / "CHANGELOG.md").read_text()
