@@ -38,7 +38,7 @@ def _refuse(call: relax.Call) -> str | None:
     return None
 
 
-Provider(
+PROVIDER = Provider(
     "npu",
     Engine(
         "QNNExecutionProvider",
@@ -54,4 +54,5 @@ Provider(
     refuse=_refuse,
     attributes=("htp_arch", "soc_model", "htp_performance_mode"),
     emulated=platform.machine() == "x86_64",
-).registered(install="onnxruntime-qnn")
+)
+PROVIDER.registered(install="onnxruntime-qnn")

@@ -17,6 +17,8 @@ Provider(
         device="OpenVINO",
         package="onnxruntime_ep_openvino",
         library="libonnxruntime_providers_openvino_plugin.so",
+        # without, it computes float32 in the 16 bits of an Intel CPU's matrix unit
+        options=(("load_config", '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'),),
     ),
     speed=UNKNOWN,
     attributes=("load_config", "num_streams"),

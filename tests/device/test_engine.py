@@ -128,6 +128,11 @@ def test_an_older_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ts.compile(network(), [other])
 
 
+def test_a_spare_is_refused() -> None:
+    with pytest.raises(ts.TargetError, match="expected no spare for a plan with an engine"):
+        ts.compile(network(), [ENGINE, "llvm"], plan=Plan(("engine", "cpu"), ()), spare=True)
+
+
 def test_for_another_machine_it_compiles_and_does_not_run() -> None:
     model = compiled({**ENGINE, "device": "a-phone"})
     with pytest.raises(ts.DeviceError, match=r"no such processor .engine of a-phone is another"):

@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from engine_targets import compiled, needs_npu, quantised
+from quantised_models import Quantised, qdq
 from quantised_networks import IMAGES
 
 import tvm_stretch as ts
+from tvm_stretch.codegen.engine_code import compiled as ahead
+from tvm_stretch.codegen.engine_code import why_refused
+from tvm_stretch.codegen.onnx_operators import onnx_of
+from tvm_stretch.frontend import load_network
+from tvm_stretch.targets import npu
 
 pytestmark = [needs_npu, pytest.mark.full]
 
@@ -26,3 +33,17 @@ def test_answers_of_the_emulator(arch: str, tmp_path: Path) -> None:
     assert answer.argmax() == expected.argmax()
     model.export(tmp_path / "net.so")
     np.testing.assert_array_equal(ts.load(tmp_path / "net.so")(x), answer)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_context(damage: str) -> None:
+    """The library's own checks refuse it, in the engine's process."""
+    engine = npu.PROVIDER.described({"kind": "npu"})
+    integers = Quantised(np.zeros((1, 4, 8, 8), "uint8"), 0.1, 3)
+    network = load_network(qdq("MaxPool", [integers], integers, kernel_shape=[2, 2]))
+    model = onnx.load_model_from_string(ahead(engine, onnx_of(network["main"])))
+    (context,) = (a for a in model.graph.node[0].attribute if a.name == "ep_cache_context")
+    data = bytearray(context.s)
+    data[200::997] = bytes(255 - byte for byte in data[200::997])
+    context.s = bytes(data) if damage == "changed" else context.s[: len(context.s) // 2]
+    assert "Failed to load from EpContext" in why_refused(engine, model.SerializeToString())

@@ -108,8 +108,8 @@ def test_writing_a_scheduler(cache: str) -> None:
 @pytest.mark.full  # more than ten seconds
 def test_adding_a_processor(cache: str, tmp_path: Path) -> None:
     text = _run(cache, "04_adding_a_processor.py", tmp_path)
-    assert "npu  gate       the NPU has no sigmoid" in text
-    assert "got others: stem_conv on npu: the systolic array takes kernels up to 3x3" in text
+    assert "systolic  gate       the NPU has no sigmoid" in text
+    assert "got others: stem_conv on systolic: the systolic array takes kernels up to 3x3" in text
     assert "chosen: " in text
     for name in ("plan.json", "trace.json"):
         assert (tmp_path / name).stat().st_size > 0
@@ -161,3 +161,10 @@ def test_a_phone(cache: str) -> None:
     text = _run(cache, "09_a_phone.py")
     assert "pixel-8: " in text and "MB for another plan" in text
     assert "{'pixel-8': 1}" in text
+
+
+def test_an_npu(cache: str, tmp_path: Path) -> None:
+    text = _run(cache, "10_an_npu.py", tmp_path)
+    assert "steps, the same class: True" in text
+    assert "nothing was measured here" in text
+    assert (tmp_path / "net.so").stat().st_size > 0

@@ -19,7 +19,7 @@ from tvm_stretch.build.assemble import Planned, assemble
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.build.precision import WIDE_SUMS
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.culprit import blaming
@@ -73,8 +73,8 @@ def build_parts(
     observer = observer or Observer(None, None)
     observer.begin(mod)
     weights = WeightsBlob(mod)
-    first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered)
-    more = [_by_plan(mod, other, processors, placeable, observer) for other in others]
+    first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
+    more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
     placed = {region.processor for one in (first, *more) for region in one.plan.regions}
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     for one in (first, *more):
@@ -100,6 +100,7 @@ def _by_plan(
     observer: Observer,
     branched: Branching | None = None,
     lowered: tvm.IRModule | None = None,
+    spare: bool = False,
 ) -> Planned:
     """The canonical module lowered for one plan; see `build_parts`."""
     chosen, branched = complete_plan(mod, requested, processors, placeable, branched)
@@ -107,6 +108,11 @@ def _by_plan(
         observer.see("branched", branched.mod)
     engines = {p.name: p.model for p in processors if p.model is not None}
     has_models = any(region.processor in engines for region in chosen.regions)
+    if spare and has_models:
+        raise TargetError(
+            "expected no spare for a plan with an engine, whose regions are no kernels, got "
+            "spare=True; leave it out, or leave the engine out of the targets"
+        )
     if lowered is None or observer.observes or has_models:
         lowered = lower_regions(
             branched.mod, chosen, processors, observer, engines if has_models else {}
