@@ -1,8 +1,8 @@
 """Networks of the zoo in 8 bits on the emulated HTP, beside ONNX Runtime with the same provider.
 
 The zoo's weights are random, so answers are further apart than those of trained networks. The HTP
-rounds in other places than a CPU: a region of ours may differ as far as the answer that ONNX Runtime
-gets from it for the quantised network, and a step more.
+rounds in other places than a CPU: a region of ours may differ as far as the answer of ONNX Runtime
+for the quantised network, and a step more.
 """
 
 from __future__ import annotations
