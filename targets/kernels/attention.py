@@ -109,7 +109,6 @@ class AttentionConfig(Template, AttentionShape):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return (*self.stack, self.q[-2], self.v[-1])
 
     @classmethod

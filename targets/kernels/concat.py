@@ -56,12 +56,10 @@ class ConcatConfig(Template, ConcatShape):
 
     @property
     def operands(self) -> int:
-        """The images."""
         return len(self.widths)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result in memory."""
         batch, *size = self.image
         return (batch, -(-sum(self.widths) // self.lanes), *size, self.lanes)
 
@@ -81,20 +79,16 @@ class ConcatConfig(Template, ConcatShape):
         return prod(self.out_shape) * 4.0 / self.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """The concatenation in plain loops."""
         return merged(self.widths, self.lanes, operands, self.annotation)
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "concat_channels"
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the concatenation."""
         return write_concat(self, machine, fused)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConcatFeatures:
-        """Features for cost models."""
         batch, height, width = self.image
         pixels = batch * height * width
         runs = block_runs(self)

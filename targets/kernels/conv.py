@@ -17,8 +17,8 @@ from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
-from .conv_nest import ConvNest, Tile, write_nest
-from .conv_tiles import blocking
+from .conv_nest import ConvNest, write_nest
+from .conv_tiles import Tile, blocking
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
 from .fused import FusedKernel
@@ -88,7 +88,6 @@ class ConvConfig(Template, ConvShape):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result in memory."""
         return (self.batch, self.out_blocks, *self.out_size, self.lanes)
 
     # --- choice ---
@@ -126,7 +125,6 @@ class ConvConfig(Template, ConvShape):
 
     @property
     def block(self) -> int:
-        """Channels of a block of the input."""
         return self.data_block
 
     def in_rows(self) -> ConvConfig | None:
@@ -143,7 +141,6 @@ class ConvConfig(Template, ConvShape):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "conv2d"
 
     def call(
@@ -234,7 +231,6 @@ class ConvConfig(Template, ConvShape):
         return weight[place]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the convolution."""
         cut, (data, weight) = blocking(self, machine), fused.operands[:2]
         return write_nest(ConvNest(self, cut, data, weight, fused.epilogue, machine))
 
@@ -245,7 +241,6 @@ class ConvConfig(Template, ConvShape):
         return channel_runs(self, self.oc_blocks) or [whole_run(self, self.oc_blocks)]
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
-        """Features for cost models."""
         return conv_features(self, epilogue, self.cycles(machine), item)
 
 
@@ -262,7 +257,6 @@ class RowsConfig(ConvConfig):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return self.in_size[0], self.out_channels
 
     def first_output(self, vector: Expr) -> Expr:
@@ -299,7 +293,6 @@ class RowsConfig(ConvConfig):
         return te.compute(self.out_shape, element, name="dense", attrs=self.annotation)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the product."""
         cut, (data, weight) = blocking(self, machine), fused.operands[:2]
         return write_nest(RowsNest(self, cut, data, weight, fused.epilogue, machine))
 

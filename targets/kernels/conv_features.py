@@ -68,7 +68,6 @@ class ConvFeatures(Features):
         return [*super().hints(), busy, math.log2(1 + self._slab_bytes())]
 
     def device_work(self) -> Work:
-        """The work of the convolution on any device."""
         weights = self.out_channels * (self.in_channels // self.groups) * self.taps
         values = (self.in_bytes + self.out_bytes) / self.item_bytes
         return Work.of_conv(

@@ -28,7 +28,17 @@ from tvm.ir import Expr
 
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
-from .conv_tiles import Blocking, Taps, column_segments, kernel_rows, row_tiles
+from .conv_tiles import (
+    Blocking,
+    Reduction,
+    RowOfTiles,
+    RunOfTiles,
+    Taps,
+    Tile,
+    column_segments,
+    kernel_rows,
+    row_tiles,
+)
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
@@ -84,26 +94,6 @@ def write_nest(nest: ConvNest) -> tirx.Stmt:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The position of a register tile (image, output group, row, first pixel) and its taps.
-
-    ``turn`` numbers the tiles that read the same weights.
-    """
-
-    n: Expr
-    group: Expr
-    y: Expr
-    x: Expr
-    blocks: int
-    taps: tuple[tuple[int, int], ...]
-    turn: Expr
-
-
-Reduction = tuple[ChannelRun, Expr, int | Expr]
-"""Lanes and vectors, the first block of input channels, and the number of blocks."""
-
-
-@dataclass(frozen=True)
 class ConvNest:
     """Writes the tiles of one convolution."""
 
@@ -129,7 +119,7 @@ class ConvNest:
         if cut.rows % cut.band:
             count = tirx.min(const(cut.band), const(cut.rows) - first)
 
-        def tiles(y: Expr, run_of: Callable[[int, Callable[[Expr], Tile]], tirx.Stmt]) -> tirx.Stmt:
+        def tiles(y: Expr, run_of: RunOfTiles) -> tirx.Stmt:
             def at(t: Expr, r: TileRun[Taps], before: int) -> Tile:
                 x, turn = t * r.width + r.start, (y - first) * per_row + before + t
                 return Tile(n, g, y, x, blocks, r.work, turn)
@@ -143,6 +133,14 @@ class ConvNest:
 
         if cut.chunks == 1:
             return span(first, count, lambda y: tiles(y, self.run), "y")
+        return self.in_chunks(n, g, (first, count), blocks, tiles)
+
+    def in_chunks(
+        self, n: Expr, g: Expr, rows: tuple[Expr, int | Expr], blocks: int, tiles: RowOfTiles
+    ) -> tirx.Stmt:
+        """A group whose sums are kept in memory between chunks of the reduction."""
+        cfg, cut = self.cfg, self.cut
+        first, count = rows
         width = blocks * cfg.lanes
         partial = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
 
@@ -269,23 +267,10 @@ class ConvNest:
         """Accumulators in registers: start values, reduction over channel blocks, finish."""
         cfg = self.cfg
         acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype=self.sum_type)
-        first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             ahead = [] if run.lanes[0] else self.weights_ahead(tile, ic, ky, kx)
-            products = acc.add_products(
-                active,
-                lambda p, ii: load(
-                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, run.lane(ii))
-                ),
-                lambda ii, o, v: load(
-                    self.weight, tile.group, ic, ky, kx, run.lane(ii), v + o * cfg.lanes
-                ),
-                run.width,
-                self.machine.broadcast_operand,
-                range(*run.vectors),
-            )
-            return block([*ahead, products])
+            return block([*ahead, self.add_tap(acc, tile, run, (ic, ky, kx), active)])
 
         def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             """All channels of a plain image, which has few."""
@@ -334,6 +319,30 @@ class ConvNest:
                 *nest,
                 *acc.each(finish),
             ],
+        )
+
+    def add_tap(
+        self,
+        acc: Accumulators,
+        tile: Tile,
+        run: ChannelRun,
+        place: tuple[Expr, Expr, Expr],  # channel block and tap
+        active: Sequence[int],
+    ) -> tirx.Stmt:
+        """Add the products of a run of channels under one tap."""
+        cfg, (ic, ky, kx) = self.cfg, place
+        channel = cfg.first_block(tile.group * cfg.oc_blocks) + ic
+        return acc.add_products(
+            active,
+            lambda p, ii: load(
+                self.data, *self.input_place(tile, (p, ky, kx), channel, run.lane(ii))
+            ),
+            lambda ii, o, v: load(
+                self.weight, tile.group, ic, ky, kx, run.lane(ii), v + o * cfg.lanes
+            ),
+            run.width,
+            self.machine.broadcast_operand,
+            range(*run.vectors),
         )
 
     def weights_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:

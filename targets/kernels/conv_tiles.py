@@ -7,7 +7,7 @@ Everything is known before the loop nest is written, so tiles do not test their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tvm import tirx
 from tvm.ir import Expr
 
+from .channel_runs import ChannelRun
 from .loops import TileRun, const, tile_runs
 from .machine import VectorMachine
 
@@ -112,3 +113,30 @@ def kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
     low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
     below = tirx.floordiv(above + (cfg.in_size[0] + step - 1), step)
     return low, tirx.max(const(0), tirx.min(const(cfg.kernel[0]), below) - low)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The position of a register tile (image, output group, row, first pixel) and its taps.
+
+    ``turn`` numbers the tiles that read the same weights.
+    """
+
+    n: Expr
+    group: Expr
+    y: Expr
+    x: Expr
+    blocks: int
+    taps: tuple[tuple[int, int], ...]
+    turn: Expr
+
+
+Reduction = tuple[ChannelRun, Expr, int | Expr]
+"""Lanes and vectors, the first block of input channels, and the number of blocks."""
+
+
+RunOfTiles = Callable[[int, Callable[[Expr], Tile]], tirx.Stmt]
+"""Statements of consecutive tiles with the same work."""
+
+RowOfTiles = Callable[[Expr, RunOfTiles], tirx.Stmt]
+"""Statements of all tiles of a row."""

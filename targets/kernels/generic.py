@@ -15,10 +15,7 @@ Floating-point sums may be reassociated; nothing else changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
-from operator import mul
 from typing import Any
 
 import tvm
@@ -29,15 +26,13 @@ from tvm.s_tir.schedule import ScheduleError
 
 from .across_pixels import across_pixels
 from .flat import through_memory
-from .footprint import footprint
+from .loop_axes import Axis, fits_vectors, interleaved_block, jumps, merge_loops, transposed_axis
 from .loops import STACK_BYTES
 from .machine import VectorMachine
 from .nan import with_known_reducers
 from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
-_LINE = 16  # elements of a cache line
-_LINES_KEPT = 128  # cache lines with a large stride that are sure to stay in the first-level cache
 _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 
 
@@ -72,13 +67,13 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
     if any(len(region.source.strides) for region in regions):
         return None  # rows of a view have other data between them
     try:
-        axis, *more = _merge_loops(trial, names[0])
+        axis, *more = merge_loops(trial, names[0])
     except (ScheduleError, ValueError):
         return None
     lanes = _vector_lanes(statement, machine)
     if more:
         return across_pixels(func, statement, lanes)
-    if not axis.vectorizable or axis.extent < lanes or _fits_vectors(axis, lanes):
+    if not axis.vectorizable or axis.extent < lanes or fits_vectors(axis, lanes):
         return None
     return through_memory(func, statement, axis.extent, lanes)
 
@@ -152,25 +147,6 @@ def _calls(node: Any) -> set[str]:
 # --- schedules ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """A loop over merged axes, with the step of each access; the store comes first."""
-
-    loop: Any
-    extent: int
-    spatial: bool
-    pinned: bool
-    strides: tuple[int | None, ...]
-    inner: tuple[int, ...] = ()
-    """Numbers of steps after which the merged inner axes repeat, from inside."""
-
-    @property
-    def vectorizable(self) -> bool:
-        """Whether stores are contiguous, and every load is contiguous or a broadcast."""
-        contiguous = self.strides[0] == 1 and all(s in (0, 1) for s in self.strides)
-        return self.spatial and not self.pinned and contiguous
-
-
 def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
     block = sch.get_sblock(name)
     if not sch.get(block).iter_vars:
@@ -181,55 +157,13 @@ def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> N
         _schedule_reduction(sch, name, machine)
 
 
-def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
-    """Fuse neighbouring loops if every access advances through them as through one loop."""
-    block = sch.get_sblock(name)
-    statement = sch.get(block)
-    memory = footprint(statement)
-    extents = [int(axis.dom.extent) for axis in statement.iter_vars]
-    kinds = [axis.iter_type for axis in statement.iter_vars]
-    loops = sch.get_loops(block)
-    if len(loops) != len(extents):
-        raise ScheduleError("loops and axes differ")
-    accesses = list(memory.accesses)
-
-    def follows(before: int, axis: int) -> bool:
-        return not {before, axis} & memory.pinned and all(
-            a.strides[before] == (a.strides[axis] or 0) * extents[axis] for a in accesses
-        )
-
-    groups = [[0]]
-    for axis in range(1, len(extents)):
-        # loops of one iteration join any loop, because they do not affect how memory is traversed
-        longer = [i for i in groups[-1] if extents[i] > 1]
-        joins = extents[axis] == 1 or not longer or follows(longer[-1], axis)
-        if joins and kinds[axis] == kinds[groups[-1][-1]]:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    merged = []
-    for group in groups:
-        last = next((i for i in reversed(group) if extents[i] > 1), group[-1])
-        merged.append(
-            _Axis(
-                sch.fuse(*(loops[i] for i in group)),
-                prod(extents[i] for i in group),
-                kinds[group[0]] == tirx.IterVar.DataPar,
-                last in memory.pinned,
-                tuple(a.strides[last] for a in accesses),
-                tuple(accumulate((extents[i] for i in group[:0:-1]), mul)),
-            )
-        )
-    return merged
-
-
 def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
     """Merge loops, vectorize the innermost, parallelize the outermost."""
-    axes = _merge_loops(sch, name)
+    axes = merge_loops(sch, name)
     statement = sch.get(sch.get_sblock(name))
     loops, sizes = [a.loop for a in axes], [a.extent for a in axes]
     lanes = _vector_lanes(statement, machine)
-    across = _transposed_axis(axes)
+    across = transposed_axis(axes)
     if across is not None:
         inner = []
         for i in (across, len(loops) - 1):
@@ -238,64 +172,17 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
             sizes[i] //= side
             inner.append(part)
         sch.reorder(*loops, *inner)
-    elif block := _interleaved_block(axes):
+    elif block := interleaved_block(axes):
         # all rows that lie in one cache line of the load are stored together
         loops[-2], part = sch.split(loops[-2], [None, block])
         sizes[-2] //= block
         sch.reorder(*loops, part)
         sch.unroll(part)
-    elif _fits_vectors(axes[-1], lanes) and axes[-1].strides[0] == 1 and not _jumps(axes[-1]):
+    elif fits_vectors(axes[-1], lanes) and axes[-1].strides[0] == 1 and not jumps(axes[-1]):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
         sizes[-1] //= lanes
     _parallelize(sch, loops, sizes, _points(statement), machine)
-
-
-def _fits_vectors(axis: _Axis, lanes: int) -> bool:
-    """Whether TVM recognises vectors of a loop as contiguous; LLVM vectorizes other loops.
-
-    In (16 * i + lane) // 12608 and % 197, TVM simplifies the one and not the other: with axes of
-    64 and 197 it would store every lane separately.
-    """
-    steps = [step for step in axis.inner if step < axis.extent]
-    even = all(step % lanes == 0 or lanes % step == 0 for step in steps)
-    return axis.extent % lanes == 0 and (even or all(step % 2 for step in steps))
-
-
-def _jumps(axis: _Axis) -> list[int]:
-    """Accesses that are not contiguous along ``axis``; the compiler shuffles for small strides."""
-    return [
-        i for i, stride in enumerate(axis.strides) if stride is not None and stride not in (0, 1)
-    ]
-
-
-def _interleaved_block(axes: Sequence[_Axis]) -> int:
-    """Number of rows that are interleaved in memory, as channels in NCHW[c]; 0 if they are not."""
-    for i in _jumps(axes[-1]):
-        stride = axes[-1].strides[i] or 0
-        if len(axes) > 1 and axes[-2].strides[i] is None and axes[-2].extent % stride == 0:
-            return stride if 1 < stride <= _LINE else 0
-    return 0
-
-
-def _transposed_axis(axes: Sequence[_Axis]) -> int | None:
-    """The axis to tile with the innermost one, if one access is contiguous along each.
-
-    Only if the innermost loop touches more cache lines than stay until they are used again.
-    """
-    if axes[-1].extent < _LINES_KEPT:
-        return None
-    for i, axis in enumerate(axes[:-1]):
-        if (
-            axis.extent > 1
-            and not axis.pinned
-            and any(
-                axis.strides[j] == 1 and abs(axes[-1].strides[j] or 0) > _LINE
-                for j in _jumps(axes[-1])
-            )
-        ):
-            return i
-    return None
 
 
 def _vector_lanes(block: Any, machine: VectorMachine) -> int:
@@ -323,7 +210,7 @@ def _parallelize(
 def _schedule_reduction(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
     """Vectorize over a spatial axis or, if there is none, over parts of the reduced axis."""
     points = _points(sch.get(sch.get_sblock(name)))
-    axes = _merge_loops(sch, name)
+    axes = merge_loops(sch, name)
     vector = next((a for a in axes if a.vectorizable and a.extent >= machine.lanes // 2), None)
     if vector is not None:
         _tile(sch, name, axes, vector, points, machine)
@@ -334,8 +221,8 @@ def _schedule_reduction(sch: s_tir.Schedule, name: str, machine: VectorMachine) 
 def _tile(
     sch: s_tir.Schedule,
     name: str,
-    axes: Sequence[_Axis],
-    vector: _Axis,
+    axes: Sequence[Axis],
+    vector: Axis,
     points: int,
     machine: VectorMachine,
 ) -> None:
@@ -413,7 +300,7 @@ def _fills(width: int, lanes: int) -> bool:
 
 
 def _reduce_in_parts(
-    sch: s_tir.Schedule, name: str, axes: Sequence[_Axis], points: int, machine: VectorMachine
+    sch: s_tir.Schedule, name: str, axes: Sequence[Axis], points: int, machine: VectorMachine
 ) -> None:
     """Compute several partial results in a vector and join them at the end."""
     block = sch.get_sblock(name)

@@ -21,8 +21,8 @@ from tvm.ir import Expr, StringImm
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs
 from .conv import ConvConfig
-from .conv_nest import Tile, write_nest
-from .conv_tiles import column_taps, kernel_rows
+from .conv_nest import write_nest
+from .conv_tiles import Tile, column_taps, kernel_rows
 from .cycles import register_tiles
 from .dots import DOTS, WORD
 from .fused import FusedKernel
@@ -52,7 +52,6 @@ class HvxConvConfig(IntegerConvConfig):
     machines: ClassVar[tuple[str, ...]] = ("dsp",)
 
     def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
-        """Register tiles of pixels and vectors."""
         return [tile for tile in register_tiles(machine) if tile[0] <= _MOST_PIXELS]
 
 
@@ -106,7 +105,6 @@ class WordConvConfig(HvxConvConfig):
         return max(pixels * blocks / 2, (pixels + blocks) / 2, blocks) / WORD
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the convolution."""
         data, weight = fused.operands[:2]
         pixels, cut = PixelSums(self, data), integer_blocking(self, machine)
         sums: PixelSums | TapSums = pixels

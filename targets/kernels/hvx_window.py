@@ -71,7 +71,6 @@ class HvxDepthwiseConfig(IntegerWindowConfig):
     pads: ClassVar[bool] = True
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the convolution."""
         data, weight = fused.operands[:2]
         image = _Image(self, data)
         nest, rows = _Depthwise(self, image, weight, fused.epilogue), image.band
@@ -100,7 +99,6 @@ class HvxWindowConfig(WindowConfig):
     machines: ClassVar[tuple[str, ...]] = ("dsp",)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the pooling."""
         if takes_pool(self, fused.operands[0], fused.epilogue):
             return write_hvx_pool(self, fused.operands[0], fused.epilogue)
         return super().write(machine, fused)

@@ -41,7 +41,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Packed weights, in the order in which the inner loops read them."""
         width = self.oc_blocks * self.lanes * self.way.together
         words = (self.data_block // WORD, self.way.parts, width)
         return (self.out_groups, self.reduce_blocks, *self.kernel, *words)
@@ -75,7 +74,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
         return True
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
-        """Cycles of one core."""
         return direct_cycles(self, machine, step or self.step)
 
     def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
@@ -84,7 +82,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
         return pieces * step_cycles(pixels, blocks, slab // 4, machine) / WORD
 
     def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
-        """OIHW -> `weight_shape`, zero for channels that do not exist."""
         in_group, out_group = self.in_channels // self.groups, self.out_channels // self.groups
         way = self.way
 
@@ -105,7 +102,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "integer_conv2d"
 
     def widened(self, data: te.Tensor) -> te.Tensor:
@@ -115,7 +111,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
     def factor(
         self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
     ) -> Expr:
-        """A packed weight as int32."""
         way, of_word = self.way, inner % WORD
         place = width * way.together + of_word // way.parts
         block, ky, kx = tap
@@ -123,7 +118,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
         return packed.astype("int32") - tirx.const(way.offset, "int32")
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the convolution."""
         cut, (data, weight) = integer_blocking(self, machine), fused.operands[:2]
         return write_nest(self.nest(self, cut, data, weight, fused.epilogue, machine))
 

@@ -83,7 +83,6 @@ class IntegerWindowConfig(OfWords, WindowConfig):
 
     @property
     def steps(self) -> float:
-        """Instructions that a result needs for its taps."""
         return prod(self.kernel) / WORD
 
     def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
@@ -106,7 +105,6 @@ class IntegerWindowConfig(OfWords, WindowConfig):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "integer_depthwise"
 
     def padded(self, data: te.Tensor) -> te.Tensor:
@@ -118,13 +116,11 @@ class IntegerWindowConfig(OfWords, WindowConfig):
         return topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), self.outside)
 
     def factor(self, weight: te.Tensor, b: Expr, ky: Expr, kx: Expr, lane: Expr) -> Expr:
-        """A packed weight as int32."""
         way, row = self.way, ky % WORD
         place = lane * way.together + row // way.parts
         return weight[b, ky // WORD, kx, row % way.parts, place].astype("int32")
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the windows."""
         height, width = self.out_size
         runs = tile_runs(width, 8, partial(reads_of_tile, self))
         nest = _Nest(self, runs, fused.operands[0], fused.operands[1], fused.epilogue)

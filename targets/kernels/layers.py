@@ -122,7 +122,6 @@ class ConvShape(Sliding):
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of the whole batch."""
         return self.batch * prod(self.out_size) * self.weights
 
     def padded(self) -> ConvShape:
@@ -176,7 +175,6 @@ class WindowShape(Sliding):
 
     @property
     def out_size(self) -> tuple[int, int]:
-        """Height and width of the output."""
         return self.out or super().out_size
 
     def cut(self, along: Along, extent: int) -> WindowShape:

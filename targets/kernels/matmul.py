@@ -87,14 +87,12 @@ class MatmulConfig(Template, MatmulShape):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return (*self.batch, self.size[0], self.size[2])
 
     @classmethod
     def configure(
         cls, layer: MatmulShape, machine: VectorMachine, block: int
     ) -> Iterable[Template]:
-        """A configuration for each register tile."""
         if min(len(layer.a), len(layer.b)) < 2 or 0 in (*layer.a, *layer.b):
             return []
         base = taken(cls, layer, lanes=machine.lanes)
@@ -103,7 +101,6 @@ class MatmulConfig(Template, MatmulShape):
         return [replace(base, rows=p, vectors=o) for p, o in register_tiles(machine)]
 
     def cycles(self, machine: VectorMachine) -> float:
-        """Cycles of one core."""
         rows, depth, _ = self.size
         slab = depth * self.vectors * self.lanes * 4
         return prod(self.batch) * sum(
@@ -129,7 +126,6 @@ class MatmulConfig(Template, MatmulShape):
         )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the product."""
         # a matrix may be multiplied by itself
         a, b = fused.operands[0], fused.operands[-1]
         nest = _MatmulNest(self, a, b, fused.epilogue, machine.broadcast_operand)
@@ -154,7 +150,6 @@ class MatmulConfig(Template, MatmulShape):
         )
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> MatmulFeatures:
-        """Features for cost models."""
         rows, depth, columns = self.size
         outputs = prod(self.out_shape)
         return MatmulFeatures(
@@ -216,7 +211,6 @@ class MatmulFeatures(Features):
         }
 
     def device_work(self) -> Work:
-        """The work of the product on any device."""
         second = self.matrices * self.depth_steps * self.columns
         values = (self.in_bytes + self.out_bytes) / self.item_bytes
         return Work("pointwise", self.flops / 2, max(0.0, values - second), second)

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from .conv_nest import Reduction, Tile
+from .conv_tiles import Reduction, Tile
 from .cycles import tile_counts
 from .dots import DOTS, WORD
 from .integer_conv import IntegerConvConfig, dense_dot
@@ -65,29 +66,14 @@ class MatrixNest(IntegerNest):
         def of_all(body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
             return each(range(tile.blocks), body)
 
-        def products(ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
-            pairs = [pair for s in starts for pair in self._pairs(tile, ic, (const(s), ky, kx))]
-            every = tirx.Ramp(const(0), const(1), 4 * GROUP)
-
-            def of_outputs(o: Expr) -> tirx.Stmt:
-                """Weights change slowest, so that few of them are in registers at a time."""
-                steps = []
-                for half in (0, 1):
-                    weight = load(self.weight, tile.group, ic, ky, kx, o * 2 + half, every)
-                    for pair, of_pair in zip(pairs, sums[half::2], strict=True):
-                        operands = (_vector(of_pair, o), pair, weight)
-                        steps.append(_store(of_pair, o, _product(cfg.way.intrinsic, *operands)))
-                return block(steps)
-
-            return of_all(of_outputs)
-
+        products = partial(self._products, tile, starts, sums)
         # as in `ConvNest`: if it were unrolled, LLVM would keep shared pixels in registers and
         # spill sums
         columns = fenced_span if cfg.kernel[1] > 1 else span
 
         def taps(ic: Expr) -> tirx.Stmt:
             def row(ky: Expr) -> tirx.Stmt:
-                return columns(0, cfg.kernel[1], lambda kx: products(ic, ky, kx), "kx")
+                return columns(0, cfg.kernel[1], lambda kx: products((ic, ky, kx)), "kx")
 
             return span(0, cfg.kernel[0], row, "ky")
 
@@ -120,6 +106,30 @@ class MatrixNest(IntegerNest):
                 ),
             ],
         )
+
+    def _products(
+        self,
+        tile: Tile,
+        starts: Sequence[int],
+        sums: Sequence[tirx.Buffer],
+        place: tuple[Expr, Expr, Expr],  # channel block and tap
+    ) -> tirx.Stmt:
+        """Add the products of two channel blocks under one tap."""
+        ic, ky, kx = place
+        pairs = [pair for s in starts for pair in self._pairs(tile, ic, (const(s), ky, kx))]
+        every = tirx.Ramp(const(0), const(1), 4 * GROUP)
+
+        def of_outputs(o: Expr) -> tirx.Stmt:
+            """Weights change slowest, so that few of them are in registers at a time."""
+            steps = []
+            for half in (0, 1):
+                weight = load(self.weight, tile.group, ic, ky, kx, o * 2 + half, every)
+                for pair, of_pair in zip(pairs, sums[half::2], strict=True):
+                    operands = (_vector(of_pair, o), pair, weight)
+                    steps.append(_store(of_pair, o, _product(self.cfg.way.intrinsic, *operands)))
+            return block(steps)
+
+        return each(range(tile.blocks), of_outputs)
 
     def _pairs(self, tile: Tile, ic: Expr, tap: tuple[Expr, Expr, Expr]) -> tuple[Expr, Expr]:
         """Two pairs of neighbouring pixels with the channels of two blocks."""
@@ -159,7 +169,6 @@ class MatrixConvConfig(IntegerConvConfig):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Packed weights, in the order in which the inner loops read them."""
         pairs = (self.oc_blocks * self.lanes // 2, 4 * WORD)
         return (self.out_groups, -(-self.reduce_blocks // 2), *self.kernel, *pairs)
 
@@ -201,7 +210,6 @@ class MatrixConvConfig(IntegerConvConfig):
         return cycles / (2 * WORD)
 
     def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
-        """OIHW -> `weight_shape`, zero for channels that do not exist."""
         in_group, kind = self.in_channels // self.groups, self.way.weight
 
         def element(g: Expr, b: Expr, y: Expr, x: Expr, pair: Expr, place: Expr) -> Expr:
@@ -215,7 +223,6 @@ class MatrixConvConfig(IntegerConvConfig):
     def factor(
         self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
     ) -> Expr:
-        """A packed weight as int32."""
         blocks, ky, kx = tap
         place = (width % 2 * 2 + blocks % 2) * WORD + inner
         return weight[group, blocks // 2, ky, kx, width // 2, place].astype("int32")

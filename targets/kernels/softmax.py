@@ -14,7 +14,7 @@ distinguish them from zero: log(softmax(x)) can, a matrix product cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import log, prod
@@ -89,12 +89,10 @@ class SoftmaxConfig(Template):
 
     @property
     def operands(self) -> int:
-        """Only the tensor."""
         return 1
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return self.shape
 
     @classmethod
@@ -115,7 +113,6 @@ class SoftmaxConfig(Template):
         return prod(self.shape) * 36.0 / self.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """Softmax in plain loops."""
         (x,) = operands
         axis = len(self.outer)
         rows = (*self.outer, *self.shape[axis + 1 :])
@@ -137,7 +134,6 @@ class SoftmaxConfig(Template):
         )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the softmax."""
         kind = PARALLEL if machine.threads > 1 else SERIAL
         rows = prod(self.outer)
         if not self.columns:
@@ -146,7 +142,6 @@ class SoftmaxConfig(Template):
         return loop(rows * vectors, lambda i: _columns(_Row(self, fused), i, vectors), "row", kind)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> SoftmaxFeatures:
-        """Features for cost models."""
         size = item * prod(self.shape)
         return SoftmaxFeatures(
             flops=5.0 * prod(self.shape),
@@ -195,10 +190,13 @@ _Vector = Callable[[_Place, Expr, Expr, int], tirx.Stmt]
 _Element = Callable[[Expr, tuple[Expr, ...], tirx.Buffer, Expr], tirx.Stmt]
 """From a lane, its element's indices, the buffer of its power, and the power's index there."""
 
+_Piece = tuple[tirx.Buffer, int, int]
+"""A buffer for the powers of a row, and its first and end vector."""
+
 _MOST_PIECES = 8  # for longer rows the cost of heap memory is small
 
 
-def _pieces(count: int, width: int) -> list[tuple[tirx.Buffer, int, int]]:
+def _pieces(count: int, width: int) -> list[_Piece]:
     """Buffers for the powers of a row, each with its first and end vector."""
     most = STACK_BYTES // (4 * width)
     if count > _MOST_PIECES * most:
@@ -223,34 +221,11 @@ class _Row:
         cfg = self.cfg
         at = unravelled(row, cfg.shape[:-1])
         width, count = cfg.lanes, -(-cfg.shape[-1] // cfg.lanes)
-        again = count * width - cfg.shape[-1]
         top, total = scratch("top", width), scratch("total", width)
         pieces = _pieces(count, width)
         x = self.fused.operands[0]
 
-        def each(vector: _Vector, first: int = 0) -> tirx.Stmt:
-            """``vector(place, column, lane, again)`` for every vector of the row."""
-
-            def one(powers: tirx.Buffer, number: Expr, column: Expr, again: int) -> tirx.Stmt:
-                def lane(v: Expr) -> tirx.Stmt:
-                    return vector((powers, number * width + v), column + v, v, again)
-
-                return lanes(width, lane)
-
-            def vectors(powers: tirx.Buffer, start: int, end: int) -> list[tirx.Stmt]:
-                begin, end = max(start, first), min(end, count - (again > 0))
-
-                def body(i: Expr) -> tirx.Stmt:
-                    return one(powers, i + (begin - start), (i + begin) * width, 0)
-
-                return [loop(end - begin, body, "vector")] if end > begin else []
-
-            parts = [part for piece in pieces for part in vectors(*piece)]
-            if again:
-                powers, start, _ = pieces[-1]
-                last = const(count - 1 - start)
-                parts.append(one(powers, last, const(cfg.shape[-1] - width), again))
-            return block(parts)
+        each = partial(self.each, pieces)
 
         def raise_top(_: _Place, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
             return store(top, tirx.max(load(top, v), load(x, *at, column)), v)
@@ -286,6 +261,33 @@ class _Row:
                 each(finish),
             ],
         )
+
+    def each(self, pieces: Sequence[_Piece], vector: _Vector, first: int = 0) -> tirx.Stmt:
+        """``vector(place, column, lane, again)`` for every vector of the row."""
+        cfg, width = self.cfg, self.cfg.lanes
+        count = -(-cfg.shape[-1] // width)
+        again = count * width - cfg.shape[-1]
+
+        def one(powers: tirx.Buffer, number: Expr, column: Expr, again: int) -> tirx.Stmt:
+            def lane(v: Expr) -> tirx.Stmt:
+                return vector((powers, number * width + v), column + v, v, again)
+
+            return lanes(width, lane)
+
+        def vectors(powers: tirx.Buffer, start: int, end: int) -> list[tirx.Stmt]:
+            begin, end = max(start, first), min(end, count - (again > 0))
+
+            def body(i: Expr) -> tirx.Stmt:
+                return one(powers, i + (begin - start), (i + begin) * width, 0)
+
+            return [loop(end - begin, body, "vector")] if end > begin else []
+
+        parts = [part for piece in pieces for part in vectors(*piece)]
+        if again:
+            powers, start, _ = pieces[-1]
+            last = const(count - 1 - start)
+            parts.append(one(powers, last, const(cfg.shape[-1] - width), again))
+        return block(parts)
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
         """The exponential of an element."""

@@ -43,7 +43,6 @@ class WindowConfig(Template, WindowShape):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result in memory."""
         return (self.batch, self.blocks, *self.out_size, self.lanes)
 
     @property
@@ -78,7 +77,6 @@ class WindowConfig(Template, WindowShape):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "depthwise_conv2d" if self.kind == "depthwise" else f"{self.kind}_pool2d"
 
     def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
@@ -141,13 +139,11 @@ class WindowConfig(Template, WindowShape):
         return weight[b, ky, kx, lane]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the windows."""
         return write_window(self, machine, fused.operands, fused.epilogue)
 
     # --- cost ---
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        """Features for cost models."""
         return window_features(self, epilogue, self.cycles(machine), item)
 
 

@@ -48,7 +48,6 @@ class DepthwiseFeatures(WindowFeatures):
     family: ClassVar[str] = "depthwise"
 
     def device_work(self) -> Work:
-        """The work of the convolution on any device."""
         taps = self.kernel_height_taps * self.kernel_width_taps
         values = (self.in_bytes + self.out_bytes) / self.item_bytes
         return Work("depthwise", self.flops / 2, values, self.channels * taps)

@@ -125,7 +125,6 @@ class WinogradConfig(Template, ConvShape):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result in memory."""
         return (self.batch, self.blocks[1], *self.out_size, self.lanes)
 
     @property
@@ -190,7 +189,6 @@ class WinogradConfig(Template, ConvShape):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return "winograd_conv2d"
 
     def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
@@ -211,7 +209,6 @@ class WinogradConfig(Template, ConvShape):
     # --- cost ---
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        """Features for cost models."""
         return self.whole_work(epilogue, machine, item)
 
     def whole_work(
@@ -253,7 +250,6 @@ class WinogradStage(WinogradConfig):
     def configure(
         cls, layer: ConvShape, machine: VectorMachine, block: int
     ) -> list[WinogradConfig]:
-        """None."""
         return []
 
     @property
@@ -263,7 +259,6 @@ class WinogradStage(WinogradConfig):
 
     @property
     def kernel_name(self) -> str:
-        """The usual name of the kernel."""
         return self.template
 
 
@@ -275,11 +270,9 @@ class WinogradInput(WinogradStage):
 
     @property
     def operands(self) -> int:
-        """Only the image."""
         return 1
 
     def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
-        """The image."""
         return operands
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
@@ -292,7 +285,6 @@ class WinogradInput(WinogradStage):
         return write_winograd_input(self, machine, fused.operands[0], fused.epilogue.out)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        """Features for cost models."""
         planes = item * prod(self.planes_shape)
         image = item * self.batch * self.blocks[0] * self.lanes * prod(self.in_size)
         return replace(
@@ -322,7 +314,6 @@ class WinogradProduct(WinogradStage):
         return write_winograd_product(self, machine, fused.operands, fused.epilogue)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        """Features for cost models."""
         read = item * prod(self.planes_shape) + epilogue.bytes
         whole = self.whole_work(epilogue, machine, item)
         return replace(whole, in_bytes=read, input_stages=0)
@@ -340,7 +331,6 @@ class WinogradWeight(WinogradInput):
         return transform_weight(self, weight, self.annotation)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the transform."""
         return write_weight_transform(self, fused.operands[0], fused.epilogue.out)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:

@@ -29,7 +29,6 @@ from .loops import (
     block,
     const,
     each,
-    f32,
     fenced_span,
     lanes,
     load,
@@ -40,19 +39,14 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
-from .winograd_sums import INPUT, OUTPUT, combine
+from .winograd_input import input_tile
+from .winograd_sums import OUTPUT, combine
 
 if TYPE_CHECKING:
     from .winograd import WinogradConfig
 
 Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""
-
-Column = Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
-"""Statements for a column of a tile, from the column and its elements (row, lane)."""
-
-Columns = Callable[[Column], list[tirx.Stmt]]
-"""The same for all columns."""
 
 
 def write_winograd(
@@ -71,7 +65,6 @@ def write_winograd_input(
 ) -> tirx.Stmt:
     """The loop nest of the first stage only."""
     rows, columns = cfg.tiles
-    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, machine)
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def channel(n: Expr, c: Expr) -> tirx.Stmt:
@@ -79,8 +72,8 @@ def write_winograd_input(
             return store(out, value, n, c, plane, t, z)
 
         def tile(y: Expr, x: Expr) -> tirx.Stmt:
-            return nest.input_tile(
-                (n, c), y, x, lambda k, value, z: put(k, value, y * columns + x, z)
+            return input_tile(
+                cfg, data, (n, c), y, x, lambda k, value, z: put(k, value, y * columns + x, z)
             )
 
         return loop(rows, lambda y: loop(columns, lambda x: tile(y, x), "column"), "row")
@@ -177,7 +170,9 @@ class _Nest:
         count = self.band * cfg.tiles[1]
 
         def transform(c: Expr, y: Expr, x: Expr, t: Expr) -> tirx.Stmt:
-            return self.input_tile(
+            return input_tile(
+                self.cfg,
+                self.data,
                 (n, part * cfg.in_blocks + c),
                 y,
                 x,
@@ -240,84 +235,6 @@ class _Nest:
             "o",
         )
         return block([products, outputs])
-
-    def input_tile(
-        self,
-        channel: tuple[Expr, Expr],
-        y: Expr,
-        x: Expr,
-        put: Callable[[Expr, Expr, Expr], tirx.Stmt],
-    ) -> tirx.Stmt:
-        """``put(plane, B^T d B)`` for one tile; tiles inside the image read without tests."""
-        cfg, a = self.cfg, self.cfg.alpha
-        n, c = channel[0], cfg.existing_block(channel[1])
-        top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
-        height, width = cfg.in_size
-
-        read = [scratch(f"column{j}", a, cfg.lanes) for j in range(a)]
-
-        def pixel(i: int | Expr, j: int | Expr, z: Expr) -> Expr:
-            return load(self.data, n, c, top + i, left + j, z)
-
-        def transform(columns: Columns) -> tirx.Stmt:
-            half = Square("half", a, a, cfg.lanes)
-            matrix = INPUT[cfg.tile]
-
-            def column(j: Expr, value: Callable[[int, Expr], Expr]) -> tirx.Stmt:
-                def row(r: int, z: Expr) -> tirx.Stmt:
-                    return half.store(r, j, z, combine(matrix[r], [value(i, z) for i in range(a)]))
-
-                return block([lanes(cfg.lanes, partial(row, r)) for r in range(a)])
-
-            def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
-                def element(s: int, z: Expr) -> tirx.Stmt:
-                    return put(r * a + s, combine(matrix[s], [of(j, z) for j in range(a)]), z)
-
-                return block([lanes(cfg.lanes, partial(element, s)) for s in range(a)])
-
-            return within(half.buffers, [*columns(column), *half.rows(row)])
-
-        def inside(column: Column) -> list[tirx.Stmt]:
-            return [each(range(a), lambda j: column(j, lambda i, z: pixel(i, j, z)))]
-
-        def copied(column: Column) -> list[tirx.Stmt]:
-            return [column(const(j), lambda i, z, j=j: load(read[j], i, z)) for j in range(a)]
-
-        def read_columns(low: int, high: int) -> tirx.Stmt:
-            """Copy the tile with zeros outside the image; columns ``low..high`` lie inside."""
-
-            def row(i: Expr, exists: bool) -> tirx.Stmt:
-                return block(
-                    [
-                        lanes(
-                            cfg.lanes,
-                            lambda z, j=j: store(
-                                read[j],
-                                pixel(i, j, z) if exists and low <= j < high else f32(0.0),
-                                i,
-                                z,
-                            ),
-                        )
-                        for j in range(a)
-                    ]
-                )
-
-            def read_row(i: Expr) -> tirx.Stmt:
-                inside = tirx.all(top + i >= 0, top + i < height)
-                return tirx.IfThenElse(inside, row(i, True), row(i, False))
-
-            return loop(a, read_row, "i")
-
-        # Which columns exist is known for each tile of a row, so only the tile is tested at run
-        # time.
-        ranges = [_inside(k * cfg.tile - cfg.padding[1], a, width) for k in range(cfg.tiles[1])]
-        border = read_columns(*ranges[-1])
-        for k in range(len(ranges) - 2, -1, -1):
-            if ranges[k] != ranges[k + 1]:
-                border = tirx.IfThenElse(x <= k, read_columns(*ranges[k]), border)
-        fits = tirx.all(top >= 0, top + a <= height, left >= 0, left + a <= width)
-        at_border = within(read, [border, transform(copied)])
-        return tirx.IfThenElse(fits, transform(inside), at_border)
 
     def products(
         self, place: tuple[Expr, Expr, Expr], plane: Plane, m: tirx.Buffer, count: int
@@ -443,8 +360,3 @@ class _Nest:
             whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
             tile = tirx.IfThenElse(whole, tile, pixels(False))
         return within(half.buffers, [each(range(a), column), tile])
-
-
-def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
-    """First and end of ``count`` places from ``first`` that lie in ``range(extent)``."""
-    return max(0, -first), max(0, min(count, extent - first))

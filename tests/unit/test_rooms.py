@@ -123,3 +123,24 @@ def test_torch_is_loaded_only_to_train(module: str) -> None:
 )
 def test_the_longest_name_decides(module: str, level: int | None) -> None:
     assert level_of(module) == level
+
+
+LONG = {
+    "targets/kernels/gpu/item_conv.py write_item_conv": "the loop nest of one kernel",
+    "targets/kernels/gpu/item_conv.py item": "as above",
+    "targets/kernels/gpu/matmul.py write_group_matmul": "the loop nest of one kernel",
+    "targets/kernels/gpu/matmul.py body": "as above",
+}
+"""Functions of more than 60 lines, and why."""
+
+
+def test_functions_are_short() -> None:
+    """At most 60 lines without signature and docstring."""
+    found = set()
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                if body and (node.end_lineno or 0) - body[0].lineno >= 60:
+                    found.add(f"{path.relative_to(ROOT)} {node.name}")
+    assert found == set(LONG)

@@ -25,19 +25,15 @@ class GpuConvConfig(ConvConfig):
 
     @classmethod
     def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
-        """None."""
         return []
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
-        """Cycles of one core that does as much as the GPU."""
         if machine.gpu is None:
             return super().cycles(machine, step)
         return row_cycles(Sizes.of(self)) * machine.gpu.cores
 
     def in_rows(self) -> ConvConfig | None:
-        """None."""
         return None
 
     def on(self, machine: VectorMachine) -> Template | None:
-        """The template itself, or loops."""
         return self if machine.gpu is not None else taken(ConvConfig, self, pixels=1)

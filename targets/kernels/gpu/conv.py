@@ -120,7 +120,6 @@ class GroupConvConfig(GpuConvConfig):
         return [choose_group_conv(plain, machine.gpu)]
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
-        """Cycles of one core that does as much as the GPU."""
         if machine.gpu is None:
             return super().cycles(machine, step)
         return group_conv_cycles(self, machine.gpu) * machine.gpu.cores
@@ -138,7 +137,6 @@ class GroupConvConfig(GpuConvConfig):
         )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_group_conv(self, fused.operands, fused.epilogue)
 
     def read_at(
@@ -178,7 +176,6 @@ class GroupMatrixConfig(GroupConvConfig):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return self.in_size[0], self.out_channels
 
     def on(self, machine: VectorMachine) -> Template | None:

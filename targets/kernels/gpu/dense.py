@@ -62,7 +62,6 @@ class RowConfig(GpuConvConfig):
         return self.reduce_blocks * self.data_block
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_row(self, fused.operands, fused.epilogue)
 
 

@@ -58,7 +58,6 @@ class ItemConvConfig(GpuConvConfig):
         return ConvConfig.cycles(self, machine, step)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_item_conv(self, fused.operands, fused.epilogue)
 
 

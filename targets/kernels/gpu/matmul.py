@@ -61,7 +61,6 @@ class GroupMatmulConfig(MatmulConfig):
         return [replace(base, rows=rows, vectors=columns) for rows, columns in _TILES]
 
     def cycles(self, machine: VectorMachine) -> float:
-        """Cycles of one core that does as much as the GPU."""
         assert machine.gpu is not None
         _, depth, _ = self.size
         step = 2.0 * self.rows * self.vectors + self.rows + self.vectors + _EXCHANGE
@@ -76,7 +75,6 @@ class GroupMatmulConfig(MatmulConfig):
         return found
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_group_matmul(self, fused)
 
 

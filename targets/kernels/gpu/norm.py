@@ -45,17 +45,14 @@ class GroupNormConfig(Template):
 
     @property
     def operands(self) -> int:
-        """Only the tensor."""
         return 1
 
     @property
     def sampled(self) -> object:
-        """None."""
         return None
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         return self.shape
 
     @classmethod
@@ -67,11 +64,9 @@ class GroupNormConfig(Template):
         return [cls(layer.shape, layer.epsilon, items)] if items else []
 
     def cycles(self, machine: VectorMachine) -> float:
-        """Cycles of one core."""
         return prod(self.shape) * 8.0 / machine.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """The normalisation in plain loops."""
         (x,) = operands
         extent = self.shape[-1]
         k, j = (te.reduce_axis((0, extent), name) for name in "kj")
@@ -91,7 +86,6 @@ class GroupNormConfig(Template):
         )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         del machine
         return write_group_norm(self, fused)
 

@@ -52,7 +52,6 @@ class GroupSoftmaxConfig(SoftmaxConfig):
         return SoftmaxConfig(self.shape, min(machine.lanes, self.extent), self.denormals)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_group_softmax(self, fused)
 
 

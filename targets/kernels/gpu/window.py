@@ -78,11 +78,9 @@ class GroupWindowConfig(WindowConfig):
         return [choose_group_window(window, machine.gpu) for window in plain]
 
     def on(self, machine: VectorMachine) -> Template | None:
-        """The template itself, or loops."""
         return self if machine.gpu is not None else taken(WindowConfig, self)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
         return write_group_window(self, fused.operands, fused.epilogue)
 
 
