@@ -6,20 +6,20 @@
         return relu
 
 An engine (a vendor's runtime) takes no kernels of ours: it compiles the whole region, so operators
-in it get neither layouts nor templates. The kernel's body is a call that is never made; its
-attribute `MODEL` is the model.
+in it get neither layouts nor templates. The kernel's attribute `MODEL` is the model. Its body is a
+call that is never made or, for a spare, all loops of the region, with its constants as operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
 from tvm_stretch.ir.calls import PROCESSOR
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import builder_with_kernels, shape_of
 from tvm_stretch.ir.provenance import KERNELS, Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
 
@@ -34,10 +34,11 @@ class WholeRegions:
     Args:
         writers: what writes the model of a region, by name of the processor; regions of other
             processors stay as they are.
+        spare: whether the CPU can run the kernels too.
     """
 
-    def __init__(self, writers: Mapping[str, ModelWriter]) -> None:
-        self.writers = dict(writers)
+    def __init__(self, writers: Mapping[str, ModelWriter], *, spare: bool = False) -> None:
+        self.writers, self.spare = dict(writers), spare
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite the regions of engines."""
@@ -46,9 +47,11 @@ class WholeRegions:
             attrs = getattr(function, "attrs", None) or {}
             name = str(attrs.get(PROCESSOR, ""))
             if isinstance(function, relax.Function) and name in self.writers:
-                model = self.writers[name](function)
-                whole, kernel, region = _whole(var.name_hint, function, model)
-                updated.update_func(kernel, region)
+                data = np.frombuffer(self.writers[name](function), "uint8").copy()
+                kernel, constants = _fused(mod, function) if self.spare else (_stub(function), [])
+                kernel = kernel.with_attr(MODEL, tvm.runtime.tensor(data))
+                whole, kernel_var = _whole(var.name_hint, function, kernel, constants)
+                updated.update_func(kernel_var, kernel)
                 updated.update_func(var, whole)
         return updated
 
@@ -59,38 +62,39 @@ def model_of(kernel: tirx.PrimFunc) -> bytes:
     return data
 
 
+def _results(function: relax.Function) -> list[relax.Expr]:
+    return list(getattr(function.body.body, "fields", [function.body.body]))
+
+
 def _whole(
-    name: str, function: relax.Function, model: bytes
-) -> tuple[relax.Function, tvm.ir.GlobalVar, tirx.PrimFunc]:
-    """The region as one call, and its kernel."""
-    results = list(getattr(function.body.body, "fields", [function.body.body]))
-    kernel = _kernel(function, results).with_attr(
-        MODEL, tvm.runtime.tensor(np.frombuffer(model, "uint8").copy())
-    )
+    name: str, function: relax.Function, kernel: tirx.PrimFunc, constants: Sequence[relax.Expr]
+) -> tuple[relax.Function, tvm.ir.GlobalVar]:
+    """The region as one call of a kernel, and the kernel's name."""
+    results = _results(function)
     builder = relax.BlockBuilder(tvm.IRModule({}))
-    kernel_var = builder.add_func(kernel, f"{name}_model")
+    var = builder.add_func(kernel, f"{name}_model")
     operators = tuple(b.var.name for block in function.body.blocks for b in block.bindings)
     params = [relax.Var(param.name, param.ty) for param in function.params]
     types = [relax.TensorType(shape_of(r), str(r.ty.dtype)) for r in results]
     with builder.function(name, params, attrs=dict(function.attrs or {})):
         with builder.dataflow():
-            call = relax.call_tir(kernel_var, params, types if len(types) > 1 else types[0])
+            several = len(types) > 1
+            call = relax.call_tir(var, [*params, *constants], types if several else types[0])
             made = builder.emit(call, name_hint=operators[-1])
             fields = [relax.TupleGetItem(made, i) for i in range(len(types))]
-            listed = [made] if len(types) == 1 else fields
-            outputs = [builder.emit_output(field) for field in listed]
+            outputs = [builder.emit_output(field) for field in (fields if several else [made])]
         is_tuple = isinstance(function.body.body, relax.Tuple)
         builder.emit_func_output(relax.Tuple(outputs) if is_tuple else outputs[0])
-    whole = next(f for v, f in builder.get().functions.items() if v.name_hint == name)
-    return with_table(whole, KERNELS, {operators[-1]: Provenance(operators)}), kernel_var, kernel
+    table = {operators[-1]: Provenance(operators)}
+    return with_table(builder.get()[name], KERNELS, table), var
 
 
-def _kernel(function: relax.Function, results: list[relax.Expr]) -> tirx.PrimFunc:
+def _stub(function: relax.Function) -> tirx.PrimFunc:
     """A function of the region's parameters and results."""
+    results = _results(function)
     inputs = [te.placeholder(shape_of(p), str(p.ty.dtype), p.name) for p in function.params]
-    shapes = [tuple(shape_of(result)) for result in results]
     outputs = te.extern(
-        shapes,
+        [tuple(shape_of(result)) for result in results],
         inputs,
         lambda ins, outs: tirx.call_packed("tvm_stretch.run_model", *ins, *outs),
         dtype=[str(result.ty.dtype) for result in results],
@@ -99,3 +103,34 @@ def _kernel(function: relax.Function, results: list[relax.Expr]) -> tirx.PrimFun
     listed = outputs if isinstance(outputs, list | tuple) else [outputs]
     made = te.create_prim_func([*inputs, *listed], "int64")
     return made.without_attr("global_symbol")
+
+
+def _fused(mod: tvm.IRModule, function: relax.Function) -> tuple[tirx.PrimFunc, list[relax.Expr]]:
+    """All operators of a region in one function, and the constants that it takes as operands."""
+    lifter = _Lifter(mod)
+    body = lifter.visit_expr(function)
+    params = [*body.params, *lifter.params.values()]
+    group = relax.Function(params, body.body, body.ret_ty, is_pure=True)
+    builder = builder_with_kernels(mod)
+    var = builder.add_func(group.with_attr("Primitive", True), "region")
+    given = [relax.Var(param.name, param.ty) for param in params]
+    with builder.function("main", given):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Call(var, given))
+        builder.emit_func_output(result)
+    fused = relax.transform.FuseTIR()(relax.transform.LegalizeOps()(builder.get()))
+    (kernel,) = (f for v, f in fused.functions.items() if v.name_hint == "region")
+    return kernel.without_attr("global_symbol"), list(lifter.params)
+
+
+@relax.expr_functor.mutator
+class _Lifter(relax.PyExprMutator):
+    """Replaces constants by parameters, which a function that FuseTIR fuses must have."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.params: dict[relax.Expr, relax.Var] = {}
+
+    def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
+        name = f"constant{len(self.params)}"
+        return self.params.setdefault(constant, relax.Var(name, constant.ty))

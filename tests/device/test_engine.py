@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -128,9 +130,18 @@ def test_an_older_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ts.compile(network(), [other])
 
 
-def test_a_spare_is_refused() -> None:
-    with pytest.raises(ts.TargetError, match="expected no spare for a plan with an engine"):
-        ts.compile(network(), [ENGINE, "llvm"], plan=Plan(("engine", "cpu"), ()), spare=True)
+@pytest.mark.parametrize("source", [network, quantised])
+def test_a_spare_takes_over(source: Callable[[], object]) -> None:
+    """The CPU's kernel of a region is all of its loops in one."""
+    plan = Plan(("engine", "cpu"), ())
+    model = ts.compile(source(), [ENGINE, "llvm"], plan=plan, spare=True, cpu_threads=1)
+    x = X if source is network else IMAGES[:1]
+    expected = model(x)
+    os.kill(model.health()["engine"]["pid"], signal.SIGKILL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert model.health()["engine"]["failures"] == 1
 
 
 def test_for_another_machine_it_compiles_and_does_not_run() -> None:

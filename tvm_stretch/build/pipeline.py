@@ -6,9 +6,8 @@ canonical Relax + plan --branching, regions--> each processor's phases --> kerne
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -19,7 +18,7 @@ from tvm_stretch.build.assemble import Planned, assemble
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.build.precision import WIDE_SUMS
-from tvm_stretch.errors import InputError, TargetError
+from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.culprit import blaming
@@ -36,7 +35,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
-from tvm_stretch.targets.processor import ModelWriter, Processor
+from tvm_stretch.targets.processor import Processor
 
 
 def build(
@@ -108,14 +107,13 @@ def _by_plan(
         observer.see("branched", branched.mod)
     engines = {p.name: p.model for p in processors if p.model is not None}
     has_models = any(region.processor in engines for region in chosen.regions)
-    if spare and has_models:
-        raise TargetError(
-            "expected no spare for a plan with an engine, whose regions are no kernels, got "
-            "spare=True; leave it out, or leave the engine out of the targets"
-        )
     if lowered is None or observer.observes or has_models:
         lowered = lower_regions(
-            branched.mod, chosen, processors, observer, engines if has_models else {}
+            branched.mod,
+            chosen,
+            processors,
+            observer,
+            WholeRegions(engines, spare=spare) if has_models else None,
         )
     return Planned(lowered, chosen)
 
@@ -142,15 +140,15 @@ def lower_regions(
     plan: Plan,  # its regions contain every operator once
     processors: Sequence[Processor],  # all processors of the model, the CPU first
     observer: Observer | None = None,  # receives the module after every phase
-    engines: Mapping[str, ModelWriter] = MappingProxyType({}),
+    whole: WholeRegions | None = None,
 ) -> tvm.IRModule:
     """Kernel-level Relax of a canonical module, before kernels get their loop nests.
 
-    `engines` write the regions of processors, by name, as models. Without it, these regions become
-    kernels, from which their time is predicted.
+    `whole` makes one kernel of each region of an engine. Without it, these regions become the
+    kernels from which their time is predicted.
     """
     with blaming(mod):
-        return _lowered(mod, plan, processors, observer or Observer(None, None), engines)
+        return _lowered(mod, plan, processors, observer or Observer(None, None), whole)
 
 
 def _lowered(
@@ -158,15 +156,16 @@ def _lowered(
     plan: Plan,
     processors: Sequence[Processor],
     observer: Observer,
-    engines: Mapping[str, ModelWriter],
+    whole: WholeRegions | None,
 ) -> tvm.IRModule:
     mod = _apply(TagOperators(_as_functions(plan)), mod)
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)
     observer.see("PartitionRegions", mod, partitioned=True)
     machines = {p.name: p.machine for p in processors}
-    if engines:
-        mod = _apply(WholeRegions(engines), mod)
+    engines = () if whole is None else tuple(whole.writers)
+    if whole is not None:
+        mod = _apply(whole, mod)
         observer.see("WholeRegions", mod, partitioned=True)
         # engines have plain tensors, as all that passes between different blocks
         machines |= {name: replace(machines[name], lanes=1) for name in engines}

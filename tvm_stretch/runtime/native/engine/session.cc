@@ -72,10 +72,6 @@ Session::Session(const Runtime& runtime, const ModelSpec& model)
 }
 
 void Session::Bind(const std::vector<const DLTensor*>& tensors) {
-  if (tensors.size() != names_.size()) {
-    throw std::runtime_error("expected " + std::to_string(names_.size()) + " tensors, got " +
-                             std::to_string(tensors.size()));
-  }
   const Api& api = runtime_.api();
   for (const Operand& operand : operands_) api.ReleaseValue(operand.value);
   operands_.assign(tensors.size(), Operand());
@@ -94,7 +90,13 @@ void Session::Bind(const std::vector<const DLTensor*>& tensors) {
   }
 }
 
-void Session::Run(const std::vector<const DLTensor*>& tensors) {
+void Session::Run(const std::vector<const DLTensor*>& given) {
+  if (given.size() < names_.size()) {
+    throw std::runtime_error("expected " + std::to_string(names_.size()) + " tensors, got " +
+                             std::to_string(given.size()));
+  }
+  std::vector<const DLTensor*> tensors(given.begin(), given.begin() + inputs_);
+  tensors.insert(tensors.end(), given.end() - (names_.size() - inputs_), given.end());
   bool is_bound = operands_.size() == tensors.size();
   for (size_t i = 0; is_bound && i < tensors.size(); ++i) {
     is_bound = operands_[i].tensor == tensors[i];

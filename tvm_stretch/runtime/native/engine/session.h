@@ -14,9 +14,10 @@ class Session {
  public:
   Session(const Runtime& runtime, const ModelSpec& model);
 
-  // Runs the model on its inputs, then outputs. They are read and written where they lie, unless
+  // Runs the model. The first tensors are its inputs, the last its outputs; what lies between are
+  // constants, which the model has. They are read and written where they lie, unless
   // rows of a tensor have gaps: the engine then works on a dense copy. Throws std::runtime_error.
-  void Run(const std::vector<const DLTensor*>& tensors);
+  void Run(const std::vector<const DLTensor*>& given);
 
  private:
   // A tensor as the session knows it, and the copy of one with gaps.
