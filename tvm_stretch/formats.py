@@ -123,10 +123,10 @@ class Format:
             words = " and perhaps ".join(filter(None, (_listed(known), _listed(more))))
             got = sorted(data) if isinstance(data, Mapping) else repr(data)
             raise self.error(f"expected the fields {words} for {where}, got {got}; {self.again}")
-        return kind(**{key: self._value(types[key], v, key, where) for key, v in data.items()})
+        return kind(**{key: self.value(types[key], v, key, where) for key, v in data.items()})
 
-    def _value(self, kind: Any, data: Any, key: str, where: str) -> Any:
-        """A value of a type."""
+    def value(self, kind: Any, data: Any, key: str, where: str) -> Any:
+        """A value of a type, from the field ``key`` of parsed JSON."""
         if kind is Any or (kind in _PLAIN and _is_plain(kind, data)):
             return data
         if is_dataclass(kind):
@@ -138,10 +138,10 @@ class Format:
             kinds = inner[:1] * len(data) if inner[-1] is ... else inner
             if len(kinds) == len(data):
                 items = enumerate(zip(kinds, data, strict=True))
-                return tuple(self._value(k, v, f"{key}[{i}]", where) for i, (k, v) in items)
+                return tuple(self.value(k, v, f"{key}[{i}]", where) for i, (k, v) in items)
         if origin in (dict, Mapping) and isinstance(data, Mapping):
             return {
-                str(name): self._value(inner[1], v, f"{name!r} in {key}", where)
+                str(name): self.value(inner[1], v, f"{name!r} in {key}", where)
                 for name, v in data.items()
             }
         if origin is Literal and data in inner:
@@ -151,7 +151,7 @@ class Format:
     def _choice(self, kinds: Sequence[Any], data: Any, key: str, where: str) -> Any:
         """A value that may be None, or one of dataclasses that differ in ``by``."""
         if not all(map(is_dataclass, kinds)):
-            return None if data is None else self._value(kinds[0], data, key, where)
+            return None if data is None else self.value(kinds[0], data, key, where)
         known = {kind.by: kind for kind in kinds}
         values = dict(data) if isinstance(data, Mapping) else {}
         if (kind := known.get(str(values.pop("by", None)))) is None:

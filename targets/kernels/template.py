@@ -129,6 +129,8 @@ class Template(ABC):
 
         None: the kernel's features are scaled.
         """
+        if not self.layers:
+            return None
         layer: Layer = taken(self.layers[0], self)
         cut = layer.cut(along, extent)
         found: Template | None = None if cut is None else choose(cut, machine, self.block)

@@ -54,12 +54,12 @@ def has_integers(main: relax.Function) -> bool:
 def describe_integers(main: relax.Function) -> str:
     """The number of integer operators and the operators in float, as text for people."""
     attrs = main.attrs or {}
-    formed, rest = from_text(tuple[int, list[str]], str(attrs.get(INTEGERS, "[0, []]")))
-    reasons = from_text(dict[str, list[str]], str(attrs.get(FLOATS, "{}")))
+    formed, rest = from_text(tuple[int, tuple[str, ...]], str(attrs.get(INTEGERS, "[0, []]")))
+    reasons = from_text(dict[str, tuple[str, ...]], str(attrs.get(FLOATS, "{}")))
     if not has_integers(main) and not reasons:
         return ""
     known = {name for names in reasons.values() for name in names}
-    rest = [name for name in rest if name not in known]
+    rest = tuple(name for name in rest if name not in known)
     texts = [f"{formed} integer operators", *([f"in float: {_listed(rest)}"] if rest else [])]
     texts += [f"in float for {why}: {len(of)} ({_listed(of)})" for why, of in reasons.items()]
     return "; ".join(texts)
