@@ -42,6 +42,7 @@ def test_integers_are_exact_in_an_artifact_too(tmp_path: Path) -> None:
     expected = ts.compile(source, "llvm", cpu_threads=1)(x)
     np.testing.assert_array_equal(model(x), expected)
     model.export(tmp_path / "net.so")
+    assert model.graph.weights_bytes == 0, "the model of the region has them"
     del model
     np.testing.assert_array_equal(ts.load(tmp_path / "net.so")(x), expected)
 

@@ -71,13 +71,14 @@ def build_parts(
     """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
     observer = observer or Observer(None, None)
     observer.begin(mod)
-    weights = WeightsBlob(mod)
     first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
     more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
     placed = {region.processor for one in (first, *more) for region in one.plan.regions}
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     for one in (first, *more):
         observer.see_scheduled(one.mod, processors)
+    # models of engines hold their weights, which then would stand in the artifact twice
+    has_models = any(device.model is not None for device in devices)
     return assemble(
         first.mod,
         host.target,
@@ -87,7 +88,7 @@ def build_parts(
         plan=first.plan,
         spare=spare,
         others=more,
-        weights=weights,
+        weights=None if has_models else WeightsBlob(mod),
     )
 
 
