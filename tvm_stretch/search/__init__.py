@@ -1,4 +1,4 @@
-"""Which plans are worth building for a network: predicted, the most promising first.
+"""Proposes plans for a network, with predicted times, the most promising first.
 
     canonical module ── pieces.py ──> pieces between meeting points
         options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
@@ -7,8 +7,8 @@
         designed.py                    the branches of a stretched network on their processors
         realise.py                     plan: regions, predicted times, a scheduler's order
 
-Costs come from `costs.py`: measured kernels of this machine, or typical processors. A plan never
-ships because of a prediction alone: the compiler builds what comes from here and measures it.
+Costs come from `costs.py`: measured kernels of this machine, or typical processors. A prediction
+alone never decides: the compiler builds the proposed plans and measures them.
 """
 
 from __future__ import annotations

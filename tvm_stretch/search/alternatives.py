@@ -1,14 +1,14 @@
-"""Plans to change to while a model runs: where a processor is busy, one without it is the fastest.
+"""Plans to which a model may change while it runs: one without a processor that is busy then.
 
     fastest            cpu + opencl + hexagon
     without cpu              opencl + hexagon
     without opencl     cpu          + hexagon
     without hexagon    cpu + opencl
 
-Where one processor is left, it computes the fastest plan's parts one after the other: so it reads
-the very weights that are packed for them, and all plans together need hardly more memory than one.
-For several, the search finds the best. What each plan takes is measured where the model runs, in
-turns, because that is what its runs are compared with later.
+If one processor is left, it computes the parts of the fastest plan one after the other. It then
+reads the weights that are packed for these parts, so all plans together need hardly more memory
+than one. If several are left, a search finds their best plan. The latency of each plan is measured
+where the model runs, in turns, because later runs are compared with it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PlansLike = bool | Mapping[str, PlanLike]
 
 
 def read_plans(plans: object) -> dict[str, Plan] | None:
-    """The plans of a user by name; None where he leaves them to `without_each`.
+    """The user's plans by name; None if `without_each` should find them.
 
     Raises:
-        InputError: they are nothing of the kind.
+        InputError: they are no plans by name.
         PlanError: one of them is no plan.
     """
     if plans is True or plans is False or plans is None:
@@ -67,7 +67,7 @@ def with_plans(
 def without_each(
     mod: tvm.IRModule, decision: Decision, limits: Limits
 ) -> tuple[dict[str, Plan], list[str]]:
-    """The chosen plan, and for each processor the plan that promises most without it.
+    """The chosen plan, and for each processor the most promising plan without it.
 
     Returns:
         Plans by name, without those that only repeat another one; and why others are missing.

@@ -39,13 +39,13 @@ class Found:
     # plans for several processors that may be faster, the most promising first
     rivals: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()  # for people
-    passed: tuple[Considered, ...] = ()  # what else was looked at, and why it is not among them
+    passed: tuple[Considered, ...] = ()  # plans that were dropped, and why
 
 
 def find_candidates(
     network: Network, costs: Costs, ranking: Sequence[Chain], most: int, limits: Limits
 ) -> Found:
-    """What may be worth building, the most promising first."""
+    """The plans that may be worth building, the most promising first."""
     better = by_objective(limits)
     free = filter(limits.may_do_all, range(len(costs.processors)))
     singles = [_alone(network, costs, place) for place in free]
@@ -73,7 +73,7 @@ def find_candidates(
 
 
 def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
-    """Everything on one processor, if it supports it all."""
+    """All operators on one processor, if it supports them."""
     times = [costs.whole(group, place) for group in network.graph.groups]
     if None in times:
         return None
@@ -103,7 +103,7 @@ def _work_out(
     rivals: list[Candidate] = []
     for chain in ranking:
         what = _describe(chain.options)
-        # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
+        # The plan of shares costs more: each share reads Winograd's tiles of all channels.
         disappointing = bool(rivals) and chain.ns < clearly_less * better(rivals[0])
         if not any(option.uses_several for option in chain.options) and limit < float("inf"):
             notes.append("no way to use several processors is predicted to be faster")

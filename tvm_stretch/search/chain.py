@@ -1,7 +1,7 @@
-"""Dynamic programming over the chain of pieces: which option for each, hand-overs included.
+"""Chooses an option for each piece of the chain by dynamic programming, hand-overs included.
 
-A state is what a piece finds when it begins: which processors hold what it reads, and in which
-parts. For each state only the past that is done first is kept.
+A state says which processors hold the tensors that a piece reads, and in which parts. For each
+state only the predecessor that ends first is kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Chain:
 
     @property
     def only_shares(self) -> bool:
-        """Whether nothing is computed twice and nothing scheduled."""
+        """Whether all options are shares, which compute nothing twice."""
         return not any(option.splits or option.is_schedule for option in self.options)
 
 
@@ -50,7 +50,7 @@ class _State:
     option: Option | None = None
 
     def options(self) -> Iterator[Option]:
-        """From the last to the first."""
+        """The options, from the last piece to the first."""
         state: _State | None = self
         while state is not None and state.option is not None:
             yield state.option
@@ -104,7 +104,7 @@ class ChainSearch:
         return Clock([0] * len(self.costs.processors), self.costs.hand_over, inputs)
 
     def _done(self, state: _State) -> int:
-        """When the first processor, the caller's, has the outputs."""
+        """The time at which the first processor, the caller's, has the outputs."""
         outputs = self.network.pieces[-1].exits
         clock = state.clock
         held = [piece for name in outputs for piece in clock.tensors[name]]
@@ -128,8 +128,8 @@ class ChainSearch:
     def _rows_of(self) -> list[set[int]]:
         """For each piece, how many pieces from there on may be split by rows together.
 
-        Those that LENGTHS says, and those between the meeting points that are worth what a meeting
-        costs on these processors (NN-Stretch, equation 4).
+        The lengths in LENGTHS, and lengths between meeting points worth their cost on these
+        processors (NN-Stretch, equation 4).
         """
         count, costs = len(self.network.pieces), self.costs
         spans = [{n for n in LENGTHS if i + n <= count} for i in range(count)]
@@ -186,8 +186,9 @@ class ChainSearch:
 def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Chain]:
     """Ways to compute a network on several processors, the most promising first.
 
-    One of shares alone, and the best of all if it is another one. This takes at most two seconds
-    for every network of the zoo; lowering comes before and after, and is not done again to build.
+    The best chain of shares alone, and the best chain of all if that is another one. This takes at
+    most two seconds for every network of the zoo. Kernels are lowered before and after it, and not
+    again for the build.
     """
     _ask_for_all(network, costs)
     if len(costs.processors) < 2:
@@ -201,7 +202,7 @@ def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Cha
 
 
 def _ask_for_all(network: Network, costs: Costs) -> None:
-    """All kernels in one batch, with the halves that the options of their piece will ask for."""
+    """Ask for all kernels in one batch, with the halves that the options of their pieces need."""
     wanted: dict[Group, Sequence[Along]] = {}
     for piece in network.pieces:
         halves: tuple[Along, ...] = ("outputs",)

@@ -1,6 +1,6 @@
 """Chooses the plan of a network: the caller's, one that won before, or the winner of a search.
 
-a plan is given, or only one processor     that one
+a plan is given, or only one processor     the given plan, or that processor
 plans can be measured                      the winner of decide.py, or the one that won before
 nothing can be measured                    the plan that is predicted to be the fastest
 """
@@ -57,7 +57,7 @@ def predict(
 ) -> Decision:
     """The plan that is predicted to be the fastest.
 
-    For a profile the search also leaves out each processor: it is heuristic, and with three
+    For a profile, the search is repeated without each processor: it is heuristic, and with three
     processors it may miss a plan that it finds with two.
 
     Args:

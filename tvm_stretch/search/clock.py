@@ -1,11 +1,12 @@
-"""When a few kernels run, one after the other on each processor: the search's own small simulator.
+"""The times at which a few kernels run, in order on each processor: the search's own simulator.
 
     Step("conv.", 0, ..), Step("conv.", 1, ..), Step("relu", 0, reads both)   ->   the clock's times
 
-It means what `tvm_stretch.scheduling.simulate` means, which a test compares: a kernel waits for
-what it reads, and its processor is busy while it receives, once, what others wrote. That simulator
-runs one `Problem`, whose operators and tensors are all known and numbered; a search tries thousands
-of ways to go on from a state, reads parts of tensors, and forgets what nothing reads any more.
+A test compares its results with `tvm_stretch.scheduling.simulate`: a kernel waits for the tensors
+that it reads, and its processor is busy while it receives, once, a tensor of another processor. The
+other simulator runs one `Problem`, whose operators and tensors are all known and numbered. A search
+continues thousands of times from a state, reads parts of tensors, and forgets tensors without
+further readers.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ class Step:
 
     tensor: Tensor  # the tensor that it writes
     place: int  # its processor
-    ns: int  # what it takes
+    ns: int  # nanoseconds of the kernel
     # tensors, and which part of each; None for all of it
     reads: tuple[tuple[Tensor, int | None], ...]
-    bytes: int  # that it writes
+    bytes: int  # bytes of its result
     part: int | None = None  # which part of the tensor it writes; None for all of it
-    joins: bool = False  # whether what it writes takes the place of the parts that it reads
+    joins: bool = False  # whether its result replaces the parts that it reads
 
 
 @dataclass
 class Written:
-    """A part of a tensor that was written, and who has it."""
+    """A part of a tensor that was written, and the processors that have it."""
 
     place: int
     finish: int
@@ -51,7 +52,7 @@ class Clock:
     tensors: dict[Tensor, list[Written]]
 
     def copy(self) -> Clock:
-        """Another clock with the same past."""
+        """A copy of the clock."""
         tensors = {
             name: [Written(p.place, p.finish, p.bytes, p.part, set(p.holders)) for p in parts]
             for name, parts in self.tensors.items()
@@ -81,5 +82,5 @@ class Clock:
         self.tensors = {name: self.tensors[name] for name in tensors}
 
     def when(self, tensors: Sequence[str]) -> int:
-        """When all of these are written."""
+        """The time at which all of these tensors are written."""
         return max((p.finish for name in tensors for p in self.tensors[name]), default=0)

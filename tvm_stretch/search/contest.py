@@ -1,8 +1,8 @@
-"""Do no harm: which of several models of one network is the fastest on this machine.
+"""Finds the fastest of several models of one network on this machine, and does no harm.
 
-The models run in turns, so that a change of the machine's speed meets all of them. A challenger
-wins if it is faster in the median of the rounds' ratios and the ratios' confidence interval says
-that this is no accident; else the first model stays.
+The models run in turns, so a change of the machine's speed affects all of them. A challenger wins
+if the median of the ratios of all rounds is below 1, and so is their confidence interval. Otherwise
+the first model stays.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class MeasureError(StretchError):
 def _measuring() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # TVM's, and ours
+    except (RuntimeError, ValueError) as error:  # errors of TVM, and ours
         lines = str(error).strip().splitlines() or [repr(error)]
         raise MeasureError(lines[-1]) from error
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model against the first."""
+    """The comparison of one model with the first."""
 
     seconds: float  # median latency
     ratio: float  # median of its latency to the first model's, round by round
@@ -59,8 +59,8 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
     """Latencies of the models, measured in turns on the same kind of random input.
 
     Args:
-        models: the first one is what the others have to beat.
-        rounds: as many, or fewer where all is clear before.
+        models: the others have to beat the first one.
+        rounds: the most rounds; fewer if the result is clear before.
 
     Raises:
         MeasureError: a model failed.
@@ -87,27 +87,27 @@ def _take_turns(runs: Sequence[Callable[[], float]], samples: Sequence[list[floa
     """One round: each model once."""
     for run, latencies in zip(runs, samples, strict=True):
         step()
-        run()  # another model had the caches
+        run()  # another model has filled the caches
         latencies.append(run())
 
 
 def _undecided(outcome: Outcome) -> bool:
-    """Whether a model seems to win, but may have been lucky."""
+    """Whether a model seems faster, but its confidence interval includes 1."""
     return outcome.ratio < _PROMISING and outcome.high >= 1
 
 
 def _clear(outcome: Outcome) -> bool:
-    """Whether a model wins by more than an accident would let it, or loses."""
+    """Whether the confidence interval shows that a model is clearly faster, or slower."""
     return outcome.high < _PROMISING or outcome.low > 1
 
 
 def _settled(outcomes: Sequence[Outcome]) -> bool:
-    """Whether more rounds would hardly make another one win."""
+    """Whether more rounds would hardly change the winner."""
     return not any(map(_undecided, outcomes))
 
 
 def is_lasting(outcomes: Sequence[Outcome]) -> bool:
-    """Whether another contest would end alike: nothing disturbed the machine, and it is settled."""
+    """Whether another contest would have the same winner: nothing disturbed this one."""
     return _settled(outcomes) and all(o.high < _CALM * o.low for o in outcomes)
 
 
@@ -131,13 +131,13 @@ def _outcome(latencies: Sequence[float], first: Sequence[float]) -> Outcome:
 
 
 def winner(outcomes: Sequence[Outcome]) -> int:
-    """The fastest of those that beat the first beyond doubt, or the first."""
+    """The fastest model that beats the first beyond doubt, or the first."""
     beating = [i for i, outcome in enumerate(outcomes) if i and outcome.high < 1]
     return min(beating, key=lambda i: outcomes[i].ratio, default=0)
 
 
 def expected_seconds(model: Model, arena: Callable[[Model], Model]) -> list[float]:
-    """What a run of each of a model's plans takes at present.
+    """The present latency of each plan of a model.
 
     Raises:
         MeasureError: a plan failed while it was measured.

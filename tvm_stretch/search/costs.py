@@ -1,10 +1,10 @@
-"""What the search knows of costs: kernels, parts of kernels, hand-overs, working together.
+"""Costs for the search: kernels, parts of kernels, hand-overs, and slower kernels in company.
 
-A part of a kernel is taken from a straight line through the whole and the half:
+The cost of a part of a kernel lies on a straight line through the whole and the half:
 
     conv 64 -> 128 channels on cpu: 1.00 ms, 64 -> 64 channels: 0.52 ms    ->    48 of 128: 0.40 ms
 
-so that a search that asks for hundreds of ratios asks the cost model twice.
+So a search that needs hundreds of ratios asks the cost model twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Costs:
     together: tuple[float, ...]  # how much longer kernels take while other processors work
     source: str  # where the numbers come from, for people
     trusted: bool  # whether they were measured where it is to run
-    factors: tuple[float, ...] = ()  # what every kernel of a processor is multiplied by
+    factors: tuple[float, ...] = ()  # the factor of all kernels of each processor
     _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class Costs:
     kernels: Kernels = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing is corrected at first."""
+        """Costs are not corrected at first."""
         self.factors = self.factors or (1.0,) * len(self.processors)
         self.kernels = Kernels(self.processors)
 
     def whole(self, group: Group, place: int) -> int | None:
-        """A kernel on a processor; None where one of its operators is refused."""
+        """Nanoseconds of a kernel on a processor; None if it refuses one of its operators."""
         key = (group, place)
         if key not in self._wholes:
             supported = self.kernels.supported(group, place)
@@ -73,10 +73,10 @@ class Costs:
     def ask_for(
         self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
     ) -> None:
-        """Ask the models for many kernels at once: that is much faster than one by one.
+        """Ask the models for many kernels at once, which is much faster than one by one.
 
         Args:
-            halves: of which groups halves are asked for too, and of what.
+            halves: groups of which halves are needed, too, and the axis along which they are cut.
         """
         for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
@@ -90,7 +90,7 @@ class Costs:
             self._predict(place, list(wanted))
 
     def ask_for_kernels(self, placed: Iterable[tuple[Sequence[Features], int]]) -> None:
-        """As `ask_for`, for kernels with their places."""
+        """Like `ask_for`, for kernels with their places."""
         by_place: dict[int, dict[Features, None]] = {}
         for kernels, place in placed:
             by_place.setdefault(place, {}).update(dict.fromkeys(kernels))
@@ -98,7 +98,7 @@ class Costs:
             self._predict(place, list(wanted))
 
     def unlike_measured(self, groups: Sequence[Group]) -> int:
-        """How many of these kernels are beyond what was measured, on one of the processors."""
+        """The number of these kernels that are unlike all measured ones on some processor."""
 
         def is_unlike(group: Group, place: int) -> bool:
             if not self.kernels.supported(group, place):
@@ -110,7 +110,7 @@ class Costs:
         return sum(any(is_unlike(group, place) for place in places) for group in groups)
 
     def corrected(self, factors: Sequence[float], together: float = 1.0) -> Costs:
-        """The same costs, every processor slower by its factor, and all while others work."""
+        """The same costs with a factor for each processor, and one for all while others work."""
         slower = replace(
             self,
             factors=tuple(a * b for a, b in zip(self.factors, factors, strict=True)),
@@ -125,7 +125,7 @@ class Costs:
         return slower
 
     def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
-        """A part of a kernel, on a processor that supports it, while others work too."""
+        """Nanoseconds of a part of a kernel, on a processor that supports it, while others work."""
         whole = self.whole(group, place)
         assert whole is not None
         key = (group, place, along)
@@ -140,9 +140,9 @@ class Costs:
         return self.start(place) + round(2 * size / _COPIED_PER_NS)
 
     def meeting(self, places: Iterable[int], size: int) -> int:
-        """What it takes until all of these processors have what they wrote together.
+        """Nanoseconds until all of these processors have the tensor that they wrote together.
 
-        Each receives a part from each of the others, one after the other, as schedulers reckon.
+        Each receives a part from each of the others, one after the other, as in schedules.
         """
         known = list(places)
         part = size // len(known)
@@ -157,7 +157,7 @@ class Costs:
         return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
 
     def transfers(self) -> list[list[TransferCost]]:
-        """Hand-overs as schedulers want them."""
+        """Hand-overs in the form that schedulers take."""
         places = range(len(self.processors))
         return [
             [TransferCost(tuple((s, self.hand_over(p, q, s)) for s in _SIZES)) for q in places]
@@ -175,7 +175,7 @@ class Costs:
         return sum(self._known[place, feature] for feature in features)
 
     def _half(self, group: Group, place: int, along: Along, whole: int) -> tuple[int, float]:
-        """What the half takes, and how much of the group it is."""
+        """Nanoseconds of the half, and its share of the group."""
         half = self.kernels.half(group, place, along)
         if half is None:
             return (whole + self.start(place)) // 2, 0.5
@@ -184,15 +184,15 @@ class Costs:
 
 
 def not_asked_for(host: Processor) -> Processor:
-    """The CPU where it is not among the targets: it only holds inputs and outputs."""
+    """The CPU if it is not among the targets: it only holds inputs and outputs."""
     return replace(host, rules=(), refuse=lambda _: "it is not among the targets")
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What `ts.tune.measure` found on their machine, or else typical speeds of such processors.
+    """Costs by `ts.tune.measure` on their machine, or typical speeds of such processors.
 
     Raises:
-        CostModelError: what `ts.tune.measure` left is damaged or of another version.
+        CostModelError: a file of `ts.tune.measure` is damaged or of another version.
     """
     typical = {processor.name: AnalyticModel(processor.speed) for processor in processors}
     speeds = [processor.speed for processor in processors]

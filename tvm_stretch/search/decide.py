@@ -1,14 +1,14 @@
-"""Do no harm: build what may be fastest, measure it beside one processor alone, keep the winner.
+"""Builds promising plans and the best single processor, measures them, and keeps the winner.
 
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that were not measured may be wrong by far. Then a run of the first plan says how fast each
-processor really is: if their ratio is another one, the search names a second plan by it; else the
-second is of shares of output channels alone, which compute nothing twice. Every processor alone is
-measured that comes near to the plans by then: compiling one more can take as long as all else.
-Measured costs are those of a quiet machine; a small reference network says how fast it is now
-(`pace.py`).
+Costs that were not measured may be far off. Then a run of the first plan tells the real speed of
+each processor. If their ratio differs from the costs, the search proposes a second plan with
+corrected costs; otherwise the second plan is of shares of output channels alone, which compute
+nothing twice. Single processors are measured too if they come near to the plans; others are not,
+because compiling one more can take as long as everything else. Measured costs hold for a quiet
+machine; a small reference network tells how fast it is now (`pace.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decide(
     site: Site,  # where it is to run, and where models are measured
     build: Build,  # makes a model of a network and a plan for it
     limits: Limits = NO_LIMITS,  # what processors may compute at most
-    # is told which plan won, if nothing else is to be expected another time
+    # remembers the winning plan, if another contest would end alike
     memory: Memory | None = None,
 ) -> Decision:
     """The fastest plan of a network; one processor unless several win beyond doubt.
@@ -119,7 +119,7 @@ def _choices(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[float, ...]:
-    """How much slower each processor's kernels were than predicted; 1 for those without any."""
+    """How much slower each processor's kernels were than predicted; 1 if it had no kernels."""
     factors = []
     for name, predicted in zip(candidate.plan.processors, candidate.busy, strict=True):
         usages = [usage for timeline in timelines for usage in timeline.usage]
@@ -131,7 +131,7 @@ def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[floa
 def _measured(
     candidates: Sequence[Candidate], outcomes: Sequence[Outcome], chosen: int
 ) -> Iterator[Considered]:
-    """Every model that ran, and how it did against the first."""
+    """Every model that ran, compared with the first."""
     for index, (candidate, outcome) in enumerate(zip(candidates, outcomes, strict=True)):
         versus = (
             f"x{outcome.ratio:.2f} of {candidates[0].what} (95 % {outcome.low:.2f} to "

@@ -1,4 +1,4 @@
-"""The decision for a network: its plan, why, and what the search found out about it."""
+"""The decision for a network: its plan, the reason, and results of the search about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Decision:
     plans: Mapping[str, Plan] = field(default_factory=dict)
 
     def noted(self, *notes: str) -> Decision:
-        """The same, for more reasons."""
+        """The decision with more notes."""
         return replace(self, reason="; ".join(filter(None, (self.reason, *notes))))
 
     def build(self, mod: tvm.IRModule, spare: bool, observer: Observer) -> Model:

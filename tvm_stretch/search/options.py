@@ -1,6 +1,6 @@
-"""What the search may do with a piece of the network.
+"""The ways in which the search may compute a piece of the network.
 
-one processor     every kernel there, but what works by channels stays in the parts that it reads
+one processor     every kernel there, but kernels that work by channels keep the parts they read
 scheduled         kernels on several processors, by a scheduler
 shares            every processor computes some output channels of the large layers
 rows, channels    `splitting.py`
@@ -37,7 +37,7 @@ class Option:
     what: str  # in words
     steps: tuple[Step, ...]  # what runs, in an order in which it may run
     placed: Mapping[str, int]  # the processor of each group that is computed whole
-    # channels of the parts that exits are left in; those that are whole are not here
+    # channels of the parts of each exit that is not whole
     forms: Mapping[str, Widths] = field(default_factory=dict)
     shares: Mapping[str, Widths] = field(default_factory=dict)  # as in a plan
     splits: tuple[Split, ...] = ()  # as in a plan
@@ -77,7 +77,7 @@ class Options:
                     yield self.follow(piece, forms, shares, place_of, "shares of output channels")
 
     def designed(self, piece: Piece, places: Mapping[str, int]) -> Iterator[Option]:
-        """Some groups where they were designed to run, the others on one processor."""
+        """Some groups on the processors of the design, the others on one processor."""
         rest = [group for group in piece.groups if group.name not in places]
         for place_of, _ in self._ways(rest):
             placed = {g.name: places.get(g.name, place_of(g)) for g in piece.groups}
@@ -85,7 +85,7 @@ class Options:
             yield Option("its branch", steps, placed)
 
     def _ways(self, groups: Sequence[Group]) -> list[tuple[Callable[[Group], int], str]]:
-        """Where whole kernels may run: all on one processor, or each where it is fastest."""
+        """Places for whole kernels: all on one processor, or each on its fastest."""
         homes = [place for place in self.places if self._may_run_all(groups, place)]
         ways = [(self._always(home), self._name(home)) for home in homes]
         return ways or [(self.best_place, "each where it is fastest")]
@@ -136,12 +136,12 @@ class Options:
         return Step(group.name, place, ns, reads, group.bytes)
 
     def best_place(self, group: Group) -> int:
-        """The processor on which a kernel takes least."""
+        """The processor on which a kernel is fastest."""
         known = self._known(group)
         return min(self._allowed(known), key=known.__getitem__) if known else 0
 
     def _known(self, group: Group) -> dict[int, int]:
-        """What the group takes on each processor that supports it."""
+        """Nanoseconds of the group on each processor that supports it."""
         return {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
 
     def _allowed(self, known: Mapping[int, int]) -> dict[int, int]:
@@ -162,7 +162,7 @@ class Options:
         return found
 
     def _best_widths(self, group: Group, alpha: float) -> Widths | None:
-        """The shares with which the layer is done first, if that beats one processor."""
+        """The shares with which the layer ends first, if they beat one processor."""
         anchor = group.anchor
         if not can_be_shared(anchor.call):
             return None
@@ -183,7 +183,7 @@ class Options:
         return None if best is None else best[1]
 
     def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
-        """Channels in proportion to the processors' speeds (equation 6), or a few units beside."""
+        """Channels in proportion to the processors' speeds (equation 6), or a few units from it."""
         channels = group.anchor.shape[1]
         unit = self.limits.unit(channels, unit)
         units, rest = divmod(channels, unit)
@@ -255,7 +255,7 @@ class Options:
         return Option(f"scheduled by {result.scheduler}", steps, placed)
 
     def _work(self, piece: Piece, placed: Mapping[str, int]) -> dict[int, int]:
-        """Multiply-adds of each processor; not of what only one supports."""
+        """Multiply-adds of each processor, without operators that only one supports."""
         work = dict.fromkeys(self.places, 0)
         for group in piece.groups:
             if len(self._known(group)) > 1:
@@ -302,7 +302,7 @@ class Options:
 
 
 def _check_answer(problem: Problem, result: object) -> None:
-    """Refuse what a user's scheduler answers, unless it is a schedule of whole operators."""
+    """Refuse the answer of a user's scheduler unless it is a schedule of whole operators."""
     if not isinstance(result, Result) or result.problem != problem:
         raise ScheduleError(
             "expected a Result for the problem that was given from the scheduler, got "
@@ -312,6 +312,6 @@ def _check_answer(problem: Problem, result: object) -> None:
 
 
 def one_by_one(network: Network, costs: Costs, limits: Limits) -> list[Option]:
-    """Every kernel whole, where it is fastest: for processors that support little."""
+    """Every whole kernel on its fastest processor: for processors that support little."""
     ways = Options(network, costs, limits)
     return [next(ways.of_piece(piece, {})) for piece in network.pieces]

@@ -1,12 +1,12 @@
-"""How fast this machine is now: measured models remember it as it was when nothing disturbed it.
+"""Corrects costs, which were measured on a quiet machine, to its present speed.
 
     a small chain of convolutions    cpu alone: predicted 0.80 ms, takes 1.00    -> cpu      x 1.25
                                      both:      predicted 0.45 ms, takes 0.68    -> together x 1.21
 
-Neighbours on a machine slow its cores down, not always alike, and branches that meet wait
-for the slower one; so a chain that meets after every layer is timed as well. A processor that takes
-no floats is timed with a chain of integers: a model of counted packets predicts the chip of a DSP,
-and an emulator takes some hundred times as long.
+Other guests of a machine slow its cores down, not always equally, and branches that meet wait for
+the slower one. So a chain whose branches meet after every layer is timed as well. A processor that
+takes no floats is timed with a chain of integers: its cost model counts packets and predicts the
+chip of a DSP, but an emulator takes some hundred times as long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FEW_LAYERS, _SMALL_SIDE = 2, 14
 def at_present_pace(
     costs: Costs, measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]]
 ) -> Costs:
-    """The costs as they are now.
+    """The costs at the machine's present speed.
 
     Args:
         measure: builds and times plans of a network.
@@ -55,7 +55,7 @@ def at_present_pace(
 
 
 def _integer_chain() -> tvm.IRModule:
-    """As `_chain`, in 8 bits and so small that an emulator computes it in no time."""
+    """Like `_chain`, in 8 bits and so small that an emulator is fast enough."""
     dice, builder = np.random.default_rng(0), relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SMALL_SIDE, _SMALL_SIDE), "uint8"))
     layer = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), padding=(1, 1, 1, 1))
@@ -73,7 +73,7 @@ def _integer_chain() -> tvm.IRModule:
 
 
 def _chain() -> tvm.IRModule:
-    """The reference: its layers are like those of a network, and as many meet."""
+    """The reference network: layers like those of real networks, with as many meetings."""
     dice, builder = np.random.default_rng(0), relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SIDE, _SIDE), "float32"))
     with builder.function("main", [x]):

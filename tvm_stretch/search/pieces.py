@@ -2,7 +2,7 @@
 
     input -> [conv, pool] -> [conv, conv, add] -> [conv, conv, add] -> [mean, dense] -> output
 
-A network whose ways never meet is one piece.
+A network without meeting points is one piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tvm_stretch.search.priced_kernels import Kernels
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What lies between two meeting points, in kernels."""
+    """The kernels between two meeting points."""
 
     groups: tuple[Group, ...]  # its kernels in program order
     entries: tuple[str, ...]  # the inputs and earlier kernels that it or later pieces read
@@ -62,7 +62,7 @@ class Network:
         return frozenset(self.graph.inputs) | {group.name for group in self.graph.groups}
 
     def _pieces(self, found: MeetingPoints) -> tuple[Piece, ...]:
-        """Segments, each kernel in that of its last operator; what no segment holds goes along."""
+        """A piece for each segment, with its kernels and those between it and the next segment."""
         segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
         members: list[list[Group]] = [[] for _ in range(max(1, len(found.segments)))]
         current = 0

@@ -1,6 +1,6 @@
-"""What kernels the groups of a network become on each processor, worked out once.
+"""The kernels that the groups of a network become on each processor, worked out once.
 
-Processors of equal machines (a CPU, and an OpenCL device that is the same CPU) share the answers.
+Processors of equal machines (a CPU, and an OpenCL device that is the same CPU) share them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Kernels:
     def lower(self, mod: tvm.IRModule) -> OperatorGraph:
         """The groups of a canonical module; `whole` and `half` then know their kernels.
 
-        Where no processor supports all operators of a kernel, only operators of the same
-        processors become one kernel.
+        If no processor supports all operators of a kernel, only operators that the same processors
+        support become one kernel.
         """
         if self._last is None or self._last[0] is not mod:  # a search may be repeated
             self._last = mod, self._lower_supported(mod)
@@ -99,7 +99,7 @@ class Kernels:
 
 
 def _by_group(graph: OperatorGraph, level: KernelLevel) -> dict[Group, list[GroupKernel]]:
-    """The kernels of another machine, with the groups that hold the last of their operators."""
+    """The kernels of another machine, by the group that holds their last operator."""
     group_of = {op.name: group for group in graph.groups for op in group.operators}
     found: dict[Group, list[GroupKernel]] = {group: [] for group in graph.groups}
     for name, kernels in level.kernels.items():

@@ -1,11 +1,11 @@
-"""The rules of NN-Stretch (section 4.2) that keep a search from what cannot win.
+"""The rules of NN-Stretch (section 4.2) that drop options which cannot win.
 
 equation 4    cost-amortized meeting points     a meeting costs at most α of the work before it
 equation 5    no straggler branches             no branch takes longer than β of the whole segment
 equation 6    FLOPs alignment                   branches as large as their processors are fast
 
-The paper's branches are new layers that are trained; ours compute the same numbers as before, so
-that its rules for accuracy (structure, capacity) have nothing to say here.
+The paper's branches are new layers, which are trained. Ours compute the same numbers as before, so
+the paper's rules for accuracy (structure, capacity) do not apply.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From chosen options to a plan: the passes' own operators, their regions, and when they run.
+"""Turns chosen options into a plan: operators of the passes, their regions, predicted times.
 
     options ──branching──> operators ──regions, all phases──> kernels ──models──> predicted times
 
-What the search weighed in pieces is carried out here, and predicted from the kernels that will run;
-the compiler takes them over as they are.
+The passes carry out what the search chose piece by piece, and times are predicted from the kernels
+that will run. The compiler uses these kernels as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORTH_REORDERING = 0.99
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, and what it is in words.
+    """A plan with its prediction, and a name for people.
 
     Attributes:
         plan: with predictions.
@@ -63,7 +63,7 @@ class Candidate:
     level: KernelLevel | None = None
 
     def considered(self, verdict: str, seconds: float | None = None) -> Considered:
-        """What there is to say of it, for people.
+        """A row of the table of candidates, for people.
 
         Args:
             verdict: whether it was chosen, or why not.
@@ -84,7 +84,7 @@ def realise(
     what: str,
     limits: Limits = NO_LIMITS,
 ) -> Candidate | str:
-    """The plan of these options; or why it cannot be: a part is refused, or a limit exceeded."""
+    """The plan of these options, or why there is none: a part is refused, or a limit exceeded."""
     shares = {name: widths for option in options for name, widths in option.shares.items()}
     splits = tuple(split for option in options for split in option.splits)
     processors = costs.processors
@@ -122,7 +122,7 @@ def realise(
 def _work(
     branched: Branching, operators: Operators, placed: Mapping[str, int], costs: Costs
 ) -> dict[int, int]:
-    """Multiply-adds of each processor; not of what only one supports."""
+    """Multiply-adds of each processor, without operators that only one supports."""
     places = range(len(costs.processors))
     work = dict.fromkeys(places, 0)
     for name, place in placed.items():
@@ -142,7 +142,7 @@ def multiply_adds(operator: Operator, mod: tvm.IRModule) -> int:
 
 
 def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
-    """Views and other operators between: on the first processor that reads them, or makes them."""
+    """Places views and other operators on the first processor that reads or makes them."""
     found = dict(placed)
     for reader in reversed(list(operators)):
         for name in reader.inputs:
@@ -160,7 +160,7 @@ def _reasons(
     names: Iterable[str],
     parts: Mapping[str, Provenance],
 ) -> dict[str, str]:
-    """Why each operator runs where it does: what was chosen for the kernel that it came from."""
+    """The reason for each operator's processor: the option of the kernel that it came from."""
     of_group = {name: option.what for option in options for name in option.placed}
     steps = [(step.tensor, option.what) for option in options for step in option.steps]
     of_group |= {name: what for name, what in steps if isinstance(name, str)}
@@ -174,7 +174,7 @@ def _reasons(
 
 
 class _Schedule:
-    """When the kernels of the branched network run, as its places and an order say.
+    """The times of the branched network's kernels, by their places and order.
 
     Attributes:
         level: the kernels.
@@ -213,7 +213,7 @@ class _Schedule:
         return run_sequence(self._problem(), where, range(len(where)))
 
     def _problem(self) -> Problem:
-        """The branched network; parts, and what puts them together, stay where they are."""
+        """The branched network as a problem; parts, and operators that join them, keep places."""
         owners, places = self.branched.owners, range(len(self.costs.processors))
         base = {group.name: group for group in self.network.graph.groups}
         groups = self.level.graph.groups
@@ -241,7 +241,7 @@ class _Schedule:
         return Cost(self.ns, bytes=sum(tensors[t].bytes for t, _ in self.timeline.received))
 
     def refined(self) -> _Schedule:
-        """What the scheduler makes of it, where that is worth another order."""
+        """The candidate in the order of the scheduler, if that order is faster."""
         found = refine(self.timeline)
         if max(found.finish.values()) > _WORTH_REORDERING * self.ns:
             return self
@@ -282,7 +282,7 @@ class _Schedule:
 
 
 def _same(one: Group, other: Group) -> bool:
-    """Whether two groups compute the same; what joins a segment's parts has the name of its end."""
+    """Whether two groups compute the same; the operator that joins parts has the segment's name."""
     kinds = [[(op.name, op.kind) for op in group.operators] for group in (one, other)]
     return kinds[0] == kinds[1]
 
@@ -290,7 +290,7 @@ def _same(one: Group, other: Group) -> bool:
 def by_start(
     operators: Operators, placed: Mapping[str, int], start: Mapping[str, int]
 ) -> list[str]:
-    """All calls, each after what it reads, those that start early first."""
+    """All calls, each after its operands, in the order of their starts."""
     waiting = {op.name: len(set(op.inputs) - set(operators.params)) for op in operators}
     position = {op.name: index for index, op in enumerate(operators)}
     times: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""Which plan won, remembered: what was measured once on this machine is not measured again.
+"""Remembers the plan that won, so that nothing is measured twice on a machine.
 
     operators and their shapes, processors, what `ts.tune` found out about them,
     cores, this package      ->      the plan that won, and when it did
 
-Weights count for nothing: a network that was trained further runs by the same plan. A verdict is
-good for some time, because something may have disturbed the machine when it was measured; `decide`
-does not remember one that was close. Several processors win only where all of them were there; one
-also wins while somebody else has the others, which may look like peace, so that is soon forgotten.
+Weights do not matter: a network that was trained further runs by the same plan. A result expires,
+because something may have disturbed the machine when it was measured, and `decide` does not
+remember close results. Several processors win only if all of them were free. A single one also wins
+while another program uses the others, so such a result expires soon.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) 
 
     Args:
         processors: all of this machine's that the model has, the CPU first.
-        targets: all that was said of them.
+        targets: their targets and limits as text.
     """
     if cache_folder(_FOLDER) is None:
         return None
@@ -88,7 +88,7 @@ def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) 
 
 
 def _network(mod: tvm.IRModule) -> str:
-    """Names, which plans use, and all but the numbers of constants."""
+    """The network as text: its names, which plans use, and all but the values of constants."""
     blocks = mod["main"].body.blocks
     names = [binding.var.name for block in blocks for binding in block.bindings]
     params = [param.name for param in mod["main"].params]
@@ -101,7 +101,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _findings(processors: Sequence[Processor]) -> list[bytes]:
-    """The content of the files of `ts.tune`; nothing where there is none."""
+    """The content of the files of `ts.tune`; empty if there are none."""
     folder = default_folder(processors[0])
     if folder is None:
         return []
@@ -118,7 +118,7 @@ def _content(path: Path) -> bytes:
 
 @functools.cache
 def _planner() -> str:
-    """All that makes plans."""
+    """The source of everything that makes plans."""
     package = Path(__file__).parent.parent
     files = [p for room in ("search", "scheduling", "cost") for p in (package / room).rglob("*.py")]
     return digest(*(path.read_bytes() for path in sorted(files))).hex()

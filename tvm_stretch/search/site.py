@@ -1,4 +1,4 @@
-"""Where a network is to run: the processors, what they cost, and where plans are measured.
+"""The place where a network will run: processors, their costs, and where plans are measured.
 
 this machine           costs of ts.tune.measure, or typical ones     plans are measured here
 a connected device     its own costs, or typical ones           plans are measured there
@@ -66,7 +66,7 @@ class Site:
     def costs(
         self, mod: tvm.IRModule | None = None, left: Sequence[Processor] | None = None
     ) -> Costs:
-        """What the search knows of the processors.
+        """The costs of the processors.
 
         Args:
             mod: the network; a profile has other costs for values of 8 bits.
@@ -132,7 +132,7 @@ def site_of(
 
     Raises:
         CostModelError: the device is neither known nor a profile.
-        InputError: an argument is nothing of the kind.
+        InputError: an argument has the wrong type.
         TargetError: a target is unknown, or the device does not have it.
     """
     known = remembered(device) if isinstance(device, str) else None
@@ -167,7 +167,7 @@ def _site_of_profile(
 
 
 def _named_processors(profile: Profile, targets: object, built: bool) -> list[str]:
-    """The names that a user gave, one or several: a profile says the rest of its processors."""
+    """The names that a user gave, one or several; a profile has all else about its processors."""
     if targets is None:
         kinds = {name: known.target for name, known in profile.processors.items()}
         if not built:
@@ -183,6 +183,6 @@ def _named_processors(profile: Profile, targets: object, built: bool) -> list[st
 
 
 def _is_quantised(mod: tvm.IRModule) -> bool:
-    """Whether most of it is computed in integers."""
+    """Whether most of the network is computed in integers."""
     operators = [*Operators(mod["main"])]
     return 2 * sum(integer_of(op.call) is not None for op in operators) > len(operators)

@@ -1,4 +1,4 @@
-"""Exact branching as the search weighs it: segments in bands of rows or in shares of channels."""
+"""Options that split a segment exactly: in bands of rows, or in shares of channels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Splitting:
     # --- rows ---
 
     def rows(self, pieces: Sequence[Piece]) -> Iterator[Option]:
-        """Everything from the start of the first piece to the end of the last one, in bands."""
+        """All operators from the start of the first piece to the end of the last one, in bands."""
         groups = [group for piece in pieces for group in piece.groups]
         start, end = pieces[0].start, pieces[-1].end
         shape = self.network.operators.shape(end) if end else ()
@@ -61,7 +61,7 @@ class Splitting:
         speeds: dict[int, float],
         alone: int,
     ) -> Option | None:
-        """Heights in proportion to speed, corrected by what halos and padding cost each branch."""
+        """Heights in proportion to speed, corrected by the halo and padding of each branch."""
         unit = self.limits.unit(height, 1)
         counts = self.limits.apportion(height // unit, speeds)
         if counts is None:
@@ -97,7 +97,7 @@ class Splitting:
     def _row_work(
         groups: Sequence[Group], plan: RowPlan, owners: Sequence[int]
     ) -> dict[int, float]:
-        """Multiply-adds of each processor, with the rows that several compute."""
+        """Multiply-adds of each processor, including rows that several compute."""
         work = dict.fromkeys(owners, 0.0)
         for place, rows in zip(owners, plan.rows, strict=True):
             for group in groups:
@@ -108,7 +108,7 @@ class Splitting:
     def _row_steps(
         self, groups: Sequence[Group], split: RowSplit, plan: RowPlan
     ) -> tuple[tuple[Step, ...], dict[int, int]]:
-        """The steps, and what each branch takes."""
+        """The steps, and nanoseconds of each branch."""
         network, costs = self.network, self.costs
         inside = {group.name for group in groups}
         ends = network.graph.sources((split.end,))
@@ -131,7 +131,7 @@ class Splitting:
             times[place] = sum(step.ns for step in steps[first:])
         home = max(owners, key=lambda place: split.ratios[place])
         for end in ends:
-            # A concat at the end may hold what the segment begins with: bands of it are cut, too.
+            # A concat at the end may read the segment's start, which is then cut into bands, too.
             bands = ("band", end) if end in inside else cut
             whole = network.operators.bytes(end)
             steps.append(Step(end, home, 0, ((bands, None),), whole, joins=True))
@@ -229,7 +229,7 @@ class Splitting:
     def _teams(
         self, groups: Sequence[Group]
     ) -> Iterator[tuple[tuple[int, ...], dict[int, float], int]]:
-        """Processors that may share the kernels, their speeds, the time of the fastest alone."""
+        """Processors that may share the kernels, their speeds, and the time of the fastest."""
         times = {p: [self.costs.whole(group, p) for group in groups] for p in self.places}
         known = {
             p: sum(ns for ns in found if ns is not None)

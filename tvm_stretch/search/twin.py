@@ -1,10 +1,10 @@
-"""A device's twin: processors and costs of a phone that is not here, for plans and predictions.
+"""Processors and costs of a phone that is not here, from its profile: a digital twin.
 
     processors, placeable = twin_processors(load_profile("snapdragon-855"), ["cpu", "hexagon"])
     search(mod, twin_costs(profile, processors))
 
-The kernels are those that we would make for its targets; what they take is what the profile says of
-such work in the precision of each processor. Nothing of it was measured here.
+The kernels are those that we would make for its targets. Their times are those of the profile for
+such work in the precision of each processor; nothing was measured here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def twin_processors(
 
 
 def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: int = 4) -> Costs:
-    """What the profile says of these processors.
+    """The costs of these processors by the profile.
 
     Args:
         value_bytes: bytes of the network's values.
@@ -82,7 +82,7 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
 
 
 def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
-    """What the kernels of each group of a canonical module do, on one processor alone."""
+    """The work of the kernels of each group of a canonical module, on one processor alone."""
     level = kernels_alone(mod, processor)
     return {
         name: [kernel.features.device_work() for kernel in kernels]
