@@ -1,0 +1,54 @@
+"""Plans that the search makes with an engine: measured here, stretched, predicted for an emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from engine_targets import ENGINE, needs_engine, needs_npu, network, quantised
+from relax_numpy import evaluate
+from stretch_networks import SIZE, basic
+from stretch_networks import network as stretchable
+
+import tvm_stretch as ts
+from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
+
+pytestmark = [needs_engine, pytest.mark.full]
+
+
+def free(processors: Sequence[Processor]) -> Costs:
+    """Handing over is free, so that small networks are shared."""
+    return dataclasses.replace(planning_costs(processors), hand_over=lambda *_: 0)
+
+
+def test_the_search_measures_plans_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_stretch.search.site.planning_costs", free)
+    model = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
+    assert sum(one.measured_ns is not None for one in model.plan.considered) >= 2
+    x = np.random.default_rng(0).standard_normal((1, 8, 12, 10), dtype="float32")
+    alone = ts.compile(network(), "llvm", cpu_threads=1)
+    np.testing.assert_allclose(model(x), alone(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_stretched_network_has_a_branch_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = stretchable(basic, ((32, 1), (48, 1)), stem=16)
+    processors, _ = make_processors(["llvm", ENGINE], 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("tvm_stretch.search.site.planning_costs", free)
+        found = ts.stretch(mod, processors)
+    assert "engine 1x" in str(found)
+    model = found.compile_untrained()
+    x = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE), dtype="float32")
+    expected = evaluate(found.module(), x)
+    assert np.abs(model(x) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@needs_npu
+def test_nothing_is_measured_on_an_emulator() -> None:
+    model = ts.compile(quantised(), ["llvm", "npu"], cpu_threads=1)
+    assert "nothing was measured there" in model.plan.explain()
+    assert not any(one.measured_ns for one in model.plan.considered)
