@@ -78,10 +78,10 @@ def with_sources(
     return stretcher.run(), stretcher.scaler.sources
 
 
-def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
+def branch_operators(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
     """By processor, the names of the operators in its branches."""
     recorded = (mod["main"].attrs or {}).get(BRANCHES)
-    return {} if recorded is None else from_text(dict[str, list[str]], str(recorded))
+    return {} if recorded is None else from_text(dict[str, tuple[str, ...]], str(recorded))
 
 
 def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tuple[Block, ...]:

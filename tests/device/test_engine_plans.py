@@ -1,4 +1,4 @@
-"""Plans that the search makes with an engine: measured here, stretched, predicted for an emulator."""
+"""Plans that the search makes with an engine: measured, stretched, predicted for an emulator."""
 
 from __future__ import annotations
 
