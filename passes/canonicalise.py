@@ -18,10 +18,12 @@ from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.form_integers import FormIntegers
 from tvm_stretch.passes.join_tables import JoinTables
 from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.passes.return_tuple import ReturnTuple
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 from tvm_stretch.passes.template_layers import TemplateLayers
 
 PHASES = [
+    ReturnTuple(),
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     FormIntegers(),  # before constants are folded

@@ -32,6 +32,7 @@ from tvm_stretch.progress import ctrl_c_waits
 if TYPE_CHECKING:
     from tvm_stretch import problems, results, stretching, training, tune
     from tvm_stretch.compiler import compile, plan_for
+    from tvm_stretch.differences import compare
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.remote.device import Device, connect
@@ -56,6 +57,7 @@ __all__ = [
     "TargetError",
     "TrainingError",
     "UnsupportedError",
+    "compare",
     "compile",
     "connect",
     "load",
@@ -72,6 +74,7 @@ __all__ = [
 # Imported on first use, because the zoo and the errors need no TVM, and a phone has no compiler.
 _MODULES = ("problems", "results", "stretching", "training", "tune")
 _LAZY = {
+    "compare": "tvm_stretch.differences",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Device": "tvm_stretch.remote.device",

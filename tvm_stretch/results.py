@@ -4,6 +4,7 @@ from tvm_stretch.comparing import PlanTable
 from tvm_stretch.cost.calibrate import Calibration
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.verdicts import Verdicts
+from tvm_stretch.differences import Differences
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.problems import NetworkProblem
@@ -22,6 +23,7 @@ __all__ = [
     "Candidate",
     "Considered",
     "Description",
+    "Differences",
     "Execution",
     "Front",
     "MeasuredModel",

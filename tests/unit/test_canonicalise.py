@@ -53,3 +53,15 @@ def test_attributes_of_the_function_stay() -> None:
     mod = module(lambda x: nn.relu(x), (2, 3))
     mod["main"] = mod["main"].with_attr("output_names", ["y"])
     assert list(Canonicalise()(mod)["main"].attrs["output_names"]) == ["y"]
+
+
+def test_results_are_returned_one_by_one() -> None:
+    """Also those of a tuple that is bound to a variable, or comes from an operator."""
+    bound = module(
+        lambda x: relax.BlockBuilder.current().emit(relax.Tuple([nn.relu(x), x])), (2, 4)
+    )
+    split = module(lambda x: op.split(x, 2, axis=1), (2, 4))
+    for before in (bound, split):
+        after = Canonicalise()(before)
+        assert isinstance(after["main"].body.body, relax.Tuple)
+        assert_same_numerics(before, after)

@@ -24,6 +24,7 @@ import tvm_stretch as ts
 from benchmarks.hot_loops import hot_loops
 from benchmarks.layers import build, config_of
 from tvm_stretch.build.precision import PRECISIONS, processors_in, read_precision
+from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.passes.canonicalise import Canonicalise
@@ -251,3 +252,17 @@ def test_networks_of_integers_and_phones_that_are_not_here() -> None:
         ts.compile(qdq_conv(8, 8, 1, 5)[0], emulated(), cpu_threads=1, precision="float16")
     with pytest.raises(ts.InputError, match="no precision for a device that is not here"):
         ts.compile(gated(), device="snapdragon-855", precision="float16")
+
+
+def test_a_network_with_several_results() -> None:
+    """As the ONNX importer makes them; each is converted to its own type."""
+    net = onnx_models.Net(seed=3)
+    x = net.input("x", (1, 8, 6, 6))
+    y = net.op("Conv", x, net.weight((8, 8, 3, 3)), pads=[1] * 4)
+    mod = load_network(net.model(y, net.op("Relu", y)))
+    value = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype("float32")
+    got, want = answers(halved(mod), value), answers(mod, value)
+    assert [one.dtype for one in got] == ["float32", "float32"]
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-3, atol=0.02)
+        assert not np.array_equal(one, other), "computed in float16"

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "../announced_runs.h"
 #include "../errors.h"
-#include "../instance.h"
 #include "model.h"
 #include "tvm_stretch.h"
 

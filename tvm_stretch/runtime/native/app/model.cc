@@ -8,7 +8,9 @@
 
 #include <utility>
 
-#include "../instance.h"
+#include "../announced_runs.h"
+#include "../plan_chooser.h"
+#include "../processor.h"
 #include "../workspace.h"
 #include "trace_events.h"
 
