@@ -48,23 +48,15 @@ _OWN = ("provider", "package", "library", "hardware", "options")
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider of ONNX Runtime, as a kind of processor.
+    """A provider of ONNX Runtime, as a kind of processor."""
 
-    Attributes:
-        kind: the word in ``targets``, and the processor's name.
-        engine: the provider, with what a target does not say.
-        speed: of typical devices.
-        refuse: returns why its devices do not run a call, or why they compute something else.
-        attributes: options of the provider that a target may give.
-        emulated: whether this machine only has an emulator, whose time says nothing.
-    """
-
-    kind: str
-    engine: Engine
-    speed: Speed
+    kind: str  # the word in ``targets``, and the processor's name
+    engine: Engine  # the provider, with what a target does not say
+    speed: Speed  # of typical devices
+    # returns why its devices do not run a call, or why they compute something else
     refuse: Check = lambda _call: None
-    attributes: tuple[str, ...] = ()
-    emulated: bool = False
+    attributes: tuple[str, ...] = ()  # options of the provider that a target may give
+    emulated: bool = False  # whether this machine only has an emulator, whose time says nothing
 
     def registered(self, *, install: str, nickname: str = "") -> None:
         """Make the provider a kind of processors; ``install`` is the package that brings it."""
@@ -85,11 +77,7 @@ class Provider:
         return dict.fromkeys(calls, _EMULATED) if self.emulated else {}
 
     def described(self, given: Attributes) -> Engine:
-        """The engine that a target describes.
-
-        Raises:
-            TargetError: an attribute is unknown or invalid.
-        """
+        """The engine that a target describes."""
         known = (*_COMMON, *self.attributes)
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -182,11 +170,7 @@ def _common(engine: Engine, given: Attributes, kind: str) -> Engine:
 
 
 def _text(given: Attributes, name: str, kind: str) -> str:
-    """An attribute that is a word.
-
-    Raises:
-        TargetError: it is none.
-    """
+    """An attribute that is a word."""
     value = given[name]
     if not isinstance(value, str) or not value.strip() or "\n" in value:
         raise TargetError(f"expected a word for {name} of target {kind}, got {value!r}; correct it")

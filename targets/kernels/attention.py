@@ -59,23 +59,16 @@ _BAND = 32
 
 @dataclass(frozen=True)
 class AttentionShape(Layer):
-    """Queries, keys, values and mask; axes of stacks may be 1.
+    """Queries, keys, values and mask; axes of stacks may be 1."""
 
-    Attributes:
-        q: (.., queries, depth).
-        k: (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`.
-        v: (.., keys, width).
-        mask: added to the scores, whose axes it may repeat; None without.
-        scale: of the scores.
-        in_place: whether keys are (keys, depth).
-    """
-
-    q: tuple[int, ...]
+    q: tuple[int, ...]  # (.., queries, depth)
+    # (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`
     k: tuple[int, ...]
-    v: tuple[int, ...]
+    v: tuple[int, ...]  # (.., keys, width)
+    # added to the scores, whose axes it may repeat; None without
     mask: tuple[int, ...] | None = None
-    scale: float = 1.0
-    in_place: bool = False
+    scale: float = 1.0  # of the scores
+    in_place: bool = False  # whether keys are (keys, depth)
 
     @property
     def scores(self) -> MatmulShape:

@@ -35,37 +35,22 @@ _LONGEST_S = 600.0
 
 @dataclass(frozen=True)
 class Engine:
-    """A provider of ONNX Runtime on a device.
+    """A provider of ONNX Runtime on a device."""
 
-    Attributes:
-        provider: its name in ONNX Runtime.
-        device: description for messages.
-        program: the path of `tvm_stretch_engine` on this machine.
-        package: the folder beside this package in which a Python package has its libraries.
-        library: the file of the provider; empty if ONNX Runtime itself has it.
-        hardware: which of the provider's devices: ``cpu``, ``gpu``, ``npu``; empty: the first one.
-        files: options of the provider that name libraries.
-        options: other options of the provider.
-        threads: of ONNX Runtime's own kernels.
-        contexts: whether the provider compiles models ahead.
-        runs_here: whether it is an engine of this machine.
-        spin_us: how long executor and engine spin for each other before they sleep.
-        deadline_ms: an engine that takes longer for a region is given up.
-    """
-
-    provider: str
-    device: str
-    program: str = ""
-    package: str = ""
-    library: str = ""
+    provider: str  # its name in ONNX Runtime
+    device: str  # description for messages
+    program: str = ""  # the path of `tvm_stretch_engine` on this machine
+    package: str = ""  # the folder beside this package in which a Python package has its libraries
+    library: str = ""  # the file of the provider; empty if ONNX Runtime itself has it
+    # which of the provider's devices: ``cpu``, ``gpu``, ``npu``; empty: the first one
     hardware: str = ""
-    files: tuple[tuple[str, str], ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
-    threads: int = 1
-    contexts: bool = False
-    runs_here: bool = True
-    spin_us: int = 50
-    deadline_ms: int = 60_000
+    files: tuple[tuple[str, str], ...] = ()  # options of the provider that name libraries
+    options: tuple[tuple[str, str], ...] = ()  # other options of the provider
+    threads: int = 1  # of ONNX Runtime's own kernels
+    contexts: bool = False  # whether the provider compiles models ahead
+    runs_here: bool = True  # whether it is an engine of this machine
+    spin_us: int = 50  # how long executor and engine spin for each other before they sleep
+    deadline_ms: int = 60_000  # an engine that takes longer for a region is given up
 
     @property
     def is_built_in(self) -> bool:
@@ -117,11 +102,7 @@ def engine_module(engine: Engine, models: Mapping[str, bytes]) -> tvm.runtime.Mo
 
 
 def compiled(engine: Engine, model: bytes) -> bytes:
-    """A model as the provider compiled it: an ONNX file with the provider's own code in it.
-
-    Raises:
-        UnsupportedError: the provider refuses the model.
-    """
+    """A model as the provider compiled it: an ONNX file with the provider's own code in it."""
     key = digest(b"engine context", describe(engine).encode(), engine.code([model]))
     known = kernel_cache().find(key)
     if known is not None:
@@ -141,11 +122,7 @@ def compiled(engine: Engine, model: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def describe(engine: Engine) -> str:
-    """The versions of ONNX Runtime and of the provider.
-
-    Raises:
-        InstallError: one of them is missing.
-    """
+    """The versions of ONNX Runtime and of the provider."""
     text, reason = _ask(engine, "describe", engine.code())
     if reason:
         raise InstallError(reason)

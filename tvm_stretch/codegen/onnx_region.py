@@ -34,18 +34,13 @@ _MOST_OFF = 2e-3
 
 @dataclass
 class Graph:
-    """The ONNX graph of a region, while it is written.
+    """The ONNX graph of a region, while it is written."""
 
-    Attributes:
-        nodes: in their order.
-        constants: initializers, by name.
-        names: of the ONNX values of Relax variables, by variable.
-        scales: scale and zero point of tensors of 8 bits, by variable.
-    """
-
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)  # in their order
+    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)  # initializers, by name
+    # of the ONNX values of Relax variables, by variable
     names: dict[relax.Var, str] = field(default_factory=dict)
+    # scale and zero point of tensors of 8 bits, by variable
     scales: dict[relax.Var, tuple[float, int]] = field(default_factory=dict)
     _floats: dict[relax.Var, str] = field(default_factory=dict)
 
@@ -115,11 +110,7 @@ def bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
 
 
 def export(function: relax.Function, rules: Callable[[relax.Call], Rule | None]) -> bytes:
-    """The ONNX model of a region; its inputs are called i0, i1, .., its outputs o0, o1, ..
-
-    Raises:
-        UnsupportedError: an operator has no rule, or its scales contradict each other.
-    """
+    """The ONNX model of a region; its inputs are called i0, i1, .., its outputs o0, o1, .."""
     graph = Graph(scales=QuantisedTensors(function).found())
     for number, param in enumerate(function.params):
         graph.names[param] = f"i{number}"
@@ -257,11 +248,7 @@ class QuantisedTensors:
             self.rows.append(({var: 1.0}, float(np.log(factors[1]))))
 
     def found(self) -> dict[relax.Var, tuple[float, int]]:
-        """Scale and zero point of each tensor.
-
-        Raises:
-            UnsupportedError: there are none.
-        """
+        """Scale and zero point of each tensor."""
         scales, zeros = self._solve(), self._all_zeros()
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))

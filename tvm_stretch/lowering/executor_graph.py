@@ -79,24 +79,18 @@ CPU = ProcessorSpec("cpu", "cpu")
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that one processor runs as one unit.
+    """Nodes that one processor runs as one unit."""
 
-    Attributes:
-        name: as in the plan.
-        processor: index in the graph's processors.
-        nodes: ids, in the order in which they run.
-        after: regions of other processors that must be complete before this one begins, without
-            those that are implied by others or by the order of its own processor.
-        receives: tensors that the region reads, that another processor or the caller wrote last,
-            and that its processor has not received since.
-        sends: tensors that the region writes and that another processor or the caller reads.
-    """
-
-    name: str
-    processor: int
-    nodes: tuple[int, ...]
+    name: str  # as in the plan
+    processor: int  # index in the graph's processors
+    nodes: tuple[int, ...]  # ids, in the order in which they run
+    # regions of other processors that must be complete before this one begins, without those
+    # that are implied by others or by the order of its own processor
     after: tuple[int, ...]
+    # tensors that the region reads, that another processor or the caller wrote last, and that
+    # its processor has not received since
     receives: tuple[int, ...]
+    # tensors that the region writes and that another processor or the caller reads
     sends: tuple[int, ...]
 
 

@@ -32,11 +32,7 @@ class BenchmarkResult:
         return third - first
 
     def percentile(self, percent: float) -> float:
-        """The latency that ``percent`` of the runs stay within: 99 gives p99.
-
-        Raises:
-            InputError: ``percent`` is not between 0 and 100.
-        """
+        """The latency that ``percent`` of the runs stay within: 99 gives p99."""
         if not 0 <= percent <= 100:
             raise InputError(f"expected 0 to 100 for percent, got {percent!r}; 99 for p99")
         ordered = sorted(self.samples)

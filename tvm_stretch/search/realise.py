@@ -44,23 +44,14 @@ _WORTH_REORDERING = 0.99
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its prediction, and a name for people.
+    """A plan with its prediction, and a name for people."""
 
-    Attributes:
-        plan: with predictions.
-        what: for people.
-        cost: of a run, predicted.
-        busy: predicted nanoseconds of kernels on each processor.
-        branched: the network with the plan's parts.
-        level: the kernels of the plan, if they are known.
-    """
-
-    plan: Plan
-    what: str
-    cost: Cost
-    busy: tuple[int, ...]
-    branched: Branching
-    level: KernelLevel | None = None
+    plan: Plan  # with predictions
+    what: str  # for people
+    cost: Cost  # of a run, predicted
+    busy: tuple[int, ...]  # predicted nanoseconds of kernels on each processor
+    branched: Branching  # the network with the plan's parts
+    level: KernelLevel | None = None  # the kernels of the plan, if they are known
 
     def considered(self, verdict: str, seconds: float | None = None) -> Considered:
         """A row of the table of candidates, for people.

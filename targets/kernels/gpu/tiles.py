@@ -149,21 +149,13 @@ def row_cycles(sizes: Sizes) -> float:
 
 
 class Cycles(NamedTuple):
-    """What the model says of a kernel: its units compute, or wait for memory, or move bytes.
+    """What the model says of a kernel: its units compute, or wait for memory, or move bytes."""
 
-    Attributes:
-        busy_cycles: those in which units compute and fetch, one slab after the other.
-        waiting_cycles: those that the slabs would take if each waited for memory alone.
-        moved_bytes: those that come from the second-level cache.
-        exchange_cycles: those in which sums of slices are added.
-        split_numbers: those that a second launch adds; 0 without one.
-    """
-
-    busy_cycles: float
-    waiting_cycles: float
-    moved_bytes: float
-    exchange_cycles: float = 0.0
-    split_numbers: float = 0.0
+    busy_cycles: float  # those in which units compute and fetch, one slab after the other
+    waiting_cycles: float  # those that the slabs would take if each waited for memory alone
+    moved_bytes: float  # those that come from the second-level cache
+    exchange_cycles: float = 0.0  # those in which sums of slices are added
+    split_numbers: float = 0.0  # those that a second launch adds; 0 without one
 
     @property
     def total(self) -> float:
