@@ -31,8 +31,8 @@ from tvm_stretch.cost.generic_features import RunFeatures, from_json, to_json
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.bench import Bench, NetworkTiming
-from tvm_stretch.measuring.campaign import learn, open_dataset
-from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
+from tvm_stretch.measuring.campaign import learn, open_dataset, pace_of
+from tvm_stretch.measuring.dataset import Dataset, Row, at_pace
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.kernels.features import Features
@@ -199,7 +199,7 @@ def evaluate(
             model = learn(kept, processor, over)
             below = below or model
             seconds = time.process_time() - start
-            usual = usual_pace(kept.rows)
+            usual = pace_of(kept.rows, processor)
             _predict(model, held[name], datasets[name], usual, found[name])
             print(
                 f"{name}: without {', '.join(beginnings)}: {len(kept.rows)} rows learned in "

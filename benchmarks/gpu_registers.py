@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 _LOG, _OPTIONS = 0x1183, b"-cl-nv-verbose"
 _GPU = 1 << 2
+_KERNEL, _IN_A_LOG = "// Function: ", 8
+"""TVM writes it before each kernel; how many kernels are built at a time."""
 
 
 class Registers(NamedTuple):
@@ -98,7 +100,15 @@ def sources_of(name: str) -> list[str]:
         path = Path(folder) / "net.onnx"
         write_onnx(name, path, 1)
         model = ts.compile(str(path), targets=["opencl"])
-    return [text for code in model.module.imports if (text := str(code.inspect_source()))]
+    sources = (str(code.inspect_source()) for code in model.module.imports)
+    return [program for source in sources for program in programs_of(source)]
+
+
+def programs_of(source: str) -> list[str]:
+    """A program for every few kernels: the driver's log ends after eleven."""
+    prelude, *kernels = source.split(_KERNEL)
+    few = (kernels[i : i + _IN_A_LOG] for i in range(0, len(kernels), _IN_A_LOG))
+    return [_KERNEL.join([prelude, *part]) for part in few]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

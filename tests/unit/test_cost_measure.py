@@ -31,7 +31,7 @@ from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench, copy_time, launched_together
-from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset
+from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset, pace_of
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
@@ -49,6 +49,7 @@ from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
 from tvm_stretch.targets.cpu import CORE, cpu_processor
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.processor import Processor
 
 
@@ -91,6 +92,13 @@ def test_kernels_of_a_gpu_take_together_what_a_plain_run_takes() -> None:
     assert [t.nanoseconds for t in launched_together(apart, 6000)] == [2000, 4000]
     assert launched_together(apart, 12_000) == apart  # a plain run also waits for the host
     assert [t.nanoseconds for t in launched_together(apart, -1)] == [1, 1]
+
+
+def test_a_reference_kernel_says_nothing_of_a_gpu() -> None:
+    core = cpu_processor(TARGET, 1)
+    gpu = replace(core, machine=replace(core.machine, gpu=GpuMachine(2)))
+    rows = [Row(kernel, 9, 0.1, 5, reference_ns=7) for kernel in some_convs(5)]
+    assert (pace_of(rows, core), pace_of(rows, gpu)) == (7, 0)
 
 
 def test_copies_of_a_trace() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu_registers import Registers, read_log
+from benchmarks.gpu_registers import Registers, programs_of, read_log
 
 LOG = """
 ptxas info    : 0 bytes gmem
@@ -23,3 +23,10 @@ def test_registers_and_spills_are_read() -> None:
 
 def test_other_drivers_say_nothing() -> None:
     assert read_log("") == read_log("warning: argument unused") == []
+
+
+def test_programs_hold_a_few_kernels_each() -> None:
+    kernels = [f"// Function: k{i}\nvoid k{i}() {{}}\n" for i in range(10)]
+    first, second = programs_of("typedef int t;\n" + "".join(kernels))
+    assert first == "typedef int t;\n" + "".join(kernels[:8])
+    assert second == "typedef int t;\n" + "".join(kernels[8:])
