@@ -9,18 +9,20 @@ ONNX: this module must not need them.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.models import BenchModel, Tensors
 
 Run = Callable[[Tensors], list[np.ndarray]]
-Target = str | dict[str, str]
+Target = str | dict[str, Any]
 
 
 def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
@@ -52,6 +54,25 @@ def _load_openvino(model: BenchModel, threads: int) -> Run:
         return [result[port] for port in compiled.outputs]
 
     return run
+
+
+def _load_ort_openvino(model: BenchModel, threads: int) -> Run:
+    """OpenVINO as ONNX Runtime's provider, which our processor ``openvino`` uses too."""
+    import onnxruntime as ort
+    import onnxruntime_ep_openvino as plugin
+
+    name = plugin.get_ep_name()
+    if not any(device.ep_name == name for device in ort.get_ep_devices()):
+        ort.register_execution_provider_library(name, plugin.get_library_path())
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    load_config = json.dumps({"CPU": settings})
+    options.add_provider_for_devices(devices[:1], {"load_config": load_config})
+    session = ort.InferenceSession(model.path, options)
+    return lambda inputs: session.run(None, inputs)
 
 
 def _load_ncnn(model: BenchModel, threads: int) -> Run:
@@ -161,15 +182,26 @@ def _load_both(model: BenchModel, threads: int, mcpu: str) -> Run:
     return _compile(model, [own_cpu(mcpu), "opencl"], 1)
 
 
+def _load_on_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
+    """Our executor with all of the network in one region on OpenVINO."""
+    from tvm_stretch import Plan
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    target = {"kind": "openvino", "load_config": json.dumps({"CPU": settings}), "spin_us": 10_000}
+    return _compile(model, [target, own_cpu(mcpu)], 1, Plan(("openvino", "cpu"), ()))
+
+
 def own_cpu(mcpu: str) -> Target:
     """The target of our kernels: this machine, or another core whose code it can run."""
     return {"kind": "llvm", "mcpu": mcpu} if mcpu else "llvm"
 
 
-def _compile(model: BenchModel, targets: list[Target], cpu_threads: int) -> Run:
+def _compile(
+    model: BenchModel, targets: list[Target], cpu_threads: int, plan: object = None
+) -> Run:
     import tvm_stretch as ts
 
-    compiled = ts.compile(Path(model.path), targets, cpu_threads=cpu_threads)
+    compiled = ts.compile(Path(model.path), targets, cpu_threads=cpu_threads, plan=plan)
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         result = compiled(**inputs)
@@ -185,22 +217,26 @@ BOTH = "both"
 _PEERS: dict[str, Callable[[BenchModel, int], Run]] = {
     REFERENCE: _load_onnxruntime,
     "openvino": _load_openvino,
+    "ort-openvino": _load_ort_openvino,
     "ncnn": _load_ncnn,
     "mnn": _load_mnn,
     "executorch": _load_executorch,
     "litert": _load_litert,
 }
-_OWN = {OURS: _load_ours, BOTH: _load_both}
+ON_OPENVINO = "ours-openvino"
+_OWN = {OURS: _load_ours, BOTH: _load_both, ON_OPENVINO: _load_on_openvino}
 ENGINES = (*_PEERS, *_OWN)
 PACKAGES = {
     REFERENCE: "onnxruntime",
     "openvino": "openvino",
+    "ort-openvino": "onnxruntime-ep-openvino",
     "ncnn": "ncnn",
     "mnn": "MNN",
     "executorch": "executorch",
     "litert": "ai-edge-litert",
     OURS: "tvm_stretch",
     BOTH: "tvm_stretch",
+    ON_OPENVINO: "onnxruntime-ep-openvino",
 }
 
 

@@ -14,7 +14,6 @@ each version. Nothing falls back inside an engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +56,7 @@ class Provider:
     refuse: Check = lambda _call: None
     attributes: tuple[str, ...] = ()  # options of the provider that a target may give
     emulated: bool = False  # whether this machine only has an emulator, whose time says nothing
+    app_files: str = ""  # the libraries that an app has to bring to a device, in words
 
     def registered(self, *, install: str, nickname: str = "") -> None:
         """Make the provider a kind of processors; ``install`` is the package that brings it."""
@@ -73,8 +73,10 @@ class Provider:
 
         register(ProcessorKind(self.kind, make, why_absent, by_default=False, nickname=nickname))
 
-    def _remarks(self, calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
-        return dict.fromkeys(calls, _EMULATED) if self.emulated else {}
+    def _remark(self, engine: Engine) -> str:
+        if engine.runs_here:
+            return _EMULATED if self.emulated else ""
+        return f"beside the artifact, an app brings {self.app_files}" if self.app_files else ""
 
     def described(self, given: Attributes) -> Engine:
         """The engine that a target describes."""
@@ -102,6 +104,7 @@ class Provider:
             load_native_library()
             return engine_module(engine, {name: model_of(k) for name, k in kernels.items()})
 
+        remark = self._remark(engine)
         return replace(
             host,
             name=self.kind,
@@ -117,7 +120,7 @@ class Provider:
             runs_host_code=False,
             on_host_cores=False,
             runs_here=engine.runs_here and not self.emulated,
-            remark=self._remarks,
+            remark=lambda calls: dict.fromkeys(calls, remark) if remark else {},
             driver=describe(engine).replace("\n", " ").strip() if engine.runs_here else "",
         )
 

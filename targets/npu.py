@@ -54,5 +54,10 @@ PROVIDER = Provider(
     refuse=_refuse,
     attributes=("htp_arch", "soc_model", "htp_performance_mode"),
     emulated=platform.machine() == "x86_64",
+    app_files=(
+        "tvm_stretch_engine (as libtvm_stretch_engine.so), libonnxruntime.so, "
+        "libonnxruntime_providers_qnn.so, libQnnHtp.so, libQnnSystem.so, and the Stub and Skel of "
+        "libQnnHtp for the chip (docs/engines.md)"
+    ),
 )
 PROVIDER.registered(install="onnxruntime-qnn")

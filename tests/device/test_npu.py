@@ -35,6 +35,14 @@ def test_answers_of_the_emulator(arch: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(ts.load(tmp_path / "net.so")(x), answer)
 
 
+def test_for_a_phone_it_says_what_an_app_brings(tmp_path: Path) -> None:
+    phone = {"kind": "npu", "htp_arch": "75", "device": "snapdragon-8-gen-3"}
+    model = compiled(phone, quantised(), "npu")
+    assert "an app brings tvm_stretch_engine" in model.plan.explain()
+    model.export(tmp_path / "net.so")
+    assert b"EPContext" in (tmp_path / "net.so").read_bytes()
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed"])
 def test_a_damaged_context(damage: str) -> None:
     """The library's own checks refuse it, in the engine's process."""

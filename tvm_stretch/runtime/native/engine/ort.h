@@ -2,8 +2,8 @@
 // be installed to build it.
 //
 // ONNX Runtime hands out one table of functions. A function keeps its position in the table in all
-// later versions, so a position and a signature are enough to call it;
-// tests/device/test_engine_runtime.py calls each of them in the installed library.
+// later versions, so a position and a signature are enough to call it. tests/device/test_engine.py
+// and test_npu.py call all of them in the installed library.
 #ifndef TVM_STRETCH_ENGINE_ORT_H_
 #define TVM_STRETCH_ENGINE_ORT_H_
 
