@@ -12,6 +12,7 @@ int16.
 | ``smmla``, ``usmmla`` | int8 ``[pair of lanes][lane][channel of two words]`` |
 | ``vrmpyub``, ``vrmpybus`` | weight + 128 as uint8 ``[lane][channel]`` |
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
+| ``vpmaddwd``, pixels of int16 | int16 ``[channels 0 and 1, 2 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
 
 Instructions that multiply small matrices take pairs of pixels: `matrix_conv.py`.
@@ -58,6 +59,7 @@ class Dot:
     # by type of pixels, another way for convolutions without groups
     dense: tuple[tuple[str, str], ...] = ()
     signed: str = ""  # the way for int8 pixels, if this one does not take them
+    wide: str = ""  # the way for pixels that were made int16 before
 
     @property
     def together(self) -> int:
@@ -66,7 +68,18 @@ class Dot:
 
     def channel(self, part: Expr, place: Expr) -> Expr:
         """The channel of its word at ``place`` of a piece."""
-        return place * self.parts + part
+        return part * self.together + place if self.takes_pairs else place * self.parts + part
+
+    def place(self, channel: Expr) -> tuple[Expr, Expr]:
+        """The piece of a channel of a word, and its place there."""
+        size = self.together if self.takes_pairs else self.parts
+        found = channel // size, channel % size
+        return found if self.takes_pairs else found[::-1]
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether a piece is two neighbouring channels of int16, loaded as they are."""
+        return self.pixel == "int16"
 
     def shift(self, dtype: str) -> int:
         """The number to add to pixels of ``dtype`` to convert them to the instruction's type."""
@@ -97,6 +110,10 @@ class Dot:
         if not self.intrinsic:
             shift = tirx.const(self.shift(dtype), "int32")
             return [pixel(channel).astype("int32") + shift for channel in range(WORD)]
+        if self.takes_pairs:
+            pairs = [tirx.Ramp(const(first), const(1), 2) for first in range(0, WORD, 2)]
+            words = [every(tirx.reinterpret("int32", pixel(pair)), lanes) for pair in pairs]
+            return [tirx.reinterpret(f"int16x{2 * lanes}", word) for word in words]
         word = tirx.reinterpret("int32", pixel(tirx.Ramp(const(0), const(1), WORD)))
         if self.offset:
             return [word]
@@ -131,13 +148,25 @@ class Dot:
             piece, weight = tirx.reinterpret(kind, piece), tirx.reinterpret(kind, weight)
         if self.parts == 1:
             return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, piece, weight)
-        return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
+        return in_order(sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight))
 
     def product(self, words: Expr, weights: Expr) -> Expr:
         """The product of two HVX vectors, without an addend."""
         kind = str(words.ty.dtype)
         name = self.intrinsic.replace(".acc.", ".")
         return tirx.call_llvm_pure_intrin(kind, name, words, tirx.reinterpret(kind, weights))
+
+
+def in_order(sums: Expr) -> Expr:
+    """Sums in this order: LLVM would add products of several words first, and spill them.
+
+    The fence exists for floats only; it is no instruction.
+    """
+    kind = str(sums.ty.dtype)
+    floats = kind.replace("int", "float")
+    bits = tirx.reinterpret(floats, sums)
+    fenced = tirx.call_llvm_pure_intrin(floats, "llvm.arithmetic.fence.f32", bits)
+    return tirx.reinterpret(kind, fenced)
 
 
 def every(value: Expr, lanes: int) -> Expr:
@@ -158,8 +187,12 @@ DOTS = {
     "": Dot("", "uint8", "int8", 4),
     "vpdpbusd.512": Dot("llvm.x86.avx512.vpdpbusd.512", "uint8", "int8", 1),
     "vpdpbusd.256": Dot("llvm.x86.avx512.vpdpbusd.256", "uint8", "int8", 1),
-    "vpmaddwd.512": Dot("llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2),
-    "vpmaddwd.256": Dot("llvm.x86.avx2.pmadd.wd", "uint8", "int16", 2),
+    "vpmaddwd.512": Dot(
+        "llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2, wide="vpmaddwd.512.pairs"
+    ),
+    "vpmaddwd.256": Dot("llvm.x86.avx2.pmadd.wd", "uint8", "int16", 2, wide="vpmaddwd.256.pairs"),
+    "vpmaddwd.512.pairs": Dot("llvm.x86.avx512.pmaddw.d.512", "int16", "int16", 2),
+    "vpmaddwd.256.pairs": Dot("llvm.x86.avx2.pmadd.wd", "int16", "int16", 2),
     "vrmpybusv": Dot(
         "llvm.hexagon.V6.vrmpybusv.acc.128B",
         "uint8",
@@ -188,6 +221,8 @@ DOTS = {
 
 def by_vectors(dot: str, dtype: str) -> str:
     """The way to multiply vectors of pixels by vectors of weights, for a type of pixels."""
+    if dtype == "int16":
+        return DOTS[dot].wide
     return (dtype == "int8" and DOTS[dot].signed) or dot
 
 

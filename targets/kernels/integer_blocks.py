@@ -15,12 +15,16 @@ from tvm_stretch.ir.integers import Integer, Rounding
 
 from .blocks import block_array, subsample
 from .conv import gathers_pixels
+from .dots import DOTS
 from .fixed_point import FIXED, FixedPoint, mantissas, rounded
 from .integer_sums import in_integers
 from .kernel_call import kernel_call
 from .layers import ConvShape, IntegerConvShape, taken
 from .machine import VectorMachine
 from .template import choose
+
+LEAST_WIDE = 32
+"""Fewest output channels for which pixels are made int16 before."""
 
 LARGEST_WINDOW = 128
 """Most taps of a depthwise kernel, because all of them are unrolled."""
@@ -40,6 +44,8 @@ def integer_convolution(
     if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)
         shape = shape.gathered()
+    if is_widened(shape, machine):
+        data = bb.emit(relax.op.astype(data, "int16"))
     dtype, block = str(data.ty.dtype), int(data.ty.shape.values[-1])
     layer = taken(IntegerConvShape, shape, dtype=dtype)
     config = choose(layer, machine, block)
@@ -63,6 +69,11 @@ def integer_convolution(
 
     what = (config, scale.rounding, scale.bits)
     return bb.emit(kernel_call(bb, config.kernel_name, what, compute, data, packed, *per_channel))
+
+
+def is_widened(shape: ConvShape, machine: VectorMachine) -> bool:
+    """Whether pixels are made int16 once, because each of many output channels would do it."""
+    return bool(DOTS[machine.dot].wide) and shape.groups == 1 and shape.out_channels >= LEAST_WIDE
 
 
 def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:

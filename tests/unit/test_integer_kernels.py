@@ -150,6 +150,41 @@ def test_instructions(core: str, depthwise: bool) -> None:
     assert "BackendAllocWorkspace" not in text
 
 
+WIDENED: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
+    "padded": ((20, 40, 3, 9), {"pads": [1, 1, 1, 1], "zero": 3}),
+    "signed": ((16, 33, 1, 5), {"dtype": "int8"}),
+    "few channels": ((3, 32, 3, 9), {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("dot", ["vpmaddwd.256", "vpmaddwd.512"])
+@pytest.mark.parametrize("name", WIDENED)
+def test_pixels_are_made_int16_once(name: str, dot: str) -> None:
+    """Without VNNI each of many output channels would convert them: the same sums."""
+    arguments, options = WIDENED[name]
+    model, x = qdq_conv(*arguments, **options)
+    host = host_of(8 if dot.endswith("256") else 16)
+    machine = replace(host.machine, dot=dot)
+    text = BlockChannels({"cpu": machine})(load_network(model)).script()
+    assert f"{dot}.pairs" in text
+    result = np.asarray(ts.compile(model, targets=[replace(host, machine=machine)])(x))
+    np.testing.assert_array_equal(result, optimised(model, x))
+
+
+@pytest.mark.parametrize("core", ["haswell", "skylake-avx512"])
+def test_sums_of_pairs_stay_in_registers(core: str) -> None:
+    target = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": core})
+    machine = vector_machine(target, 1)
+    shape = IntegerConvShape(1, 64, (28, 1), 96, (1, 1), dtype="int16")
+    conv = choose(shape, machine, machine.lanes)
+    data = te.placeholder((1, 64 // machine.lanes, 28, 1, machine.lanes), "int16")
+    weight = te.placeholder(conv.weight_shape, conv.way.weight)
+    text = assembly([data, weight, conv.meaning(data, weight)], machine, target)
+    loop = text[text.index("vpmaddwd") : text.rindex("vpmaddwd")]
+    assert loop.count("vpmaddwd") > 20
+    assert loop.count("(%rsp)") < loop.count("vpmaddwd") // 8
+
+
 @pytest.mark.parametrize("options", [{"pads": [1, 1, 1, 1], "zero": 3}, {"dtype": "int8"}])
 def test_small_matrices(options: dict[str, Any]) -> None:
     """Packed for `smmla`, sums are the same; tests/device runs its loop nest."""
