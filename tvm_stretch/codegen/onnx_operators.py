@@ -7,6 +7,7 @@ recognise. Operators that only move numbers, and the maximum, are the same on in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.codegen.onnx_region import Graph, Rule, export
+from tvm_stretch.codegen.onnx_tables import rescaling_of
 from tvm_stretch.ir.expressions import shape_of, tensor_types
-from tvm_stretch.ir.integers import integer_of, operands_of
+from tvm_stretch.ir.integers import Rounding, integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -43,6 +45,9 @@ def why_not_onnx(call: relax.Call) -> str | None:
         return f"{kind}: no engine's form of it is known"
     integer = integer_of(call)
     if integer is not None:
+        if integer.kind == "table":
+            rescales = rescaling_of(call) is not None
+            return None if rescales else f"{kind}: a function whose scales it does not say"
         if integer.rounding is None:
             return f"{kind}: its sums have no scale of 8 bits"
         constants = operands_of(call)[1:] if kind in _LAYERS else []
@@ -112,6 +117,14 @@ def _of_integers(kind: str) -> Rule:
         graph.store(var, graph.node(kind, map_real(graph, operands)), integer_of(call))
 
     return write
+
+
+def _table(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    """A table that only changes the scale."""
+    integer, found = integer_of(call), rescaling_of(call)
+    assert integer is not None and found is not None
+    rounding = Rounding(str(var.ty.dtype), found.result_zero, found.low, found.high)
+    graph.store(var, graph.real(operands_of(call)[0]), replace(integer, rounding=rounding))
 
 
 def map_real(graph: Graph, operands: list[relax.Expr]) -> list[str]:
@@ -280,6 +293,7 @@ _OF_INTEGERS: dict[str, Rule] = {
     "integer.multiply": _of_integers("Mul"),
     "integer.mean": _of_integers("GlobalAveragePool"),
     "integer.average": _average,
+    "integer.table": _table,
 }
 _RULES: dict[str, Rule] = {
     **{kind: _simple(name) for kind, name in _SAME_IN_ONNX.items()},

@@ -22,13 +22,14 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.codegen.onnx_tables import rescaling_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.integers import Integer, integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
 _OPSET, _IR_VERSION = 17, 9
-_MOST_OFF = 2e-3
+_MOST_OFF = 4e-3
 """Largest relative error of a factor that the scales found give."""
 
 
@@ -176,7 +177,7 @@ def _info(name: str, expr: relax.Expr) -> onnx.ValueInfoProto:
 
 
 _Sum = tuple[relax.Var, list[tuple[relax.Var, float]], float]
-"""The result of an addition, its terms with their factors, and the offset that is added."""
+"""The result of an addition (or table), its terms with their factors, and the added offset."""
 
 
 class QuantisedTensors:
@@ -187,6 +188,7 @@ class QuantisedTensors:
         add:       scale of a / scale of y = factor of a
         multiply:  scale of a * scale of b / scale of y = factor
         mean:      scale of x / scale of y = factor * number of pixels
+        table:     scale of x / scale of y = ratio, if it only changes the scale
         moves:     scale of x = scale of y
 
     A layer's result has any scale, because the weights take the rest of the factor.
@@ -239,6 +241,10 @@ class QuantisedTensors:
                 row[source] = row.get(source, 0.0) + 1.0
             self.rows.append((row, float(np.log(factors[0]))))
             self.zeros[var] = round(factors[1])
+        elif kind == "table" and (found := rescaling_of(call)) is not None:
+            self.rows.append(({sources[0]: 1.0, var: -1.0}, float(np.log(found.ratio))))
+            offset = found.result_zero - found.ratio * found.zero
+            self.sums.append((var, [(sources[0], found.ratio)], offset))
         elif kind == "mean":
             rows, columns = shape_of(sources[0])[2:4]
             factor = factors[0] * rows * columns

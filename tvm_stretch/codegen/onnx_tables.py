@@ -1,0 +1,61 @@
+"""Tables of 8 bits that only change the scale: integers of one scale as integers of another.
+
+    table[i] = limit(round(ratio * (i - zero of x)) + zero of y),  ratio = scale of x / scale of y
+
+Concatenations and sums of tensors with different scales need them. Engines take such a table as
+DequantizeLinear and QuantizeLinear; tables of other functions have lost their scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.ir.integers import operands_of
+
+_MOST_ROUNDED_ELSEWHERE = 5
+"""Results that may be off by one, because their products lie at a half."""
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """A table as a formula."""
+
+    ratio: float  # scale of the operand / scale of the result
+    zero: int  # of the operand
+    result_zero: int
+    low: int  # the least result
+    high: int  # the greatest result
+
+
+def rescaling_of(call: relax.Call) -> Rescaling | None:
+    """The formula of an integer operator of kind ``table``; None if there is none."""
+    data, table = operands_of(call)
+    if not isinstance(table, GenericConst):
+        return None
+    first = np.iinfo(str(data.ty.dtype)).min
+    results = table.value.numpy().astype("int64")
+    places = np.arange(first, first + len(results))
+    low, high = int(results.min()), int(results.max())
+    inside = (results > low) & (results < high)
+    if inside.sum() < 2:
+        return None
+    best, score = None, (_MOST_ROUNDED_ELSEWHERE + 1, 0.0)
+    for zero, result_zero in zip(places.tolist(), results.tolist(), strict=True):
+        least, most = _ratios(places[inside] - zero, results[inside] - result_zero)
+        ratio = (least + most) / 2
+        found = np.clip(np.rint(ratio * (places - zero)) + result_zero, low, high)
+        own = int((found != results).sum()), least - most
+        if ratio > 0 and own < score and np.abs(found - results).max() <= 1:
+            best, score = Rescaling(ratio, zero, result_zero, low, high), own
+    return best
+
+
+def _ratios(steps: np.ndarray, results: np.ndarray) -> tuple[float, float]:
+    """The least and the greatest ratio whose products with ``steps`` round to ``results``."""
+    steps, results = steps[steps != 0], results[steps != 0]
+    ends = np.stack([(results - 0.5) / steps, (results + 0.5) / steps])
+    return float(ends.min(axis=0).max()), float(ends.max(axis=0).min())
