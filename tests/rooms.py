@@ -38,7 +38,7 @@ ROOMS = (
     ("training",),
     ("stretching",),
     ("measuring",),
-    ("comparing",),
+    ("comparing", "differences"),
     ("tune", "results"),
     ("cli", "__main__"),
 )

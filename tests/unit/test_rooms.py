@@ -43,6 +43,7 @@ DEFERRED = {
     "tvm_stretch.cli.commands": "most commands need no processors, and shtab is optional",
     "tvm_stretch.cost.family": "only training needs SciPy",
     "tvm_stretch.cost.trees": "only learned cost models need xgboost",
+    "tvm_stretch.differences": "ONNX Runtime is optional",
     "tvm_stretch.errors": "the executor's errors are registered when it is loaded",
     "tvm_stretch.frontend.quantise": "ONNX Runtime is optional",
     "tvm_stretch.frontend.torch_operators": "torch is optional",
