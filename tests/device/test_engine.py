@@ -19,6 +19,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.runtime.autoload import find_file
 
 pytestmark = needs_engine
 X = np.random.default_rng(0).standard_normal((1, 8, 12, 10), dtype="float32")
@@ -143,6 +144,44 @@ def test_a_spare_takes_over(source: Callable[[], object]) -> None:
         warnings.simplefilter("ignore")
         np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
     assert model.health()["engine"]["failures"] == 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_that_crashes_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends its own process, and not that of the compiler."""
+    source = "void abort(void); __attribute__((constructor)) static void end(void) { abort(); }"
+    command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libcrash.so")]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setenv("TVM_STRETCH_ENGINE_PATH", str(tmp_path))
+    with pytest.raises(ts.TargetError, match="it was killed by signal 6"):
+        ts.compile(network(), [{**ENGINE, "provider": "Crash", "library": "libcrash.so"}])
+
+
+HEAD = b"tvm_stretch.engine 1\nprovider CPUExecutionProvider\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        (b"", "got another format"),
+        (b"tvm_stretch.engine 2\nend\n", "got another format"),
+        (HEAD, "got a part of it"),
+        (HEAD + b"colour red\nend\n", "got 'colour red'"),
+        (HEAD + b"model x 1 1\nend\n", "got 'model x 1 1'"),
+        (HEAD + b"model 9 99 1\nend\n", "got 'model 9 99 1'"),
+        (HEAD + b"model 99999999999 1 1\nend\nabc", "got a part of it"),
+        (HEAD + b"end\nabc", "got more than it says"),
+        (HEAD + b"model 3 1 1\nend\nabc", "expected success of a session of CPUExec"),
+    ],
+)
+def test_damaged_code(code: bytes, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "code"
+    path.write_bytes(code)
+    command = [str(find_file("bin/tvm_stretch_engine")), "check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and fault in done.stderr.splitlines()[-1]
 
 
 def test_for_another_machine_it_compiles_and_does_not_run() -> None:
