@@ -121,7 +121,10 @@ class Format:
             known = [name for name in types if name in needed]
             more = [name for name in types if name not in needed]
             words = " and perhaps ".join(filter(None, (_listed(known), _listed(more))))
-            got = sorted(data) if isinstance(data, Mapping) else repr(data)
+            got = repr(data)
+            if isinstance(data, Mapping):
+                missing = (f"no {name}" for name in known if name not in data)
+                got = ", ".join([*missing, *(f"{n!r} too" for n in data if n not in types)])
             raise self.error(f"expected the fields {words} for {where}, got {got}; {self.again}")
         return kind(**{key: self.value(types[key], v, key, where) for key, v in data.items()})
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
@@ -32,7 +32,7 @@ class ProcessorProfile:
     """Costs on one processor."""
 
     name: str  # as in plans
-    precision: str  # in which it computes; one of `BYTES`
+    precision: Literal["int8", "float16", "float32"]  # in which it computes
     multiply_adds_per_ns: Mapping[str, float]  # for each of `Work.families`
     activation_bytes_per_ns: float  # of reading and writing activations, in its precision
     weight_bytes_per_ns: float  # of reading weights, in its precision
@@ -77,7 +77,7 @@ class Profile:
     processors: Mapping[str, ProcessorProfile]  # by name; the CPU is among them
     # from the CPU to each other processor and back; transfers that are missing go through the
     # CPU
-    transfers: Sequence[Transfer]
+    transfers: tuple[Transfer, ...] = ()
     together: float = 1.0  # how much longer kernels take while other processors work
 
     def processor(self, name: str) -> ProcessorProfile:

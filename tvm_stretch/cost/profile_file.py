@@ -42,23 +42,32 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm.ir import Op
 
-from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
+from tvm_stretch.cost.profile import ProcessorProfile, Profile
 from tvm_stretch.errors import CostModelError, InstallError
-from tvm_stretch.files import as_path, is_finite, read_text, write_whole, writing
+from tvm_stretch.files import as_path, read_text, write_whole, writing
+from tvm_stretch.formats import Format
 from tvm_stretch.targets.kernels.features import Work
 
-_HEAD = {"format": "tvm_stretch.profile", "version": 1}
+FORMAT = Format("tvm_stretch.profile", 1, "the profile", CostModelError, "correct the file")
 _LEAST = 1e-6  # of divisors
 _LARGEST = 1e9  # nanoseconds, factors or bytes of them; sums of such numbers stay finite
-_MOST = 1024  # cores
+_RANGES = {
+    "activation_bytes_per_ns": (_LEAST, _LARGEST),
+    "weight_bytes_per_ns": (_LEAST, _LARGEST),
+    "kernel_us": (0.0, _LARGEST),
+    "group_us": (0.0, _LARGEST),
+    "threads": (1, 1024),
+}
+"""The least and the largest values of fields."""
+
+_OPTIONS = {"cl-opt", "llvm-options", "jit", "libs"}
 _RELAX = "relax."
 
 
@@ -90,56 +99,64 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
     return parse_profile(text, f"the profile {path.name}")
 
 
-def parse_profile(text: str, where: str = "the profile") -> Profile:
+def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
     """The profile in a text."""
     toml = _toml()
     try:
-        top = _Table(toml.loads(text), where)
+        data = FORMAT.body(toml.loads(text), where)
     except (toml.TOMLDecodeError, RecursionError) as error:
         raise CostModelError(f"expected TOML for {where}, got {error}; correct the file") from error
-    for name, expected in _HEAD.items():
-        found = top.left.pop(name, None)
-        if found != expected:
-            raise CostModelError(
-                f"expected {expected!r} for {name} of {where}, got {found!r}; write it for this "
-                "version of tvm_stretch"
-            )
-    profile = Profile(
-        device=top.take("device", _TEXT),
-        source=top.take("source", _TEXT),
-        processors=MappingProxyType(
-            {name: _processor(name, table) for name, table in top.tables("processors").items()}
-        ),
-        transfers=tuple(_transfer(table) for table in top.list_of_tables("transfers")),
-        together=top.take("together", _AT_LEAST_ONE, 1.0),
-    )
-    top.finish()
+    processors, transfers = data.get("processors"), data.get("transfers", [])
+    if isinstance(processors, dict):
+        named = {name: _renamed(table, name=name) for name, table in processors.items()}
+        data["processors"] = named
+    if isinstance(transfers, list):
+        data["transfers"] = [_renamed(table) for table in transfers]
+    profile = FORMAT.build(Profile, data, where)
+    _require(profile.together, 1.0, "together", where)
+    for name, processor in profile.processors.items():
+        _check_processor(processor, f"{name} in {where}")
+    for transfer in profile.transfers:
+        _require(transfer.us, 0.0, "us", f"transfers of {where}")
+        _require(transfer.bytes_per_ns, _LEAST, "bytes_per_ns", f"transfers of {where}")
     _check_pairs(profile, where)
     return profile
 
 
-def _processor(name: str, table: _Table) -> ProcessorProfile:
-    speeds = table.table("multiply_adds_per_ns")
-    target: dict[str, Any] = table.take("target", _TARGET, {})
-    refuses: dict[str, str] = table.take("refuses", _REASONS, {})
-    _check_operators(refuses, table.where)
-    found = ProcessorProfile(
-        name=name,
-        precision=table.take("precision", _PRECISION),
-        multiply_adds_per_ns=MappingProxyType(
-            {f: speeds.take(f, _POSITIVE) for f in Work.families}
-        ),
-        activation_bytes_per_ns=table.take("activation_bytes_per_ns", _POSITIVE),
-        weight_bytes_per_ns=table.take("weight_bytes_per_ns", _POSITIVE),
-        kernel_us=table.take("kernel_us", _NOT_NEGATIVE),
-        group_us=table.take("group_us", _NOT_NEGATIVE),
-        threads=table.take("threads", _COUNT, 1),
-        target=target or None,
-        refuses=MappingProxyType(refuses),
-    )
-    speeds.finish()
-    table.finish()
-    return found
+def _renamed(table: Any, **more: str) -> Any:
+    """A table with names that Python allows for fields, and with more fields."""
+    if not isinstance(table, dict):
+        return table
+    names = {"from": "sender", "to": "receiver"}
+    return {names.get(key, key): value for key, value in table.items()} | more
+
+
+def _check_processor(found: ProcessorProfile, where: str) -> None:
+    """Check what the types of fields do not say."""
+    if set(found.multiply_adds_per_ns) != set(Work.families):
+        raise CostModelError(
+            f"expected {', '.join(Work.families)} for multiply_adds_per_ns of {where}, got "
+            f"{', '.join(found.multiply_adds_per_ns) or 'none'}; correct the file"
+        )
+    for family, speed in found.multiply_adds_per_ns.items():
+        _require(speed, _LEAST, f"{family} of multiply_adds_per_ns", where)
+    for name, (least, largest) in _RANGES.items():
+        _require(getattr(found, name), least, name, where, largest)
+    _check_operators(found.refuses, where)
+    target = found.target
+    if target is not None and not (isinstance(target.get("kind"), str) and _is_data(target)):
+        raise CostModelError(
+            f"expected a TVM target as a table, without options for LLVM, for target of {where}, "
+            f"got {target!r}; correct it"
+        )
+
+
+def _require(value: float, least: float, name: str, where: str, largest: float = _LARGEST) -> None:
+    if not least <= value <= largest:
+        raise CostModelError(
+            f"expected a number from {least:g} to {largest:g} for {name} of {where}, got "
+            f"{value!r}; correct it"
+        )
 
 
 def _check_operators(names: Iterable[str], where: str) -> None:
@@ -154,17 +171,6 @@ def _check_operators(names: Iterable[str], where: str) -> None:
                 f"expected names of Relax's operators for refuses of {where}, got {name!r}; write "
                 f"{' or '.join(alike) or 'one such as nn.softmax'}"
             )
-
-
-def _transfer(table: _Table) -> Transfer:
-    found = Transfer(
-        sender=table.take("from", _TEXT),
-        receiver=table.take("to", _TEXT),
-        us=table.take("us", _NOT_NEGATIVE),
-        bytes_per_ns=table.take("bytes_per_ns", _POSITIVE),
-    )
-    table.finish()
-    return found
 
 
 def _check_pairs(profile: Profile, where: str) -> None:
@@ -199,101 +205,10 @@ def _check_pairs(profile: Profile, where: str) -> None:
                 )
 
 
-class _Check(NamedTuple):
-    """The valid content of a field in words, and a function that returns None for anything else."""
-
-    words: str
-    take: Callable[[Any], Any]
-
-
-class _Table:
-    """A table of the file, whose fields are taken one by one until none is left."""
-
-    def __init__(self, data: Any, where: str) -> None:
-        if not isinstance(data, dict):
-            raise CostModelError(f"expected a table for {where}, got {data!r}; correct it")
-        self.left, self.where = dict(data), where
-
-    def take(self, name: str, check: _Check, default: object = None) -> Any:
-        """A field, which must exist unless there is a default."""
-        if name not in self.left and default is not None:
-            return default
-        value = self._pop(name)
-        found = check.take(value)
-        if found is None:
-            raise CostModelError(
-                f"expected {check.words} for {name} of {self.where}, got {value!r}; correct it"
-            )
-        return found
-
-    def table(self, name: str) -> _Table:
-        """A field that is a table."""
-        return _Table(self._pop(name), f"{name} of {self.where}")
-
-    def tables(self, name: str) -> dict[str, _Table]:
-        """A field that is a table of tables."""
-        inner = self.table(name)
-        return {key: _Table(inner._pop(key), f"{key} in {self.where}") for key in list(inner.left)}
-
-    def list_of_tables(self, name: str) -> list[_Table]:
-        """A field that is a list of tables; it may be absent."""
-        items = self.left.pop(name, [])
-        if not isinstance(items, list):
-            raise CostModelError(
-                f"expected tables [[{name}]] in {self.where}, got {items!r}; correct it"
-            )
-        return [_Table(item, f"{name} {i} of {self.where}") for i, item in enumerate(items, 1)]
-
-    def finish(self) -> None:
-        """Refuse fields that were not taken."""
-        if self.left:
-            raise CostModelError(
-                f"expected no other fields in {self.where}, got {sorted(self.left)[0]!r} too; "
-                "correct its name, or remove it"
-            )
-
-    def _pop(self, name: str) -> Any:
-        if name not in self.left:
-            raise CostModelError(
-                f"expected {name} in {self.where}, got none; add it, as in the profiles that come "
-                f"with tvm_stretch ({', '.join(profiles())})"
-            )
-        return self.left.pop(name)
-
-
-def _number(value: Any, least: float) -> float | None:
-    return float(value) if is_finite(value) and least <= value <= _LARGEST else None
-
-
-def _is_data(target: dict[str, Any]) -> bool:
+def _is_data(target: Mapping[str, Any]) -> bool:
     """Whether it only describes a processor: options of LLVM may name files to write."""
     hosts = [value for value in target.values() if isinstance(value, dict)]
     return not _OPTIONS & set(target) and all(map(_is_data, hosts))
-
-
-_OPTIONS = {"cl-opt", "llvm-options", "jit", "libs"}
-
-
-def _reasons(value: Any) -> dict[str, str] | None:
-    is_one = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-    return value if is_one else None
-
-
-_POSITIVE = _Check("a positive number", lambda value: _number(value, _LEAST))
-_NOT_NEGATIVE = _Check("a number that is not negative", lambda value: _number(value, 0.0))
-_AT_LEAST_ONE = _Check("a number of at least 1", lambda value: _number(value, 1.0))
-_COUNT = _Check(
-    "a whole number of at least 1", lambda v: v if type(v) is int and 1 <= v <= _MOST else None
-)
-_TEXT = _Check("a text", lambda value: value if isinstance(value, str) and value else None)
-_PRECISION = _Check(
-    f"one of {', '.join(BYTES)}", lambda v: v if isinstance(v, str) and v in BYTES else None
-)
-_TARGET = _Check(
-    "a TVM target as a table, without options for LLVM,",
-    lambda v: v if isinstance(v, dict) and isinstance(v.get("kind"), str) and _is_data(v) else None,
-)
-_REASONS = _Check("a table of operators with reasons", _reasons)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -307,7 +222,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 def profile_text(profile: Profile) -> str:
     """The text of the profile's file."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in _HEAD.items()]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in FORMAT.head.items()]
     lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
     lines += [f"together = {profile.together:.4g}"]
     for name, processor in profile.processors.items():
