@@ -64,8 +64,8 @@ FAMILIES = (
         "Adreno",
         r"adreno",
         {"wave": 64, "multiply_adds": 256, "unit_items": 1024},
-        "azhirnov/cpu-gpu-arch on GitHub (waves of 64 or 128; Adreno 640: 384 multiply-adds in each "
-        f"of two units, which its own measurements do not reach); else {_UNKNOWN}",
+        "azhirnov/cpu-gpu-arch on GitHub (waves of 64 or 128; Adreno 640: 384 multiply-adds in"
+        f" each of two units, which its own measurements do not reach); else {_UNKNOWN}",
     ),
     Family(
         "Mali Bifrost, narrow",
