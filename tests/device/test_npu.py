@@ -12,6 +12,7 @@ from quantised_models import Quantised, qdq
 from quantised_networks import IMAGES
 
 import tvm_stretch as ts
+from tutorials import zoo
 from tvm_stretch.codegen.engine_code import compiled as ahead
 from tvm_stretch.codegen.engine_code import why_refused
 from tvm_stretch.codegen.onnx_operators import onnx_of
@@ -55,3 +56,19 @@ def test_a_damaged_context(damage: str) -> None:
     data[200::997] = bytes(255 - byte for byte in data[200::997])
     context.s = bytes(data) if damage == "changed" else context.s[: len(context.s) // 2]
     assert "Failed to load from EpContext" in why_refused(engine, model.SerializeToString())
+
+
+def test_a_phone_gets_the_middle_of_the_network_on_its_npu(tmp_path: Path) -> None:
+    """The CPU quantises and dequantises; the artifact is for aarch64 and the HTP."""
+    source = ts.quantize(zoo.build("resnet18", size=64), noise(64))
+    model = ts.compile(source, ["llvm", "npu"], device="snapdragon-8-gen-2")
+    owners = [*model.plan.processor_of().values()]
+    assert owners[0] == owners[-1] == "cpu" and owners.count("npu") >= 30
+    model.export(tmp_path / "net.so")
+    assert b"EPContext" in (tmp_path / "net.so").read_bytes()
+
+
+def noise(size: int) -> list[np.ndarray]:
+    """Images to quantise with."""
+    dice = np.random.default_rng(0)
+    return [dice.standard_normal((1, 3, size, size)).astype("float32") for _ in range(2)]

@@ -105,7 +105,9 @@ def _work_out(
         what = _describe(chain.options)
         # The plan of shares costs more: each share reads Winograd's tiles of all channels.
         disappointing = bool(rivals) and chain.ns < clearly_less * better(rivals[0])
-        if not any(option.uses_several for option in chain.options) and limit < float("inf"):
+        clearly = chain.ns < clearly_less * limit / _DOUBT[costs.trusted]
+        together = any(option.uses_several for option in chain.options)
+        if not together and not (clearly and _in_turns(chain)) and limit < float("inf"):
             notes.append("no way to use several processors is predicted to be faster")
         elif chain.ns > limit:
             why = "not built: one processor is predicted to be faster"
@@ -124,6 +126,11 @@ def _work_out(
         most = most if costs.trusted else 2
     passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]
     return rivals[:most]
+
+
+def _in_turns(chain: Chain) -> bool:
+    """Whether several processors work one after the other, such as a CPU at the ends of an NPU."""
+    return len({step.place for option in chain.options for step in option.steps}) > 1
 
 
 def _unlike_measured(network: Network, costs: Costs) -> list[str]:
