@@ -1,4 +1,4 @@
-"""Slice, pad and move pixels of values in blocks of channels.
+"""Concatenate, slice, pad and move pixels of values in blocks of channels.
 
 y = R.strided_slice(x, rows 2 to 9 by 3, columns 1 to 9)   ->   the same slice of x5
 y = R.strided_slice(x, channels 8 to 24)                   ->   blocks 1 to 3 of x5
@@ -17,9 +17,26 @@ from tvm.ir import GenericConst
 from tvm_stretch.emitting.blocked_layouts import Layouts
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
+from tvm_stretch.targets.kernels import blocks
 
 _ROW_BY_ROW = UNARY | BINARY | {"reshape", "permute_dims", "matmul"}
 """Operators that keep rows of a matrix apart, or move them."""
+
+
+def blocked_concat(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
+    """Images side by side in channels or rows; None if none of them is in blocks."""
+    parts, axis = call.args[0], int(call.attrs.axis) % 4
+    if not isinstance(parts, relax.Tuple) or len(shape_of(call)) != 4 or axis not in (1, 2):
+        return None
+    if not any(layouts.is_blocked(part) for part in parts.fields):
+        return None
+    if str(call.ty.dtype) not in ("float32", "float16", "int8", "uint8"):
+        return None
+    operands = [layouts.blocked(part) for part in parts.fields]
+    if axis == 2:
+        return layouts.bb.emit(relax.op.concat(operands, axis=2))
+    widths = [shape_of(part)[1] for part in parts.fields]
+    return blocks.concat(layouts.bb, layouts.machine, operands, widths)
 
 
 def blocked_slice(layouts: Layouts, call: relax.Call) -> relax.Expr | None:

@@ -18,6 +18,7 @@ from tvm_stretch.emitting.blocked_integers import blocked_integer
 from tvm_stretch.emitting.blocked_layouts import Layouts, Value, static_shape
 from tvm_stretch.emitting.blocked_moves import (
     becomes_image,
+    blocked_concat,
     blocked_pad,
     blocked_slice,
     images_between,
@@ -318,20 +319,8 @@ class Rewriter(Layouts):
         return self.blocked(arg)
 
     def _concat(self, call: relax.Call) -> Value | None:
-        parts = call.args[0]
-        shape = tuple(shape_of(call))
-        axis = int(call.attrs.axis) % 4
-        if not isinstance(parts, relax.Tuple) or len(shape) != 4 or axis not in (1, 2):
-            return None
-        if not any(self.is_blocked(part) for part in parts.fields):
-            return None
-        if str(call.ty.dtype) not in ("float32", "float16", "int8", "uint8"):
-            return None
-        operands = [self.blocked(part) for part in parts.fields]
-        if axis == 2:
-            return Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
-        widths = [shape_of(part)[1] for part in parts.fields]
-        return Value(shape, blocked=blocks.concat(self.bb, self.machine, operands, widths))
+        made = blocked_concat(self, call)
+        return None if made is None else Value(tuple(shape_of(call)), blocked=made)
 
     def _slice(self, call: relax.Call) -> Value | None:
         made = blocked_slice(self, call) if self.is_blocked(call.args[0]) else None
