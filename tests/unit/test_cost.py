@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.family import _weigh_unseen
 from tvm_stretch.cost.fingerprint import name_of_cpu
 from tvm_stretch.cost.generic_features import (
     RunFeatures,
@@ -69,6 +70,7 @@ def test_every_field_names_its_unit() -> None:
         *("flops", "bytes", "cycles", "channels", "pixels", "taps", "lanes", "vectors", "groups"),
         *("tiles", "permille", "averages", "elements", "steps", "loads", "gathers", "calls"),
         *("conditions", "stages", "processor", "launches", "rows", "columns", "matrices"),
+        *("items", "numbers"),
     )
     for kind in families().values():
         for name in kind.names():
@@ -281,3 +283,15 @@ def test_boards_without_a_model_name_are_told_apart() -> None:
     pi, phone = (name_of_cpu(lines.format(part)) for part in ("0xd08", "0xd0b"))
     assert pi.endswith("0x41 0xd05+0xd08") and phone != pi
     assert name_of_cpu("model name : AMD EPYC\nmodel name : AMD EPYC") == "AMD EPYC"
+
+
+def test_phases_that_no_kernel_had_weigh_no_more_than_others() -> None:
+    """Kernels of a GPU take a launch each; a gather, which none had, is not a launch."""
+    amounts = np.asarray([[300.0, 1e5 * i, 0.0] for i in range(1, 9)])
+    weights = np.asarray([17.0, 0.01, 0.4])
+    _weigh_unseen(weights, amounts, ["start", "loads", "gathers"])
+    assert weights.tolist() == [17.0, 0.01, 0.01]
+    amounts[0, 2] = 1.0
+    weights[2] = 0.4
+    _weigh_unseen(weights, amounts, ["start", "loads", "gathers"])
+    assert weights[2] == 0.4
