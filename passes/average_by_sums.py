@@ -35,7 +35,6 @@ class AverageBySums:
         self.rounds = {name for name, machine in machines.items() if machine.kind == "dsp"}
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite the regions of processors that round in integers."""
         if not self.rounds:  # a search lowers many modules, most of them for other processors
             return mod
         writer = _Writer(mod)

@@ -40,7 +40,6 @@ class BlockChannels:
         self.machines = dict(machines)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``, or the regions that it calls."""
         regions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
         rewrite = _rewrite_regions if len(regions) > 1 else _rewrite_main
         # a plain copy without readers would keep other operators from being fused

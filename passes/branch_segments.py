@@ -46,5 +46,4 @@ class BranchSegments:
         self.splits = splits
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Branch the segments of ``main``."""
         return branch_segments(mod, self.splits)[0]

@@ -62,7 +62,6 @@ class Canonicalise:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Run the phases in order."""
         return tvm.transform.Sequential(PHASES, name="canonicalise")(mod)
 
 
@@ -71,5 +70,4 @@ class CanonicaliseTrainable:
     """`Canonicalise` for a network that will be trained: batch normalisations stay."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Run the phases in order."""
         return tvm.transform.Sequential(TRAINABLE_PHASES, name="canonicalise_trainable")(mod)

@@ -24,7 +24,6 @@ class DecomposeQuantisation:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every Relax function of ``mod``."""
         return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
 
 

@@ -62,7 +62,6 @@ class ExpandMath:
     """See the module docstring; only float32 is expanded."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every PrimFunc; Relax functions stay."""
         return rewrite_kernels(mod, _expanded)
 
 

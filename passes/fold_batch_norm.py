@@ -179,7 +179,6 @@ class FoldBatchNorm:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every Relax function of ``mod``."""
         return rewrite_functions(
             mod, lambda mod, function: _Folder(mod, count_uses(function)).visit_expr(function)
         )

@@ -19,7 +19,6 @@ class FoldConstants:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Fold the constants of ``main``."""
         known = [b for b in constant_bindings(mod["main"]) if isinstance(b.value, relax.Call)]
         if not known:
             return mod

@@ -52,7 +52,6 @@ class FormIntegers:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``; a network without quantised tensors stays as it is."""
         main = mod["main"]
         if not any(kind == "quantize" for kind, _ in calls_of(main)):
             return mod

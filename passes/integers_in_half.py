@@ -47,7 +47,6 @@ class IntegersInHalf:
         self.processors = dict(processors)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite the regions of these processors."""
         regions = {
             var: function
             for var, function in mod.functions.items()

@@ -28,7 +28,6 @@ class JoinTables:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``; a network without integers stays as it is."""
         if not has_integers(mod["main"]):
             return mod
         joined = _Joiner(mod).rewritten(mod)

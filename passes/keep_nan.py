@@ -27,7 +27,6 @@ class KeepNan:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every PrimFunc; Relax functions stay."""
         return rewrite_kernels(mod, _keep_nan)
 
 

@@ -49,7 +49,6 @@ class MarkPatterns:
         self.epilogues = epilogues
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Set ``op_pattern`` of templates and cuts, then of gathers between them."""
         mod = rewrite_kernels(mod, self._marked)
         data_of = {
             var: _gathered(func)

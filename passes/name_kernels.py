@@ -37,7 +37,6 @@ class MarkOperators:
     """See the module docstring; to be run right before FuseOps."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Record in each kernel call the operator that it computes or helps."""
         updated = mod.clone()
         for var, function in _functions(mod):
             updated[var] = _Marker(mod, _owners(function)).visit_expr(function)
@@ -49,7 +48,6 @@ class NameKernels:
     """See the module docstring; to be run between FuseOps and FuseTIR."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the variables that calls of kernels are bound to, and record their operators."""
         taken: set[str] = set()
         updated = mod.clone()
         for var, function in _functions(mod):

@@ -102,7 +102,6 @@ class NameOperators:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the bindings of ``main``, and record where they come from (`SOURCES`)."""
         names = choose_names(mod["main"])
         if not names:
             return mod

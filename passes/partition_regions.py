@@ -36,7 +36,6 @@ class PartitionRegions:
     """See the module docstring; a ``main`` without tags stays as it is."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Outline every region of ``main``."""
         main = mod["main"]
         if REGIONS not in (main.attrs or {}):
             return mod

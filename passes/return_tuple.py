@@ -18,7 +18,6 @@ class ReturnTuple:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
         main = mod["main"]
         result, blocks = main.body.body, list(main.body.blocks)
         if not isinstance(result, relax.Var) or not isinstance(result.ty, relax.TupleType):

@@ -22,5 +22,4 @@ class ScheduleKernels:
         self.cache_key = f"ScheduleKernels {machine}"
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Replace the PrimFuncs; Relax functions stay."""
         return rewrite_kernels(mod, lambda func: schedule_kernel(func, self.machine))

@@ -63,7 +63,6 @@ class ShareWinograd:
         self.machines = machines
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
         return share_winograd(mod, self.machines)
 
 

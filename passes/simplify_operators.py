@@ -368,7 +368,6 @@ class SimplifyOperators:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every Relax function of ``mod``."""
         return rewrite_functions(
             mod, lambda mod, function: _Simplifier(mod, _exact(function)).visit_expr(function)
         )

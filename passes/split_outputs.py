@@ -135,7 +135,6 @@ class SplitOutputs:
         self.shares = shares
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
         return split_outputs(mod, self.shares)
 
 

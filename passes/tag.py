@@ -29,7 +29,6 @@ class TagOperators:
         self.plan = plan
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Attach the plan to ``main``."""
         tags = [[r.name, r.processor, list(r.operators)] for r in self.plan.regions]
         updated = mod.clone()
         updated["main"] = mod["main"].with_attr(REGIONS, tags)

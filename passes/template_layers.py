@@ -245,7 +245,6 @@ class TemplateLayers:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite every Relax function of ``mod``."""
         return rewrite_functions(
             mod, lambda mod, function: _Writer(mod, count_uses(function)).visit_expr(function)
         )

@@ -25,7 +25,6 @@ class UseFixedPoint:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite the kernels of integer operators, before others are fused into them."""
         return rewrite_kernels(mod, _in_integers)
 
 

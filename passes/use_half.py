@@ -51,7 +51,6 @@ class UseHalf:
         self.wide_sums = wide_sums
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
         mod = keep_names(mod)
         mod = _Writer(mod, self.wide_sums).write(mod["main"])
         return tvm.transform.Sequential(

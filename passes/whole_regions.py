@@ -41,7 +41,6 @@ class WholeRegions:
         self.writers, self.spare = dict(writers), spare
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite the regions of engines."""
         updated = mod.clone()
         for var, function in mod.functions.items():
             attrs = getattr(function, "attrs", None) or {}
