@@ -163,6 +163,7 @@ def test_a_phone(cache: str) -> None:
     assert "{'pixel-8': 1}" in text
 
 
+@pytest.mark.full
 def test_an_npu(cache: str, tmp_path: Path) -> None:
     text = _run(cache, "10_an_npu.py", tmp_path)
     assert "steps, the same class: True" in text
