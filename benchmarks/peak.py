@@ -16,9 +16,11 @@ extern "C" float turn(long count) {{
   V a[{_SUMS}], x, y;
   for (int l = 0; l < LANES; ++l) x[l] = 0.5f, y[l] = count;
   for (auto& v : a) v = y;
-  for (long i = 0; i < count; ++i)
+  for (long i = 0; i < count; ++i) {{
+    asm volatile("" : "+v"(x), "+v"(y));  // in registers: GCC would load y from memory, unaligned
 #pragma GCC unroll {_SUMS}
     for (int j = 0; j < {_SUMS}; ++j) a[j] = a[j] * x + y;
+  }}
   float sum = 0;
   for (auto& v : a) sum += v[0];
   return sum;

@@ -1,7 +1,7 @@
 """Networks that others made: files that packages ship, and architectures with random weights.
 
 ```
-python -m benchmarks.real_networks [names ...] [--json rows.json] [--seconds 10]
+python -m benchmarks.real_networks [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
 ```
 Answers are compared with ONNX Runtime's before times are shown: to compile with an empty cache,
 and of an inference with one thread, by turns with ONNX Runtime, medians. A network is right, or
@@ -306,13 +306,13 @@ def errors_of(got: object, expected: Sequence[np.ndarray]) -> list[float]:
     return errors
 
 
-def measure_network(name: str, network: Network, seconds: float) -> dict[str, Any]:
+def measure_network(name: str, network: Network, seconds: float, target: Any) -> dict[str, Any]:
     """A row of the table."""
     sample = network.build(False)
     row: dict[str, Any] = {"input": list(next(iter(sample.inputs.values())).shape)}
     begin = time.perf_counter()
     try:
-        model = compile_sample(sample)
+        model = compile_sample(sample, [target])
     except ts.StretchError as error:
         if not network.refused or network.refused not in str(error):
             raise
@@ -352,7 +352,10 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
     parser.add_argument("networks", nargs="*", default=list(every))
     parser.add_argument("--seconds", type=float, default=10, help="of measuring, for each network")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
     options = parser.parse_args(arguments)
+    host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": options.mcpu}
+    target = host if options.mcpu else "llvm"
     kept = options.json is not None and options.json.exists()
     rows = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
     print("| network | input | compile s | ONNX Runtime ms | ours ms | ratio |")
@@ -364,7 +367,7 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
         if name not in rows:
             with tempfile.TemporaryDirectory() as cache:
                 os.environ["TVM_STRETCH_CACHE_DIR"] = cache
-                rows[name] = measure_network(name, every[name], options.seconds)
+                rows[name] = measure_network(name, every[name], options.seconds, target)
         print(_line(name, rows[name]), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

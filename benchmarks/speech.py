@@ -1,7 +1,7 @@
 """Networks of speech and language, with random weights: what phones run beside images.
 
 ```
-python -m benchmarks.speech [names ...] [--json rows.json] [--seconds 10]
+python -m benchmarks.speech [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
 ```
 Answers and times are compared with ONNX Runtime's as `real_networks.py` does. Decoder steps are
 written here, with the cache of keys and values as plain inputs and outputs; other architectures are
