@@ -82,7 +82,8 @@ std::string OwnProgram(const std::string& name) {
   if (dladdr(reinterpret_cast<const void*>(&OwnProgram), &info) == 0) return name;
   const std::string library = info.dli_fname;
   const std::string folder = library.substr(0, library.rfind('/') + 1);
-  for (const std::string& path : {folder + "../bin/" + name, folder + "lib" + name + ".so"}) {
+  for (const std::string& path :
+       {folder + "../bin/" + name, folder + name, folder + "lib" + name + ".so"}) {
     if (access(path.c_str(), X_OK) == 0) return path;
   }
   return name;

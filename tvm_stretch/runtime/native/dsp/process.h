@@ -25,8 +25,8 @@ class File {
 // A file in memory; throws RunError if memory is missing.
 File MemoryFile(const char* name, size_t bytes);
 
-// The path of a program that is installed beside this library: in ../bin, or in the same folder as
-// lib<name>.so, where apps of phones keep programs. Else its bare name.
+// The path of a program that is installed beside this library: in ../bin, or in the same folder,
+// where apps of phones keep programs as lib<name>.so. Else its bare name.
 std::string OwnProgram(const std::string& name);
 
 // A process that ends with the thread that started it, however the thread ends.
