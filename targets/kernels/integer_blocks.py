@@ -24,7 +24,7 @@ from .machine import VectorMachine
 from .template import choose
 
 LEAST_WIDE = 32
-"""Fewest output channels for which pixels are made int16 before."""
+"""Fewest output channels of a group for which pixels are made int16 before."""
 
 LARGEST_WINDOW = 128
 """Most taps of a depthwise kernel, because all of them are unrolled."""
@@ -73,7 +73,7 @@ def integer_convolution(
 
 def is_widened(shape: ConvShape, machine: VectorMachine) -> bool:
     """Whether pixels are made int16 once, because each of many output channels would do it."""
-    return bool(DOTS[machine.dot].wide) and shape.groups == 1 and shape.out_channels >= LEAST_WIDE
+    return bool(DOTS[machine.dot].wide) and shape.out_channels // shape.groups >= LEAST_WIDE
 
 
 def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:

@@ -83,3 +83,10 @@ def test_rows_that_become_pixels_stay_in_blocks() -> None:
 
     names = kernels(module(body, (20, 12)))
     assert sorted(n for n in names if "block" in n) == ["block_channels", "unblock_channels"]
+
+
+@pytest.mark.parametrize("rows", [2, 4, 7, 12])
+def test_few_rows_read_weights_once(rows: int) -> None:
+    """Weights come from memory: a second tile that reads them again is slower."""
+    config = choose(dense_shape((rows, 896), 4864), TWO_CORES)
+    assert config.pixels >= rows

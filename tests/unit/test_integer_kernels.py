@@ -153,6 +153,7 @@ def test_instructions(core: str, depthwise: bool) -> None:
 WIDENED: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
     "padded": ((20, 40, 3, 9), {"pads": [1, 1, 1, 1], "zero": 3}),
     "signed": ((16, 33, 1, 5), {"dtype": "int8"}),
+    "groups": ((40, 96, 3, 9), {"groups": 2, "zero": 5}),
     "few channels": ((3, 32, 3, 9), {"strides": [2, 2]}),
 }
 

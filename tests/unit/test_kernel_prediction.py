@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import tvm
@@ -102,8 +103,13 @@ def same_operators(group: Group, part: Group, suffix: str) -> bool:
 
 
 def exactly(kernels: Iterable[Features], integers: bool) -> Counter[Features]:
-    """Kernels; of integers what pads and converts beside the templates is only guessed."""
-    return Counter(k for k in kernels if not integers or k.family != "generic")
+    """Kernels; of integers what pads and converts is only guessed, also after the templates.
+
+    Without VNNI a kernel writes int16 if the conversion for its reader is fused into it.
+    """
+    if not integers:
+        return Counter(kernels)
+    return Counter(replace(k, out_bytes=0) for k in kernels if k.family != "generic")
 
 
 def are_integers(mod: tvm.IRModule) -> bool:
