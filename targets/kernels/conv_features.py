@@ -123,17 +123,19 @@ def conv_features(
 ) -> ConvFeatures:
     """The features of a configuration whose own model says ``cycles``.
 
-    Weights of integer kernels may be wider than their pixels, which matters little.
+    Weights of integer kernels may be wider than their pixels, which matters little. Their results
+    have 8 bits, also where pixels were widened.
     """
     height, width = cfg.out_size
     row = height * width if cfg.pointwise else width
     family = cfg.families[cfg.is_dense]
+    are_integers = issubclass(family, IntegerConvFeatures | IntegerDenseFeatures)
     return family(
         flops=2.0 * cfg.multiply_adds,
         in_bytes=item * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
         + epilogue.bytes,
         weight_bytes=item * prod(cfg.weight_shape),
-        out_bytes=epilogue.out_bytes or item * prod(cfg.out_shape),
+        out_bytes=epilogue.out_bytes or (1 if are_integers else item) * prod(cfg.out_shape),
         epilogue_flops=epilogue.flops,
         model_cycles=cycles,
         in_channels=cfg.in_channels,
