@@ -180,7 +180,10 @@ def _generic(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _is_plain(kind: type, data: Any) -> bool:
-    return is_finite(data) if kind is float else type(data) is kind
+    """Whether it is of the type itself: no bool is an int, but a name may be TVM's string."""
+    if kind is float:
+        return is_finite(data)
+    return isinstance(data, str) if kind is str else type(data) is kind
 
 
 def _words(kind: Any) -> str:
