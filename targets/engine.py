@@ -14,6 +14,7 @@ each version. Nothing falls back inside an engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +81,7 @@ class Provider:
 
     def described(self, given: Attributes) -> Engine:
         """The engine that a target describes."""
-        known = (*_COMMON, *self.attributes)
+        known = (*_COMMON, "hardware", *self.attributes)
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise TargetError(
@@ -91,7 +92,12 @@ class Provider:
         options |= {
             name: _text(given, name, self.kind) for name in self.attributes if name in given
         }
-        engine = replace(self.engine, options=tuple(options.items()), program=_program())
+        hardware = self.engine.hardware
+        if "hardware" in given:
+            hardware = _text(given, "hardware", self.kind)
+        engine = replace(
+            self.engine, hardware=hardware, options=tuple(options.items()), program=_program()
+        )
         return _common(engine, given, self.kind)
 
     def processor(self, engine: Engine, host: Processor) -> Processor:
@@ -194,6 +200,12 @@ def _any(given: Attributes) -> Provider:
         _text(given, name, KIND) if name in given else "" for name in _OWN[:-1]
     )
     options = given.get("options", {})
+    names = options if isinstance(options, Mapping) else [None]
+    if any(not isinstance(name, str) or name.split() != [name] for name in names):
+        raise TargetError(
+            f"expected texts by name for options of target {KIND}, got {options!r}; "
+            'write {"level": "3"}'
+        )
     engine = Engine(
         provider,
         device=provider,

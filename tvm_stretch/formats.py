@@ -121,7 +121,7 @@ class Format:
             known = [name for name in types if name in needed]
             more = [name for name in types if name not in needed]
             words = " and perhaps ".join(filter(None, (_listed(known), _listed(more))))
-            got = repr(data)
+            got = f"{data!r:.200}"
             if isinstance(data, Mapping):
                 missing = (f"no {name}" for name in known if name not in data)
                 got = ", ".join([*missing, *(f"{n!r} too" for n in data if n not in types)])
@@ -183,7 +183,9 @@ def _is_plain(kind: type, data: Any) -> bool:
     """Whether it is of the type itself: no bool is an int, but a name may be TVM's string."""
     if kind is float:
         return is_finite(data)
-    return isinstance(data, str) if kind is str else type(data) is kind
+    if kind is str:  # no lone surrogates, which no file could hold
+        return isinstance(data, str) and data.encode("utf-8", "ignore").decode() == data
+    return type(data) is kind and (kind is not int or abs(data) < 2**63)
 
 
 def _words(kind: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_targets import ENGINE, compiled, needs_engine, network, quantised
+from onnx import numpy_helper
 from quantised_networks import IMAGES
 from relax_helpers import module, random_const
 from tvm import relax
@@ -109,6 +110,8 @@ def test_a_hanging_engine_is_given_up() -> None:
         ({"provider": 3}, "expected a word for provider of target engine, got 3"),
         ({"threads": -1}, "expected a whole number from 0 to 1024 for threads"),
         ({"options": {"a": 1}}, "expected a word for a of target engine, got 1"),
+        ({"options": "abc"}, "expected texts by name for options of target engine, got 'abc'"),
+        ({"options": {"a b": "1"}}, "expected texts by name for options of target engine"),
     ],
 )
 def test_bad_targets(more: dict[str, object], fault: str) -> None:
@@ -188,3 +191,49 @@ def test_for_another_machine_it_compiles_and_does_not_run() -> None:
     model = compiled({**ENGINE, "device": "a-phone"})
     with pytest.raises(ts.DeviceError, match=r"no such processor .engine of a-phone is another"):
         model(X)
+
+
+def pooled(x: relax.Expr) -> relax.Expr:
+    return relax.op.nn.max_pool2d(x, [2, 2], [1, 1], dilation=[2, 2])
+
+
+def twice(x: relax.Expr) -> relax.Expr:
+    return relax.op.add(x, x)  # of bytes: ONNX Runtime saturates where TVM wraps around
+
+
+def clipped(x: relax.Expr) -> relax.Expr:
+    return relax.op.concat([x, relax.op.nn.relu(x)], axis=1)
+
+
+def last_channels(x: relax.Expr) -> relax.Expr:
+    return relax.op.nn.max_pool2d(x, [2, 2], [2, 2], layout="NHWC", out_layout="NHWC")
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [(pooled, "float32"), (last_channels, "float32"), (twice, "uint8"), (clipped, "int8")],
+)
+def test_operators_that_onnx_has_otherwise(
+    body: Callable[[relax.Expr], relax.Expr], dtype: str
+) -> None:
+    """They are computed as they are, or elsewhere."""
+    source = module(body, (1, 8, 12, 10), dtype=dtype)
+    alone = ts.compile(source, "llvm", cpu_threads=1)
+    x = (np.abs(X) * 50).astype(dtype) if dtype != "float32" else X
+    np.testing.assert_array_equal(compiled(source=source)(x), alone(x))
+
+
+def test_zero_points_that_contradict_are_refused() -> None:
+    """A tensor that is written with one zero point and read with another."""
+    source = quantised()
+    made = {node.output[0] for node in source.graph.node if node.op_type == "QuantizeLinear"}
+    reads = [n for n in source.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in made]
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    other = np.array(values[reads[1].input[2]] // 2 + 7)
+    source.graph.initializer.append(numpy_helper.from_array(other, "another_zero"))
+    reads[1].input[2] = "another_zero"
+    expected = ts.compile(source, "llvm", cpu_threads=1)(IMAGES[:1])
+    try:
+        np.testing.assert_array_equal(compiled(source=source)(IMAGES[:1]), expected)
+    except ts.UnsupportedError as error:
+        assert "expected one zero point for" in str(error)

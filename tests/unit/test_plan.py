@@ -197,3 +197,13 @@ def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
         Plan.read(tmp_path / "list.json")
     with pytest.raises(PlanError, match="place to write"):
         PLAN.write(tmp_path / "no" / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("reason", "\ud800"), ("predicted_ns", 10**400)],
+)
+def test_values_that_no_artifact_could_hold(field: str, value: object) -> None:
+    data = {"format": "tvm_stretch.plan", "version": 1, "processors": ["cpu"], field: value}
+    with pytest.raises(PlanError, match=r"^expected .*, got .*; "):
+        Plan.read(data)

@@ -21,6 +21,8 @@ from tvm_stretch.ir.expressions import shape_of, tensor_types
 from tvm_stretch.ir.integers import Rounding, integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
+_LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
+_MOVES = ("concat", "maximum", "minimum", "nn.max_pool2d", "permute_dims", "reshape")
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -58,10 +60,27 @@ def why_not_onnx(call: relax.Call) -> str | None:
             return f"{kind}: one of its operands is constant"
         if kind == "integer.average" and _include_pad(call) is None:
             return f"{kind}: its windows end beyond the image"
+    elif (reason := _why_not_same(kind, call)) is not None:
+        return reason
     for expr in (call, *call.args):
         for ty in tensor_types(expr) if not isinstance(expr, GenericConst) else ():
             if str(ty.dtype) not in _TYPES or not isinstance(ty.shape, relax.ShapeExpr):
                 return f"{kind}: engines have no tensor of {ty.dtype}"
+    return None
+
+
+def _why_not_same(kind: str, call: relax.Call) -> str | None:
+    """Why ONNX's operator computes something else; None if it computes the same."""
+    if any(str(getattr(call.attrs, key, plain)) != plain for key, plain in _LAYOUTS.items()):
+        return f"{kind}: engines take images as NCHW"
+    if kind == "nn.avg_pool2d" and _ints(call.attrs.dilation) != [1, 1]:
+        return f"{kind}: its windows are dilated"
+    args = [a for arg in call.args for a in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    types = [str(ty.dtype) for expr in (call, *args) for ty in tensor_types(expr)]
+    if kind == "astype" or not {"uint8", "int8"} & set(types):
+        return None
+    if kind not in _MOVES or any(isinstance(arg, GenericConst) for arg in args):
+        return f"{kind}: engines take integers of 8 bits for scaled numbers; quantise"
     return None
 
 
@@ -197,7 +216,9 @@ def _simple(kind: str, **attributes: Any) -> Rule:
 def _pool(kind: str) -> Rule:
     def write(graph: Graph, var: relax.Var, call: relax.Call) -> None:
         attrs = call.attrs
-        more = {"count_include_pad": int(attrs.count_include_pad)} if kind == "AveragePool" else {}
+        more: dict[str, Any] = {"dilations": _ints(attrs.dilation)}
+        if kind == "AveragePool":  # without dilation in this version of ONNX
+            more = {"count_include_pad": int(attrs.count_include_pad)}
         made = graph.node(
             kind,
             [graph.real(call.args[0])],

@@ -227,10 +227,11 @@ class QuantisedTensors:
                     self.equal.append((source, var))
             return
         sources = [s for s in operands_of(call) if isinstance(s, relax.Var)]
-        self.zeros.update(zip(sources, integer.zeros, strict=False))
+        for source, zero in zip(sources, integer.zeros, strict=False):
+            self._know(source, zero)
         kind, factors, rounding = integer.kind, integer.factors, integer.rounding
         if rounding is not None and kind not in ("add", "multiply"):
-            self.zeros[var] = rounding.zero
+            self._know(var, rounding.zero)
         if kind == "add" and len(sources) == 2:
             for source, factor in zip(sources, factors, strict=False):
                 self.rows.append(({source: 1.0, var: -1.0}, float(np.log(factor))))
@@ -240,7 +241,7 @@ class QuantisedTensors:
             for source in sources:
                 row[source] = row.get(source, 0.0) + 1.0
             self.rows.append((row, float(np.log(factors[0]))))
-            self.zeros[var] = round(factors[1])
+            self._know(var, round(factors[1]))
         elif kind == "table" and (found := rescaling_of(call)) is not None:
             self.rows.append(({sources[0]: 1.0, var: -1.0}, float(np.log(found.ratio))))
             offset = found.result_zero - found.ratio * found.zero
@@ -253,9 +254,26 @@ class QuantisedTensors:
             self.rows.append(({sources[0]: 1.0}, float(np.log(factors[0]))))
             self.rows.append(({var: 1.0}, float(np.log(factors[1]))))
 
+    def _know(self, var: relax.Var, zero: int) -> None:
+        if self.zeros.setdefault(var, zero) != zero:
+            self._contradicts(var)
+
+    def _contradicts(self, var: relax.Var) -> None:
+        raise UnsupportedError(
+            f"expected one zero point for {var.name} in a region of an engine, got contradicting "
+            "ones; place its operators elsewhere"
+        )
+
     def found(self) -> dict[relax.Var, tuple[float, int]]:
         """Scale and zero point of each tensor."""
         scales, zeros = self._solve(), self._all_zeros()
+        for one, other in self.equal:
+            if zeros[one] != zeros[other]:
+                self._contradicts(other)
+        for result, terms, offset in self.sums:  # of an addition; a table's ratio is inexact
+            found = offset + sum(factor * zeros[term] for term, factor in terms)
+            if len(terms) > 1 and abs(found - zeros[result]) > _MOST_OFF:
+                self._contradicts(result)
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))
             if var in self.tensors and not limits.min <= zero <= limits.max:

@@ -79,7 +79,6 @@ void Session::Bind(const std::vector<const DLTensor*>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const DLTensor& tensor = *tensors[i];
     Operand& operand = operands_[i];
-    operand.tensor = &tensor;
     if (HasGaps(tensor)) operand.dense.resize(DenseBytes(tensor));
     void* data = operand.dense.empty() ? tensor.data : operand.dense.data();
     runtime_.Check(
@@ -87,6 +86,7 @@ void Session::Bind(const std::vector<const DLTensor*>& tensors) {
                                            tensor.ndim, ElementType(tensor.dtype), &operand.value),
         "a tensor");
     values_.push_back(operand.value);
+    operand.tensor = &tensor;  // now it is bound
   }
 }
 

@@ -44,7 +44,10 @@ void ReadLine(const std::string& line, EngineSpec* spec, std::vector<size_t>* si
     ModelSpec model;
     size_t bytes = 0;
     words >> bytes >> model.inputs >> model.outputs;
-    if (words.fail() || model.inputs + model.outputs > kMostTensors) Refuse("'" + line + "'");
+    // Each of them first: a negative number is a large one here, and a sum may wrap.
+    const bool fits = model.inputs <= kMostTensors && model.outputs <= kMostTensors &&
+                      model.inputs + model.outputs <= kMostTensors;
+    if (words.fail() || !fits) Refuse("'" + line + "'");
     spec->models.push_back(model);
     sizes->push_back(bytes);
   } else {
