@@ -185,7 +185,9 @@ def _is_plain(kind: type, data: Any) -> bool:
         return is_finite(data)
     if kind is str:  # no lone surrogates, which no file could hold
         return isinstance(data, str) and data.encode("utf-8", "ignore").decode() == data
-    return type(data) is kind and (kind is not int or abs(data) < 2**63)
+    if kind is int:
+        return type(data) is int and abs(data) < 2**63
+    return type(data) is kind
 
 
 def _words(kind: Any) -> str:
