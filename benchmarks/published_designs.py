@@ -214,6 +214,17 @@ def _round8(channels: float) -> int:
 
 def predict_ms(design: Design, profile: Profile) -> float:
     """The latency of a design on a device."""
+    return _run(design, profile).when(["head"]) / 1e6
+
+
+def predict_mj(design: Design, profile: Profile) -> float:
+    """The energy of a run of a design on a device whose profile has powers."""
+    clock, power = _run(design, profile), profile.power(list(profile.processors))
+    assert power is not None
+    return power.millijoules(clock.when(["head"]), clock.busy)
+
+
+def _run(design: Design, profile: Profile) -> Clock:
     counted = count(design)
     names = list(profile.processors)
 
@@ -241,7 +252,7 @@ def predict_ms(design: Design, profile: Profile) -> float:
             before = f"{branches} joined"
             clock.run([step(before, join, [(branches, None)], 0)])
     clock.run([step("head", counted.head, [(before, None)], 0)])
-    return clock.when(["head"]) / 1e6
+    return clock
 
 
 def round_trips_ms(profile: Profile, other: str, parts: Sequence[tuple[int, int]]) -> float:

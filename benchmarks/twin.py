@@ -4,6 +4,7 @@
 python -m benchmarks.twin calibrate [rows.csv] [-o snapdragon-855.toml]   the profile, residuals
 python -m benchmarks.twin check [designs.json [rows.csv]]                 what others published
 python -m benchmarks.twin table [resnet34 ..] [--json out.json]           pairs of processors
+python -m benchmarks.twin energy [designs.json]                           watts and joules
 python -m benchmarks.twin packets rows.csv [resnet34 ..] [-o packets.toml]  our kernels on its DSP
 ```
 `calibrate` fits the profile to the latencies of six networks on one processor each (`mi9.py`, or
@@ -38,7 +39,14 @@ from scipy.stats import spearmanr
 
 import tvm_stretch as ts
 from benchmarks import mi9
-from benchmarks.published_designs import ORIGINALS, Part, count, predict_ms, round_trips_ms
+from benchmarks.published_designs import (
+    ORIGINALS,
+    Part,
+    count,
+    predict_mj,
+    predict_ms,
+    round_trips_ms,
+)
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tutorials.zoo.efficientnet import b5_without_squeeze
@@ -197,6 +205,39 @@ def _judge(both: Sequence[tuple[float, float]]) -> None:
         raise SystemExit(f"expected at most {_MOST_PUBLISHED:.0%} and at least {_LEAST_ORDER}")
 
 
+# --- energy ---------------------------------------------------------------------------------------
+
+
+def energy_rows(designs: Path | None) -> Iterator[str]:
+    """What the text of NN-Stretch says about figure 10, beside the twin's powers and designs."""
+    profile, names = load_profile(DEVICE), tuple(load_profile(DEVICE).processors)
+    power = profile.power(names)
+    assert power is not None
+    yield "| NN-Stretch, Xiaomi 9 | figure 10 | twin |\n| --- | --- | --- |"
+    for name, low, high in (("cpu", 5.1, 6.5), ("hexagon", 1.2, 2.0)):
+        ours = power.watts[names.index(name)] + power.idle_watts
+        off = max(abs(ours / low - 1), abs(ours / high - 1))
+        yield f"| {name} alone, W | {low} to {high} | {ours:.2f} (at most {off:.0%} off) |"
+    known = {} if designs is None else json.loads(designs.read_text(encoding="utf-8"))
+    for name, design in known.items():
+        original = name.split("/")[-1].rsplit("-", 1)[0]
+        if len(design["devices"]) > 1 and original in ORIGINALS:
+            runs = [(d, predict_ms(d, profile)) for d in (ORIGINALS[original], design)]
+            before, after = (predict_mj(d, profile) for d, _ in runs)
+            watts = (after / runs[1][1]) / (before / runs[0][1]) - 1
+            theirs = _FIGURE_10.get(name.split("/")[-1], "-")
+            yield (
+                f"| {name.split('/')[-1]} against the CPU: energy, power | {theirs} | "
+                f"{after / before - 1:+.1%}, {watts:+.1%} |"
+            )
+
+
+_FIGURE_10 = {
+    "R-50-CDG": "-56.3 % (all three; the network is not named)",
+    "EN-L4-CD": "at most +24 % power (the pair is not named)",
+}
+
+
 # --- plans ----------------------------------------------------------------------------------------
 
 
@@ -317,6 +358,8 @@ def main() -> None:
     three.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
     three.add_argument("--json", type=Path, help="keep all rows here, and go on from there")
     three.add_argument("--profile", default=DEVICE, help="another one, as a file")
+    five = commands.add_parser("energy")
+    five.add_argument("designs", type=Path, nargs="?", help="published designs, as JSON")
     four = commands.add_parser("packets")
     four.add_argument("rows", type=Path, help="model,processor,latency_ms; made if it is not there")
     four.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
@@ -326,6 +369,8 @@ def main() -> None:
         _calibrate(arguments.rows, arguments.output)
     elif arguments.command == "check":
         check(arguments.designs, arguments.rows)
+    elif arguments.command == "energy":
+        print("\n".join(energy_rows(arguments.designs)))
     elif arguments.command == "packets":
         found = packets(arguments.rows, arguments.networks)
         print(found)

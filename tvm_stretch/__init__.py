@@ -17,6 +17,7 @@ from tvm_stretch.errors import (
     DeviceError,
     InputError,
     InstallError,
+    MeterError,
     ModelError,
     PlanError,
     RunCancelledError,
@@ -31,12 +32,14 @@ from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
     from tvm_stretch import problems, results, stretching, training, tune
-    from tvm_stretch.compiler import compile, plan_for
+    from tvm_stretch.compiler import compile, plan_for, plan_front
     from tvm_stretch.differences import compare
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.remote.device import Device, connect
+    from tvm_stretch.runtime.meters import Meter
     from tvm_stretch.runtime.model import Model, load
+    from tvm_stretch.search.objective import Objective
     from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
@@ -46,8 +49,11 @@ __all__ = [
     "DeviceError",
     "InputError",
     "InstallError",
+    "Meter",
+    "MeterError",
     "Model",
     "ModelError",
+    "Objective",
     "Plan",
     "PlanError",
     "RunCancelledError",
@@ -62,6 +68,7 @@ __all__ = [
     "connect",
     "load",
     "plan_for",
+    "plan_front",
     "problems",
     "quantize",
     "results",
@@ -78,10 +85,13 @@ _LAZY = {
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Device": "tvm_stretch.remote.device",
+    "Meter": "tvm_stretch.runtime.meters",
     "Model": "tvm_stretch.runtime.model",
+    "Objective": "tvm_stretch.search.objective",
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",
     "plan_for": "tvm_stretch.compiler",
+    "plan_front": "tvm_stretch.compiler",
     "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",
 }

@@ -25,7 +25,10 @@ from tvm_stretch.request import Request
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, with_plans
-from tvm_stretch.search.choose import choose, predict
+from tvm_stretch.search.choose import choose, find, predict
+from tvm_stretch.search.front import PlanFront, front_of
+from tvm_stretch.search.limits import NO_LIMITS
+from tvm_stretch.search.objective import Objective, read_objective
 from tvm_stretch.search.site import DeviceLike, Targets, site_of
 
 
@@ -42,6 +45,7 @@ def compile(
     spare: bool = False,
     max_share: Mapping[str, float] | None = None,
     share_parts: int | None = None,
+    objective: str | Objective = "latency",
     precision: str = "float32",
     scheduler: Scheduler | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
@@ -81,6 +85,9 @@ def compile(
             name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
         share_parts: the denominator of shares of layers and segments: 8 for whole eighths. By
             default shares are as fine as kernels allow.
+        objective: ``"latency"``, ``"energy"``, or an `Objective` with budgets: what the plan is to
+            make small. Energy is measured by a meter where plans are measured, and predicted from
+            the powers of a profile elsewhere.
         precision: ``"float16"`` computes in float16 between the network's inputs and outputs, on
             processors that support it; operators that need more precision stay in float32, and the
             plan names them. ``"float16+float32"`` accumulates the sums of layers in float32.
@@ -106,6 +113,7 @@ def compile(
         spare=spare,
         max_share=max_share,
         share_parts=share_parts,
+        objective=objective,
         precision=read_precision(precision),
         scheduler=scheduler,
         dump_dir=dump_dir,
@@ -132,9 +140,10 @@ def plan_for(
     device: DeviceLike = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
+    objective: str | Objective = "latency",
     progress: Progress | None = None,
 ) -> Plan:
-    """Predict the fastest plan, without building or measuring anything.
+    """Predict the best plan, without building or measuring anything.
 
     Args:
         source: as for `compile`.
@@ -143,15 +152,46 @@ def plan_for(
         device: as for `compile`.
         shapes: as for `compile`.
         cpu_threads: as for `compile`.
+        objective: as for `compile`; energy is known of devices whose profile has powers.
         progress: as for `compile`.
 
     Returns:
         A plan whose regions have predicted times.
     """
+    limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
         site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
         mod, _ = read_network(source, shapes)
         site = site.in_precision("float32", has_integers(mod["main"]))
-        decision = predict(mod, site).noted(site.note)
+        decision = predict(mod, site, limits).noted(site.note)
         assert decision.plan is not None
         return replace(decision.plan, reason=decision.reason)
+
+
+@named_arguments
+def plan_front(
+    source: object,
+    targets: Targets = None,
+    *,
+    device: DeviceLike = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> PlanFront:
+    """Predict the plans of which no other one is both faster and thriftier.
+
+    Args:
+        source: as for `compile`.
+        targets: as for `plan_for`.
+        device: a device whose profile has powers.
+        shapes: as for `compile`.
+        progress: as for `compile`.
+
+    Raises:
+        InputError: the powers of the device are not known.
+    """
+    with reporting(progress), compiling():
+        site = site_of(device, targets, may_drop=True, built=False)
+        mod, _ = read_network(source, shapes)
+        site = site.in_precision("float32", has_integers(mod["main"]))
+        limits = replace(NO_LIMITS, objective=Objective("energy"))
+        return front_of(find(mod, site, limits)[2])

@@ -100,3 +100,7 @@ class CostModelError(StretchError):
 
 class TrainingError(StretchError):
     """Training gave values that are not finite, or a checkpoint is damaged or does not fit."""
+
+
+class MeterError(StretchError):
+    """There is no meter of energy, or it fails, jumps or stands still."""

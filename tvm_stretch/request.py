@@ -13,6 +13,7 @@ from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, read_plans
 from tvm_stretch.search.limits import Limits, read_limits, refuse_limits
+from tvm_stretch.search.objective import LATENCY, read_objective
 from tvm_stretch.search.site import DeviceLike, Site, Targets, site_of
 
 
@@ -36,6 +37,7 @@ class Request:
     scheduler: Scheduler | None = None  # schedules segments with branches; None for HEFT
     max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
     share_parts: int | None = None  # the denominator of shares
+    objective: object = LATENCY  # what the plan is to make small
     spare: bool = False  # whether the CPU gets kernels for all operators
     dump_dir: str | os.PathLike[str] | None = None  # folder for the IR after every phase
     debug: bool = False  # whether every phase is verified
@@ -49,6 +51,10 @@ class Request:
             )
         if self.first_plan is not None:
             refuse_limits(self.max_share, self.share_parts, "where plans are given")
+        if self.first_plan is not None and read_objective(self.objective) != LATENCY:
+            raise InputError(
+                "expected no objective where a plan is given, got one; leave one of them out"
+            )
         if self.scheduler is not None and not callable(self.scheduler):
             raise InputError(
                 "expected a function from Problem to Result for scheduler, got "
@@ -79,4 +85,6 @@ class Request:
     def limits(self, site: Site) -> Limits:
         """What the search may do on the site."""
         read = read_limits(self.max_share, self.share_parts, site.processors, site.placeable)
+        objective = read_objective(self.objective)
+        read = read if objective == LATENCY else replace(read, objective=objective)
         return read if self.scheduler is None else replace(read, scheduler=self.scheduler)

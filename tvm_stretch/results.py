@@ -11,8 +11,10 @@ from tvm_stretch.problems import NetworkProblem
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.remote_model import RemoteModel
 from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult
+from tvm_stretch.runtime.meters import Energy
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.runtime.values import TensorInfo
+from tvm_stretch.search.front import PlanFront
 from tvm_stretch.stretching.front import Front
 from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.stretching.stretching import Stretching
@@ -24,10 +26,12 @@ __all__ = [
     "Considered",
     "Description",
     "Differences",
+    "Energy",
     "Execution",
     "Front",
     "MeasuredModel",
     "NetworkProblem",
+    "PlanFront",
     "PlanTable",
     "ProfileResult",
     "RemoteModel",

@@ -25,6 +25,7 @@ from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.prediction import Prediction
+from tvm_stretch.cost.profile import Power
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
@@ -34,6 +35,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import rank, search
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.limits import NO_LIMITS
+from tvm_stretch.search.objective import Objective
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.targets.cpu import CORE
 from tvm_stretch.targets.kernels.features import Features
@@ -113,10 +115,11 @@ def test_equal_processors_nearly_halve_a_chain(lanes: int) -> None:
 def test_costs_are_compared_by_an_objective() -> None:
     mod, known = emit(["conv"] * 3, size=56, channels=64), costs(1.0, 2.0)
     quick = search(mod, known).singles
-    slow = dataclasses.replace(NO_LIMITS, objective=lambda cost: -cost.ns)
+    frugal = dataclasses.replace(NO_LIMITS, objective=Objective("energy"))
     assert [one.what for one in quick] == ["p1 alone", "cpu alone"]
-    slowest = search(mod, known, limits=slow).singles
-    assert [one.what for one in slowest] == ["cpu alone", "p1 alone"]
+    hungry = dataclasses.replace(known, power=Power((1.0, 9.0)))
+    thriftiest = search(mod, hungry, limits=frugal).singles
+    assert [one.what for one in thriftiest] == ["cpu alone", "p1 alone"]
     (rival,) = search(mod, known).rivals
     assert rival.cost.bytes and rival.cost.millijoules is None
 

@@ -39,6 +39,8 @@ class ProcessorProfile:
     kernel_us: float  # overhead of a kernel
     group_us: float  # overhead of each small convolution of a grouped one
     threads: int = 1  # cores of a CPU that its kernels use
+    # watts while it is busy, beyond the device's `idle_watts`; None if they are not known
+    watts: float | None = None
     # the TVM target of its kernels; None if this version makes none
     target: Mapping[str, Any] | None = None
     # operators that it does not support, with reasons
@@ -56,6 +58,26 @@ class ProcessorProfile:
         weights = size * work.weights / self.weight_bytes_per_ns
         started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
         return compute + activations + weights + started
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a device takes while its processors are busy and idle."""
+
+    watts: tuple[float, ...]  # of each processor while it is busy, by its place
+    idle_watts: float = 0.0  # of the device, all the time
+    copied_pj_per_byte: float = 0.0  # of each byte that is handed over
+
+    def millijoules(self, ns: int, busy: Sequence[int], moved: int = 0) -> float:
+        """The energy of a run.
+
+        Args:
+            ns: its latency.
+            busy: nanoseconds of work of each processor.
+            moved: bytes that processors hand over to each other.
+        """
+        work = sum(w * t for w, t in zip(self.watts, busy, strict=True))
+        return (work + self.idle_watts * ns) / 1e6 + self.copied_pj_per_byte * moved / 1e9
 
 
 @dataclass(frozen=True)
@@ -79,6 +101,8 @@ class Profile:
     # CPU
     transfers: tuple[Transfer, ...] = ()
     together: float = 1.0  # how much longer kernels take while other processors work
+    idle_watts: float = 0.0  # of the whole device while no processor is busy
+    copied_pj_per_byte: float = 0.0  # picojoules of memory for each byte that is handed over
 
     def processor(self, name: str) -> ProcessorProfile:
         """The processor with that name."""
@@ -88,6 +112,14 @@ class Profile:
                 f"{name!r}; choose one of these, or add it to the profile"
             )
         return self.processors[name]
+
+    def power(self, names: Sequence[str]) -> Power | None:
+        """The power of these processors; None unless all of them are known."""
+        watts = [self.processor(name).watts for name in names]
+        known = tuple(w for w in watts if w is not None)
+        if len(known) < len(watts):
+            return None
+        return Power(known, self.idle_watts, self.copied_pj_per_byte)
 
     def hand_over(self, writer: str, reader: str, size: int, value_bytes: int = 4) -> int:
         """Nanoseconds from the end of a kernel to the start of its reader.

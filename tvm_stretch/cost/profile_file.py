@@ -5,10 +5,13 @@
     device = "snapdragon-855"
     source = "where the numbers come from"
     together = 1.0                          # how much longer kernels take while others work
+    idle_watts = 0.6                        # of the device while no processor is busy
+    copied_pj_per_byte = 40.0               # of memory, for each byte that is handed over
 
     [processors.cpu]                        # named as in plans: cpu, opencl, hexagon, ..
     target = { kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }
     threads = 4
+    watts = 5.2                             # beyond idle_watts, while it is busy
     precision = "int8"                      # or float16, float32: what its kernels compute in
     kernel_us = 19.0                        # overhead of a kernel
     group_us = 48.0                         # of each small convolution of a grouped one
@@ -30,9 +33,9 @@
     bytes_per_ns = 6.0                      # in the wider precision of the two
 
 There is a transfer from the CPU to each other processor and one back; two other processors without
-their own exchange data through the CPU. Only `threads`, `refuses`, `together`, and the `target` of
-processors other than the CPU may be left out: this version plans for a processor without a target,
-but makes no kernels for it.
+their own exchange data through the CPU. Only `threads`, `refuses`, `together`, what says powers,
+and the `target` of processors other than the CPU may be left out: this version plans for a
+processor without a target, but makes no kernels for it.
 """
 
 from __future__ import annotations
@@ -64,9 +67,11 @@ _RANGES = {
     "kernel_us": (0.0, _LARGEST),
     "group_us": (0.0, _LARGEST),
     "threads": (1, 1024),
+    "watts": (0.0, 1e5),
 }
 """The least and the largest values of fields."""
 
+_POWERS = ("idle_watts", "copied_pj_per_byte")
 _OPTIONS = {"cl-opt", "llvm-options", "jit", "libs"}
 _RELAX = "relax."
 
@@ -114,6 +119,8 @@ def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
         data["transfers"] = [_renamed(table) for table in transfers]
     profile = FORMAT.build(Profile, data, where)
     _require(profile.together, 1.0, "together", where)
+    for field in _POWERS:
+        _require(getattr(profile, field), 0.0, field, where)
     for name, processor in profile.processors.items():
         _check_processor(processor, f"{name} in {where}")
     for transfer in profile.transfers:
@@ -141,7 +148,8 @@ def _check_processor(found: ProcessorProfile, where: str) -> None:
     for family, speed in found.multiply_adds_per_ns.items():
         _require(speed, _LEAST, f"{family} of multiply_adds_per_ns", where)
     for name, (least, largest) in _RANGES.items():
-        _require(getattr(found, name), least, name, where, largest)
+        if (value := getattr(found, name)) is not None:
+            _require(value, least, name, where, largest)
     _check_operators(found.refuses, where)
     target = found.target
     if target is not None and not (isinstance(target.get("kind"), str) and _is_data(target)):
@@ -225,11 +233,14 @@ def profile_text(profile: Profile) -> str:
     lines = [f"{name} = {json.dumps(value)}" for name, value in FORMAT.head.items()]
     lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
     lines += [f"together = {profile.together:.4g}"]
+    lines += [f"{name} = {value:.4g}" for name in _POWERS if (value := getattr(profile, name))]
     for name, processor in profile.processors.items():
         lines += ["", f"[processors.{_key(name)}]"]
         if processor.target is not None:
             lines.append(f"target = {_inline(processor.target)}")
         lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
+        if processor.watts is not None:
+            lines.append(f"watts = {processor.watts:.4g}")
         numbers = ("kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns")
         lines += [f"{field} = {getattr(processor, field):.4g}" for field in numbers]
         if processor.refuses:

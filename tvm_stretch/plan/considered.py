@@ -24,6 +24,8 @@ class Considered:
         costs: which cost model.
         measured_ns: the median latency, if the candidate was built and run.
         verdict: whether it was chosen, or why not.
+        predicted_mj: the millijoules of a run that were predicted, if powers are known.
+        measured_mj: those that a meter measured.
     """
 
     what: str
@@ -31,17 +33,23 @@ class Considered:
     costs: str = ""
     measured_ns: int | None = None
     verdict: str = ""
+    predicted_mj: float | None = None
+    measured_mj: float | None = None
 
 
 def considered_lines(candidates: Sequence[Considered]) -> Iterator[str]:
     """The table of the module docstring."""
     sources = list(dict.fromkeys(one.costs for one in candidates if one.predicted_ns is not None))
-    rows = [("candidate", "predicted ms", "costs", "measured ms", "verdict")]
+    heads = ("candidate", "predicted ms", "predicted mJ", "costs", "measured ms", "measured mJ")
+    rows = [(*heads, "verdict")]
     for one in candidates:
         number = "" if one.predicted_ns is None else str(sources.index(one.costs) + 1)
-        times = map(_milliseconds, (one.predicted_ns, one.measured_ns))
-        rows.append((one.what, next(times), number, next(times), one.verdict))
-    yield from align(rows)
+        predicted, measured = map(_milliseconds, (one.predicted_ns, one.measured_ns))
+        energies = ("" if mj is None else f"{mj:.3g}" for mj in (one.predicted_mj, one.measured_mj))
+        first, second = energies
+        rows.append((one.what, predicted, first, number, measured, second, one.verdict))
+    shown = [i for i, head in enumerate(heads) if "mJ" not in head or any(r[i] for r in rows[1:])]
+    yield from align([tuple(row[i] for i in (*shown, -1)) for row in rows])
     yield from (f"costs {number}: {source}" for number, source in enumerate(sources, start=1))
     if len(sources) > 1:
         yield "predictions by different costs do not compare"

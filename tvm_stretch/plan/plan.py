@@ -21,7 +21,7 @@ run in that order, and operators run in the order of their region. To edit share
 `regions`: parts then go to the processors to which the numbers belong, and other operators to the
 first that supports them. `refusals` lists the operators that a processor cannot run, as the
 compiler found out, `remarks` those that are slow, `considered` the candidates of a search. They,
-`costs`, `reason` and each region's `why` and `predicted_ns` have no influence.
+`costs`, `reason`, `predicted_mj` and each region's `why` and `predicted_ns` have no influence.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Plan:
         costs: the cost model that predicted it, for people.
         remarks: operators that are slow on their processor, and why, for people.
         considered: the candidates among which it was chosen, for people.
+        predicted_mj: the millijoules of a run, if powers are known.
         execution: where a model really runs its operators; not part of the file.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     costs: str = ""
     remarks: tuple[str, ...] = ()
     considered: tuple[Considered, ...] = ()
+    predicted_mj: float | None = None
     execution: Execution | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,8 @@ class Plan:
             "reason": self.reason,
             "costs": self.costs,
             "remarks": self.remarks,
-            "considered": [asdict(one) for one in self.considered],
+            "considered": [_considered_data(one) for one in self.considered],
+            **({} if self.predicted_mj is None else {"predicted_mj": self.predicted_mj}),
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -150,7 +153,8 @@ class Plan:
             lines.append(f"{len(self.shares)} layers are computed in shares of their channels")
         lines += [f"split by {_split_text(split)}" for split in self.splits]
         if self.predicted_ns is not None:
-            lines.append(f"predicted: {self.predicted_ns / 1e6:.3f} ms")
+            energy = "" if self.predicted_mj is None else f", {self.predicted_mj:.3g} mJ"
+            lines.append(f"predicted: {self.predicted_ns / 1e6:.3f} ms{energy}")
         if self.considered:
             lines += considered_lines(self.considered)
         elif self.costs:
@@ -197,6 +201,11 @@ def _region_data(region: PlannedRegion) -> dict[str, Any]:
     data = {"name": region.name, "processor": region.processor, "operators": region.operators}
     known = {"predicted_ns": region.predicted_ns, "why": region.why}
     return {**data, **{key: value for key, value in known.items() if value}}
+
+
+def _considered_data(one: Considered) -> dict[str, Any]:
+    """A candidate without unknown energies, so that older versions read the file."""
+    return {k: v for k, v in asdict(one).items() if v is not None or not k.endswith("_mj")}
 
 
 def _check(plan: Plan) -> None:

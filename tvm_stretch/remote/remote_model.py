@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from tvm_stretch.errors import ArtifactError, DeviceError, RunCancelledError
+from tvm_stretch.errors import ArtifactError, DeviceError, MeterError, RunCancelledError
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.progress import step
@@ -31,6 +31,7 @@ from tvm_stretch.runtime.artifact import (
 from tvm_stretch.runtime.asynchronous import RUN_NUMBERS
 from tvm_stretch.runtime.benchmark import BenchmarkResult
 from tvm_stretch.runtime.measures_of_model import require_runs
+from tvm_stretch.runtime.meters import Meters, measure_energy, read_meters
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.runtime.private_copy import PrivateCopy
@@ -175,9 +176,20 @@ class RemoteModel(Model):
         module = self._with_inputs()
         return lambda: self._timed(module, 1)[0]
 
-    def benchmark(self, repeat: int = 20) -> BenchmarkResult:
-        """Measure the latency of runs on the device, with random inputs, after warm-up runs."""
+    def benchmark(self, repeat: int = 20, energy: bool | Meters = False) -> BenchmarkResult:
+        """Measure the latency of runs on the device, with random inputs, after warm-up runs.
+
+        Args:
+            repeat: the number of runs.
+            energy: a meter of the device that can be read here, if energy is to be measured.
+        """
         require_runs(repeat)
+        if energy is True:
+            raise MeterError(
+                "expected a Meter of the device for energy, got True; this machine's meters do not "
+                "see the device, so give one that does"
+            )
+        meters = read_meters(energy) if energy is not False else ()
         module = self._with_inputs()
         longest = max(self._timed(module, 1)[0] for _ in range(max(2, repeat // 10)))
         at_once = max(1, int(_LONGEST_SECONDS / max(longest, 1e-6)))
@@ -185,7 +197,8 @@ class RemoteModel(Model):
         while len(samples) < repeat:
             step()
             samples += self._timed(module, min(at_once, repeat - len(samples)))
-        return BenchmarkResult(tuple(samples))
+        spent = measure_energy(lambda: self._timed(module, 1), meters) if meters else None
+        return BenchmarkResult(tuple(samples), spent)
 
     def create_instance(self) -> Model:
         """Another model on the device with the same weights and its own scratch memory."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.runtime.meters import Energy
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,6 +18,7 @@ class BenchmarkResult:
     """Latencies of single runs, in seconds, in the order they were measured."""
 
     samples: tuple[float, ...]
+    energy: Energy | None = None  # what a run costs, if it was measured
 
     @property
     def median(self) -> float:
@@ -45,7 +47,7 @@ class BenchmarkResult:
             f"median {self.median * 1e3:.3f} ms (the middle half of the runs lies within "
             f"{self.spread * 1e3:.3f} ms), p90 {p90:.3f} ms, p99 {p99:.3f} ms, "
             f"{min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms in "
-            f"{len(self.samples)} runs"
+            f"{len(self.samples)} runs" + (f"; {self.energy}" if self.energy else "")
         )
 
 

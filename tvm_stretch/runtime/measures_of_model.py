@@ -20,6 +20,7 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph, Tensor
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.meters import Meters, measure_energy, read_meters
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import taking_memory
@@ -53,13 +54,24 @@ class MeasuresOfModel(PlansOfModel):
 
         return timed
 
-    def benchmark(self, repeat: int = 20) -> BenchmarkResult:
-        """Measure the latency of a run on random inputs, after some runs to warm up."""
+    def benchmark(self, repeat: int = 20, energy: bool | Meters = False) -> BenchmarkResult:
+        """Measure the latency of a run on random inputs, after some runs to warm up.
+
+        Args:
+            repeat: the number of runs.
+            energy: whether the energy of a run is measured afterwards, for a second or more, by the
+                meters of this machine (True) or by others.
+
+        Raises:
+            MeterError: there is no meter, or it fails, jumps or stands still.
+        """
         require_runs(repeat)
+        meters = read_meters(energy) if energy is not False else ()
         timed = self.timed_run()
         for _ in range(max(2, repeat // 10)):
             timed()
-        return BenchmarkResult(tuple(timed() for _ in range(repeat)))
+        samples = tuple(timed() for _ in range(repeat))
+        return BenchmarkResult(samples, measure_energy(timed, meters) if meters else None)
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""

@@ -18,7 +18,7 @@ import tvm
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.candidates import Found, find_candidates
-from tvm_stretch.search.chain import rank
+from tvm_stretch.search.chain import rank, thrifty
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pieces import Network
@@ -39,7 +39,8 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     """
     _require_support(Operators(mod["main"]), costs)
     network = Network(mod, costs.kernels)
-    return find_candidates(network, costs, rank(network, costs, limits), most, limits)
+    chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
+    return find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

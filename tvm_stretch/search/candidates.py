@@ -17,7 +17,6 @@ from tvm_stretch.search.chain import CLEARLY_LESS, Chain
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.limits import Limits
-from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.options import Option, one_by_one
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, by_objective, realise
@@ -52,9 +51,11 @@ def find_candidates(
     ranked = sorted(filter(None, singles), key=better)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
-    limit = _DOUBT[costs.trusted] * better(ranked[0]) if ranked else float("inf")
+    limit = _DOUBT[costs.trusted] * ranked[0].cost.ns if ranked else float("inf")
     notes, passed = _unlike_measured(network, costs), list[Considered]()
     most = most if costs.trusted or ranking[0].only_shares else 2
+    if limits.objective.needs_energy:  # a slow plan may take the least
+        limit, most = float("inf"), len(ranking)
     rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
     designed = as_designed(network, costs, limits)
     if isinstance(designed, Candidate):
@@ -81,10 +82,12 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     processors = tuple(processor.name for processor in costs.processors)
     operators = tuple(Calls(network.mod["main"]).calls)
     region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor")
-    plan = Plan(processors, (region,) if operators else (), costs=costs.source)
     busy = tuple(total if p == place else 0 for p in range(len(processors)))
+    cost = costs.cost(total, busy)
+    regions = (region,) if operators else ()
+    plan = Plan(processors, regions, costs=costs.source, predicted_mj=cost.millijoules)
     alone, branched = f"{processors[place]} alone", Branching(network.mod, {})
-    return Candidate(plan, alone, Cost(total), busy, branched)
+    return Candidate(plan, alone, cost, busy, branched)
 
 
 def _work_out(
@@ -98,16 +101,17 @@ def _work_out(
 ) -> list[Candidate]:
     """The plans of promising chains, the most promising first."""
     (limit, most), (notes, passed) = limits, said
-    better = by_objective(allowed)
     clearly_less = CLEARLY_LESS[costs.trusted]
     rivals: list[Candidate] = []
     for chain in ranking:
         what = _describe(chain.options)
         # The plan of shares costs more: each share reads Winograd's tiles of all channels.
-        disappointing = bool(rivals) and chain.ns < clearly_less * better(rivals[0])
+        disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].cost.ns
         clearly = chain.ns < clearly_less * limit / _DOUBT[costs.trusted]
         together = any(option.uses_several for option in chain.options)
-        if not together and not (clearly and _in_turns(chain)) and limit < float("inf"):
+        may_turn = _in_turns(chain) and (clearly or allowed.objective.needs_energy)
+        is_bounded = limit < float("inf") or allowed.objective.needs_energy
+        if not together and not may_turn and is_bounded:
             notes.append("no way to use several processors is predicted to be faster")
         elif chain.ns > limit:
             why = "not built: one processor is predicted to be faster"
@@ -121,7 +125,9 @@ def _work_out(
                 passed.append(Considered(what, chain.ns, costs.source, verdict=why))
             else:
                 rivals.append(rival)
-    if len(rivals) > 1 and better(rivals[1]) < clearly_less * better(rivals[0]):
+    if allowed.objective.needs_energy:
+        rivals.sort(key=by_objective(allowed))
+    elif len(rivals) > 1 and rivals[1].cost.ns < clearly_less * rivals[0].cost.ns:
         rivals.reverse()
         most = most if costs.trusted else 2
     passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]

@@ -29,6 +29,10 @@ CLEARLY_LESS = (0.99, 0.97)
 first for costs that were not measured, then for measured ones."""
 
 
+_WORTHS = (2.0, 50.0)
+"""What a millijoule is worth, relative to the time in which the hungriest processor takes it."""
+
+
 @dataclass(frozen=True)
 class Chain:
     """The options that together compute the network, and when they are predicted to be done."""
@@ -67,6 +71,8 @@ class ChainSearch:
     # options
     designed: Mapping[str, int] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
+    # what a millijoule is worth, in nanoseconds; 0 if only latency counts
+    worth: float = 0.0
     _followed: dict[object, list[Option]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,7 +98,7 @@ class ChainSearch:
                 for option, length in fixed:
                     if not self._kept_apart(pieces[index], state.forms):
                         self._extend(states, state, option, index, length)
-        last = min(states[-1].values(), key=self._done)
+        last = min(states[-1].values(), key=lambda s: self._price(s.clock, self._done(s)))
         return Chain(tuple(reversed(list(last.options()))), self._done(last))
 
     def _begin(self) -> Clock:
@@ -102,6 +108,13 @@ class ChainSearch:
             for name in self.network.graph.inputs
         }
         return Clock([0] * len(self.costs.processors), self.costs.hand_over, inputs)
+
+    def _price(self, clock: Clock, ns: int) -> float:
+        """The state with the smaller price is kept, if two hold the same tensors."""
+        power = self.costs.power
+        if not self.worth or power is None:
+            return ns
+        return ns + self.worth * power.millijoules(ns, clock.busy)
 
     def _done(self, state: _State) -> int:
         """The time at which the first processor, the caller's, has the outputs."""
@@ -178,7 +191,9 @@ class ChainSearch:
         places = tuple(tuple(p.place for p in clock.tensors[name]) for name in exits)
         key = (places, tuple(sorted(forms.items())))
         known = states[index + length].get(key)
-        if known is None or clock.when(exits) < known.clock.when(exits):
+        if known is None or self._price(clock, clock.when(exits)) < self._price(
+            known.clock, known.clock.when(exits)
+        ):
             states[index + length][key] = found
 
 
@@ -199,6 +214,17 @@ def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Cha
         return [shares]
     clearly = chosen.ns < CLEARLY_LESS[costs.trusted] * shares.ns
     return [chosen, shares] if clearly else [shares, chosen]
+
+
+def thrifty(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
+    """Chains of little energy, for an objective that counts it: those of several prices of it."""
+    power = costs.power
+    if power is None or not limits.objective.needs_energy or len(costs.processors) < 2:
+        return []
+    per_watt = [1 / max(power.idle_watts + watts, 1e-9) for watts in power.watts]
+    worths = [1e6 * most * min(per_watt) for most in _WORTHS]
+    chains = [ChainSearch(network, costs, limits=limits, worth=worth).best() for worth in worths]
+    return list({chain.options: chain for chain in chains}.values())
 
 
 def _ask_for_all(network: Network, costs: Costs) -> None:

@@ -14,16 +14,24 @@ import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
 from tvm_stretch.build.placement import fit_processors
-from tvm_stretch.errors import DeviceError, StretchError, UnsupportedError, last_line
+from tvm_stretch.errors import (
+    DeviceError,
+    InputError,
+    StretchError,
+    UnsupportedError,
+    last_line,
+)
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import schedule_heft
-from tvm_stretch.search import search
+from tvm_stretch.search import Found, search
 from tvm_stretch.search.contest import MeasureError, trace
+from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.decision import Decision, decided
 from tvm_stretch.search.limits import NO_LIMITS, Limits
+from tvm_stretch.search.objective import LATENCY
 from tvm_stretch.search.realise import Candidate, by_objective
 from tvm_stretch.search.remembered import memory_of
 from tvm_stretch.search.site import Site
@@ -45,7 +53,8 @@ def choose(
     """
     if plan is not None:
         return Decision(site, plan, plan.reason)
-    if len(site.placeable) == 1 and site.profile is None:
+    is_free = limits.objective == LATENCY
+    if len(site.placeable) == 1 and site.profile is None and is_free:
         return Decision(site)
     if site.take is not None:
         return _measure(mod, site, limits, observer)
@@ -63,20 +72,13 @@ def predict(
     Args:
         is_cautious: whether costs that were never measured only choose the best single processor.
     """
-    say("searching for plans")
-    costs = site.costs(mod)
-    found = search(mod, costs, limits=limits)
-    candidates = [*found.singles, *found.rivals]
-    if site.profile is not None and len(site.processors) > 2 and limits == NO_LIMITS:
-        for processor in site.processors[1:]:
-            with suppress(UnsupportedError):
-                fewer = search(mod, site.without(processor).costs(mod), limits=limits)
-                candidates += [*fewer.singles, *fewer.rivals]
+    costs, found, candidates = find(mod, site, limits)
     if is_cautious and not (site.device and costs.trusted):
         best, how = candidates[0], f"not measured, for {site.device or 'another machine'}"
     else:
         best = min(candidates, key=by_objective(limits))
         how = f"predicted for {site.device or 'this machine'}, not measured"
+    limits.objective.require(best.cost, [one.cost for one in candidates])
     others = (one.considered("not chosen") for one in candidates if one is not best)
     table = (best.considered("chosen"), *others, *found.passed)
     reason = "; ".join((*found.notes, f"chosen: {best.what}, {how}"))
@@ -87,9 +89,36 @@ def predict(
     return replace(decision, plan=plan, branched=None, lowered=None)
 
 
+def find(
+    mod: tvm.IRModule, site: Site, limits: Limits = NO_LIMITS
+) -> tuple[Costs, Found, list[Candidate]]:
+    """The costs of a site, what a search finds, and all candidates.
+
+    Raises:
+        InputError: the objective counts energy, and the processors' powers are not known.
+    """
+    say("searching for plans")
+    costs = site.costs(mod)
+    if limits.objective.needs_energy and costs.power is None:
+        raise InputError(
+            f"expected powers of the processors of {site.device or 'this machine'} for energy as "
+            "objective, got none; name a profile with watts as device, or plan where a meter is"
+        )
+    found = search(mod, costs, limits=limits)
+    candidates = [*found.singles, *found.rivals]
+    is_free = replace(limits, objective=LATENCY) == NO_LIMITS
+    if site.profile is not None and len(site.processors) > 2 and is_free:
+        for processor in site.processors[1:]:
+            with suppress(UnsupportedError):
+                fewer = search(mod, site.without(processor).costs(mod), limits=limits)
+                candidates += [*fewer.singles, *fewer.rivals]
+    return costs, found, candidates
+
+
 def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer | None) -> Decision:
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
-    may_remember = site.identity and limits.scheduler is schedule_heft
+    is_usual = limits.scheduler is schedule_heft and limits.objective == LATENCY
+    may_remember = site.identity and is_usual
     said = f"{site.identity} {limits.caps} {limits.parts}"
     memory = memory_of(mod, site.processors, said) if may_remember else None
     known = None if memory is None else memory.find()

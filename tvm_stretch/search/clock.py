@@ -50,6 +50,10 @@ class Clock:
     free: list[int]
     hand_over: Callable[[int, int, int], int]
     tensors: dict[Tensor, list[Written]]
+    busy: list[int] = field(default_factory=list)  # nanoseconds of work of each processor
+
+    def __post_init__(self) -> None:
+        self.busy = self.busy or [0] * len(self.free)
 
     def copy(self) -> Clock:
         """A copy of the clock."""
@@ -57,7 +61,7 @@ class Clock:
             name: [Written(p.place, p.finish, p.bytes, p.part, set(p.holders)) for p in parts]
             for name, parts in self.tensors.items()
         }
-        return Clock(list(self.free), self.hand_over, tensors)
+        return Clock(list(self.free), self.hand_over, tensors, list(self.busy))
 
     def run(self, steps: Sequence[Step]) -> None:
         """Run the steps in their order."""
@@ -73,6 +77,7 @@ class Clock:
                         read.holders.add(step.place)
             finish = begin + receiving + step.ns
             self.free[step.place] = finish
+            self.busy[step.place] += receiving + step.ns
             written = Written(step.place, finish, step.bytes, step.part)
             before = [] if step.joins else self.tensors.get(step.tensor, [])
             self.tensors[step.tensor] = [*before, written]

@@ -16,9 +16,10 @@ from functools import cache
 from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
-from tvm_stretch.cost.profile import ProfileModel
+from tvm_stretch.cost.profile import Power, ProfileModel
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
+from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.priced_kernels import Kernels
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.layers import Along
@@ -45,6 +46,7 @@ class Costs:
     source: str  # where the numbers come from, for people
     trusted: bool  # whether they were measured where it is to run
     factors: tuple[float, ...] = ()  # the factor of all kernels of each processor
+    power: Power | None = None  # of the device; None if it is not known
     _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
@@ -55,6 +57,12 @@ class Costs:
         """Costs are not corrected at first."""
         self.factors = self.factors or (1.0,) * len(self.processors)
         self.kernels = Kernels(self.processors)
+
+    def cost(self, ns: int, busy: Sequence[int], moved: int | None = None) -> Cost:
+        """The cost of a run; see `Power.millijoules`."""
+        known = self.power
+        energy = None if known is None else known.millijoules(ns, busy, moved or 0)
+        return Cost(ns, energy, moved)
 
     def whole(self, group: Group, place: int) -> int | None:
         """Nanoseconds of a kernel on a processor; None if it refuses one of its operators."""

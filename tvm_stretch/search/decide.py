@@ -20,8 +20,10 @@ from statistics import median
 
 import tvm
 
+from tvm_stretch.errors import MeterError
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.progress import say
+from tvm_stretch.runtime.meters import measure_energy, read_meters
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import Found, search
@@ -29,6 +31,7 @@ from tvm_stretch.search.contest import Outcome, compare, is_lasting, trace, winn
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.decision import Build, Decision, decided
 from tvm_stretch.search.limits import NO_LIMITS, Limits
+from tvm_stretch.search.objective import LATENCY, Cost, Objective
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate, by_objective
 from tvm_stretch.search.remembered import Memory
@@ -79,23 +82,67 @@ def decide(
             others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
     rivals += [(rival, build(mod, rival)) for rival in others]
     singles = found.singles[:1] if costs.trusted else _in_reach(found, limits)
+    singles = found.singles if limits.objective.needs_energy else singles
     entries = [*((single, build(mod, single)) for single in singles), *rivals]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     built = [candidate for candidate, _ in entries]
     passed += [one.considered(_FAR_BEHIND) for one in found.singles if one not in built]
-    if len(entries) == 1:
+    if len(entries) == 1 and limits.objective == LATENCY:
         candidate, model = entries[0]
         chosen = candidate.considered("chosen: the only one that was built")
         return decided(site, candidate, "; ".join(notes), (chosen, *passed), model)
     say(f"measuring {len(entries)} plans in turns")
-    outcomes = compare([take(model) for _, model in entries])
-    candidate, model = entries[index := winner(outcomes)]
+    models = [take(model) for _, model in entries]
+    outcomes = compare(models)
+    costs_measured = _measured_costs(models, outcomes, site, limits.objective)
+    candidate, model = entries[index := _winner(outcomes, costs_measured, limits.objective)]
     reason = "; ".join((*notes, f"chosen: {candidate.what}"))
-    table = (*_measured(built, outcomes, index), *passed)
+    rows = _measured(built, outcomes, index)
+    if limits.objective.needs_energy:
+        rows = (
+            replace(row, measured_mj=cost.millijoules, verdict="chosen" if i == index else "")
+            for i, (row, cost) in enumerate(zip(rows, costs_measured, strict=True))
+        )
+    table = (*rows, *passed)
     decision = decided(site, candidate, reason, table, model)
     if memory is not None and decision.plan is not None and is_lasting(outcomes):
         memory.store(decision.plan)
     return decision
+
+
+def _measured_costs(
+    models: Sequence[Model], outcomes: Sequence[Outcome], site: Site, objective: Objective
+) -> list[Cost]:
+    """What runs of the models cost here.
+
+    Raises:
+        MeterError: the objective counts energy, and no meter is usable.
+    """
+    seconds = [round(outcome.seconds * 1e9) for outcome in outcomes]
+    if not objective.needs_energy:
+        return [Cost(ns) for ns in seconds]
+    if site.device and objective.meter is None:
+        raise MeterError(
+            f"expected a meter of {site.device} for energy as objective, got none, because this "
+            "machine's would not see it; give ts.Objective a meter"
+        )
+    say(f"measuring the energy of {len(models)} plans")
+    meters = read_meters(True if objective.meter is None else objective.meter)
+    energies = [measure_energy(model.random_run(), meters) for model in models]
+    return [Cost(ns, e.millijoules) for ns, e in zip(seconds, energies, strict=True)]
+
+
+def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:
+    """The best model by the objective; by latency several processors must win beyond doubt.
+
+    Raises:
+        InputError: no model is within the budgets.
+    """
+    if objective == LATENCY:
+        return winner(outcomes)
+    best = min(range(len(costs)), key=lambda index: objective(costs[index]))
+    objective.require(costs[best], costs)
+    return best
 
 
 def _in_reach(found: Found, limits: Limits) -> list[Candidate]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.scheduling import Scheduler, schedule_heft
-from tvm_stretch.search.objective import Objective, latency
+from tvm_stretch.search.objective import LATENCY, Objective
 from tvm_stretch.search.pruning import apportion
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
@@ -32,7 +32,7 @@ class Limits:
     parts: int = 0  # shares are multiples of ``1 / parts``; 0 for as fine as kernels allow
     said: str = ""  # the same for people
     scheduler: Scheduler = schedule_heft  # schedules segments with branches
-    objective: Objective = latency  # what the plan is to make small
+    objective: Objective = LATENCY  # what the plan is to make small
 
     def may_do_all(self, place: int) -> bool:
         """Whether a processor may compute something whole."""

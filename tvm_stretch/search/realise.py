@@ -60,7 +60,8 @@ class Candidate:
             verdict: whether it was chosen, or why not.
         """
         measured = None if seconds is None else round(seconds * 1e9)
-        return Considered(self.what, self.cost.ns, self.plan.costs, measured, verdict)
+        energy = self.cost.millijoules
+        return Considered(self.what, self.cost.ns, self.plan.costs, measured, verdict, energy)
 
 
 def by_objective(limits: Limits) -> Callable[[Candidate], float]:
@@ -104,6 +105,7 @@ def realise(
         tuple(processor.name for processor in processors),
         schedule.predict(_reasons(network, options, placed, branched.parts)),
         shares=shares,
+        predicted_mj=schedule.cost.millijoules,
         splits=splits,
         costs=costs.source,
     )
@@ -228,8 +230,10 @@ class _Schedule:
     @property
     def cost(self) -> Cost:
         """The cost of a run."""
-        tensors = self.timeline.problem.tensors
-        return Cost(self.ns, bytes=sum(tensors[t].bytes for t, _ in self.timeline.received))
+        run = self.timeline
+        moved = sum(run.problem.tensors[t].bytes for t, _ in run.received)
+        busy = [sum(run.finish[op] - run.start[op] for op in queue) for queue in run.order]
+        return self.costs.cost(self.ns, busy, moved)
 
     def refined(self) -> _Schedule:
         """The candidate in the order of the scheduler, if that order is faster."""

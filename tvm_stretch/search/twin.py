@@ -78,6 +78,7 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
         together=(profile.together,) * len(names),
         source=f"the profile of {profile.device} ({precisions}); nothing was measured here",
         trusted=False,
+        power=profile.power(names),
     )
 
 
