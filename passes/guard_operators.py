@@ -63,7 +63,7 @@ def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     count, guards = read_guards(main)
     if count is None:
         return mod
-    results = _results(main)
+    results = results_of(main)
     bound = _bound(main)
     left = []
     for guard in guards:
@@ -91,7 +91,7 @@ class _Rewriter:
         self.changed = False
         self.bindings: list[relax.Binding] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
-        self.results = _results(main)
+        self.results = results_of(main)
         self.kept: list[relax.Var] = []
         self._builder = relax.BlockBuilder()
         self._values: dict[relax.Var, relax.Expr] = {}
@@ -275,7 +275,7 @@ def _bound(main: relax.Function) -> dict[relax.Var, relax.Expr]:
     return {binding.var: binding.value for b in main.body.blocks for binding in b.bindings}
 
 
-def _results(main: relax.Function) -> list[relax.Expr]:
+def results_of(main: relax.Function) -> list[relax.Expr]:
     """The tensors that a function returns."""
     bound, result = _bound(main), main.body.body
     while isinstance(bound.get(result), relax.Var | relax.Tuple):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tvm_stretch.compiler import compile, plan_for, plan_front
     from tvm_stretch.differences import compare
     from tvm_stretch.frontend.quantise import quantize
+    from tvm_stretch.ir.states import Counter, Greedy
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.remote.device import Device, connect
     from tvm_stretch.runtime.meters import Meter
@@ -45,8 +46,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ArtifactError",
     "CostModelError",
+    "Counter",
     "Device",
     "DeviceError",
+    "Greedy",
     "InputError",
     "InstallError",
     "Meter",
@@ -84,6 +87,8 @@ _LAZY = {
     "compare": "tvm_stretch.differences",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
+    "Counter": "tvm_stretch.ir.states",
+    "Greedy": "tvm_stretch.ir.states",
     "Device": "tvm_stretch.remote.device",
     "Meter": "tvm_stretch.runtime.meters",
     "Model": "tvm_stretch.runtime.model",

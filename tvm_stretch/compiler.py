@@ -19,6 +19,7 @@ from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import require_file
 from tvm_stretch.named_arguments import named_arguments
+from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting
 from tvm_stretch.request import Request
@@ -41,6 +42,7 @@ def compile(
     plan: PlanLike | None = None,
     plans: PlansLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    states: States | None = None,
     cpu_threads: int | None = None,
     spare: bool = False,
     max_share: Mapping[str, float] | None = None,
@@ -75,6 +77,8 @@ def compile(
             present; see ``Model.adapt``. Either plans by name, or True for ``plan`` (or the fastest
             plan) and a plan without each of the processors. The plans share their weights.
         shapes: shapes of inputs whose dimensions the network leaves open.
+        states: inputs that the model keeps from run to run, by name, and the output that each holds
+            after a run: ``{"past.*": "present.*"}``; ``docs/states.md``.
         cpu_threads: the number of cores for CPU kernels; by default the cores that this process may
             use, without those of another processor's driver, and at most the environment variable
             TVM_NUM_THREADS.
@@ -109,6 +113,7 @@ def compile(
         plan=plan,
         plans=plans,
         shapes=shapes,
+        states=states,
         cpu_threads=cpu_threads,
         spare=spare,
         max_share=max_share,
@@ -122,7 +127,7 @@ def compile(
     with reporting(progress), compiling():
         site = request.site()
         limits = request.limits(site)
-        mod, notes = read_network(source, request.shapes, request.precision)
+        mod, notes = read_network(source, request.shapes, request.precision, request.states)
         site = site.in_precision(request.precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         decision = choose(mod, site, limits, request.first_plan, observer)

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path
+from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, read_plans
@@ -31,6 +32,7 @@ class Request:
     cpu_threads: int | None = None  # the number of cores for CPU kernels
     # shapes of inputs whose dimensions the network leaves open
     shapes: Mapping[str, Sequence[int]] | None = None
+    states: States | None = None  # inputs that hold what outputs had after the last run
     precision: str = "float32"  # one of `PRECISIONS`
     plan: PlanLike | None = None  # the plan, or its file, if the caller chose it
     plans: PlansLike | None = None  # several plans by name, or whether there shall be several
@@ -45,6 +47,11 @@ class Request:
     def __post_init__(self) -> None:
         if self.dump_dir is not None:
             as_path(self.dump_dir, "the folder for the phases")
+        if self.states is not None and not isinstance(self.states, Mapping):
+            raise InputError(
+                f"expected a dictionary for states, got {self.states!r:.100}; name the output of "
+                "each input, such as {'past.*': 'present.*'}"
+            )
         if self.plan is not None and self.named_plans is not None:
             raise InputError(
                 "expected no plan beside plans by name, got one; name it in plans, as the first"

@@ -9,12 +9,16 @@ import tvm
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
 from tvm_stretch.build.precision import PRECISIONS, WIDE_SUMS
 from tvm_stretch.frontend import load_network
+from tvm_stretch.passes.carry_states import States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.progress import say
 
 
 def read_network(
-    source: object, shapes: Mapping[str, Sequence[int]] | None, precision: str = "float32"
+    source: object,
+    shapes: Mapping[str, Sequence[int]] | None,
+    precision: str = "float32",
+    states: States | None = None,
 ) -> tuple[tvm.IRModule, list[str]]:
     """The network as canonical Relax, and remarks for people.
 
@@ -23,7 +27,7 @@ def read_network(
         UnsupportedError: it computes what we do not.
     """
     say("reading the network")
-    mod = load_network(source, shapes)
+    mod = load_network(source, shapes, states)
     integers = describe_integers(mod["main"])
     # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
     if precision == PRECISIONS[0] or has_integers(mod["main"]):

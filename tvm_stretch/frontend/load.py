@@ -19,6 +19,7 @@ from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
+from tvm_stretch.passes.carry_states import States, carry_states
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 from tvm_stretch.passes.name_operators import keep_names
@@ -40,6 +41,7 @@ def load_network(
     # ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not changed.
     source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
     shapes: Shapes = None,  # Shapes of inputs by name; they fix dynamic dimensions
+    states: States | None = None,  # inputs that hold what outputs had after the last run
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
@@ -50,12 +52,14 @@ def load_network(
     Raises:
         ModelError: The source cannot be read, is not valid, or leaves a dimension open.
         UnsupportedError: It uses something that is not supported.
-        InputError: ``shapes`` does not fit the network, or ``source`` is of another type.
+        InputError: ``shapes`` or ``states`` do not fit the network, or ``source`` is of another
+            type.
     """
     mod = _read(source, shapes)
     step()
     check_sizes(mod)
     with blaming(mod):
+        mod = carry_states(mod, states) if states is not None else mod
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
         return settle_guards(_canonicalise(guarded))

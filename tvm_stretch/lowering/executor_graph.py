@@ -103,6 +103,13 @@ class Port:
 
 
 @dataclass(frozen=True)
+class State:
+    """An input of `held` that holds what an output had after the last run; they are in order."""
+
+    output: int  # its position in `outputs` and `kept`
+
+
+@dataclass(frozen=True)
 class Guard:
     """The values that are allowed in an input or output; checked after each run."""
 
@@ -128,7 +135,8 @@ class Graph:
     """Everything that the executor needs except the bytes of weights and the code of kernels.
 
     With `spare`, the CPU has the kernels of all nodes and runs them if another processor fails.
-    `kept` are outputs after `outputs` that only `guards` read. If there are `plans`, a run uses the
+    `kept` are outputs after `outputs` that only `guards` read, or that become `states`: the inputs
+    after `inputs`, which the executor keeps from run to run. If there are `plans`, a run uses the
     regions of one of them; all plans use the same weights and the same arena.
     """
 
@@ -150,6 +158,8 @@ class Graph:
     spare: bool = False
     guards: tuple[Guard, ...] = ()
     kept: tuple[Port, ...] = ()
+    held: tuple[Port, ...] = ()
+    states: tuple[State, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
 
     def first_region(self, number: int) -> int:

@@ -25,6 +25,7 @@ from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.guards import read_guards
+from tvm_stretch.ir.states import read_states
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.dependences import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.executor_graph import (
@@ -35,6 +36,7 @@ from tvm_stretch.lowering.executor_graph import (
     Port,
     ProcessorSpec,
     Region,
+    State,
 )
 from tvm_stretch.lowering.placed_tensors import (
     DraftNode,
@@ -95,13 +97,17 @@ def lower(
     main = relax.analysis.remove_all_unused(mod["main"])
     inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, first.inputs)))
     results, found = read_guards(main)
+    held, states = read_states(main)
     results = len(first.outputs) if results is None else results
+    results = results if held is None else held
     names = [*_output_names(main, results, output_names)]
     names += [f"kept{i}" for i in range(results, len(first.outputs))]
     ports = tuple(map(Port, names, map(table.add, first.outputs)))
     places = {port.name: port.tensor for port in inputs}
     graph = Graph(
-        inputs=inputs,
+        inputs=inputs[: len(inputs) - len(states)],
+        held=inputs[len(inputs) - len(states) :],
+        states=tuple(State(result) for result in states),
         outputs=ports[:results],
         kept=ports[results:],
         guards=tuple(

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from tvm_stretch.errors import ArtifactError, DeviceError, MeterError, RunCancelledError
+from tvm_stretch.errors import (
+    ArtifactError,
+    DeviceError,
+    MeterError,
+    RunCancelledError,
+    UnsupportedError,
+)
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.progress import step
@@ -236,6 +242,12 @@ class RemoteModel(Model):
         outputs = [present(value) for value in self.module.invoke(inputs, self.graph, run)]
         self._warn_once()
         return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
+
+    def _run_steps(self, *given: Any) -> None:
+        raise UnsupportedError(
+            f"expected a model on this machine for run_steps, got one on {self.device.name}; call "
+            "it once for each step, which keeps its states there"
+        )
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

@@ -127,6 +127,8 @@ class MeasuresOfModel(PlansOfModel):
         for name, spec in self._input_specs.items():
             self.module["set_input"](name, _noise(generator, spec))
         run = self.module["run"]
+        if self.graph.states:  # noise does not belong into them
+            run = functools.partial(run, False)
         return functools.partial(_run_anyway, run) if self.graph.guards else run
 
 

@@ -27,23 +27,17 @@ from tvm_stretch.runtime.artifact import (
 )
 from tvm_stretch.runtime.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.measures_of_model import MeasuresOfModel
 from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.report import write_report
-from tvm_stretch.runtime.values import (
-    Present,
-    TensorInfo,
-    like,
-    outputs_type,
-    to_tensor,
-)
+from tvm_stretch.runtime.states_of_model import StatesOfModel, one_or_more
+from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type
 
 if TYPE_CHECKING:  # a phone has no compiler
     from tvm_stretch.runtime.parts import Parts
 
 
-class Model(MeasuresOfModel):
+class Model(StatesOfModel):
     """A network bound to its kernels, its weights and memory to run in.
 
         y = model(x)                      # by position
@@ -288,7 +282,7 @@ class Model(MeasuresOfModel):
         return BackgroundRuns()
 
     def _bind(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], steps: int = 0
     ) -> tuple[Present, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
         specs = self._input_specs
@@ -312,7 +306,7 @@ class Model(MeasuresOfModel):
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
-        inputs = [to_tensor(name, given[name], spec) for name, spec in specs.items()]
+        inputs = [one_or_more(name, given[name], spec, steps) for name, spec in specs.items()]
         return like([given[name] for name in names]), inputs
 
 

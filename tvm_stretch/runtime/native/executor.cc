@@ -1,10 +1,16 @@
 // The module `tvm_stretch.executor`: one instance of a model, ready to run.
 //
 //   set_input(name or index, tensor)      copies
-//   run()
+//   run([advance])                        false: the states stay as they are
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
 //                                         without outputs, returns new ones: a tensor or a list
+//   run_steps(count, inputs..., outputs...)  invoke `count` times; outputs, and inputs that differ
+//                                         from step to step, have one more dimension, of the steps
+//   state(index)                          a copy of a state: an input that holds what an output
+//                                         had after the last run; set_input sets it, trace() and
+//                                         time_runs() leave it
+//   reset()                               all states are zero again
 //   cancel()                              stops the run that is in progress on another thread
 //   trace()                               runs once; the spans of each region as JSON
 //   time_runs(count)                      runs; "12345,12321": nanoseconds of each, by this clock
@@ -106,12 +112,15 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any Lost(Args) { return ffi::String(instance().lost()); }
   ffi::Any Replaced(Args) { return ffi::String(instance().replaced()); }
   ffi::Any GraphJSON(Args) { return bytes_.json; }
-  ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.inputs.size()); }
+  ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.arguments); }
   ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.results); }
   ffi::Any SetInput(Args args);
   ffi::Any Run(Args args);
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
+  ffi::Any RunSteps(Args args);
+  ffi::Any State(Args args);
+  ffi::Any Reset(Args) { return instance().ResetStates(), ffi::Any(); }
   ffi::Any Trace(Args args);
   ffi::Any TimeRuns(Args args);
   ffi::Any UseWeights(Args args);
@@ -150,6 +159,9 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "run") return Locked(&Executor::Run);
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
+  if (name == "run_steps") return Locked(&Executor::RunSteps);
+  if (name == "state") return Locked(&Executor::State);
+  if (name == "reset") return Locked(&Executor::Reset);
   if (name == "trace") return Locked(&Executor::Trace);
   if (name == "time_runs") return Locked(&Executor::TimeRuns);
   if (name == "use_weights") return Locked(&Executor::UseWeights);
@@ -240,10 +252,12 @@ ffi::Any Executor::SetInput(Args args) {
   return ffi::Any();
 }
 
-ffi::Any Executor::Run(Args) {
+ffi::Any Executor::Run(Args args) {
+  RequireCount(args, 0, 1, "run");
   staging_.BindOwn(&instance());
   instance_->Run();
   instance_->CheckValues();
+  if (args.size() == 0 || args[0].cast<bool>()) instance_->Advance();
   return ffi::Any();
 }
 
@@ -263,7 +277,7 @@ ffi::Any Executor::GetOutput(Args args) {
 }
 
 ffi::Any Executor::Invoke(Args args) {
-  const int num_inputs = static_cast<int>(spec_.inputs.size());
+  const int num_inputs = static_cast<int>(spec_.arguments);
   const int num_outputs = static_cast<int>(spec_.results);
   if (args.size() != num_inputs) {
     RequireCount(args, num_inputs + num_outputs, num_inputs + num_outputs, "invoke");
@@ -286,6 +300,42 @@ ffi::Any Executor::Invoke(Args args) {
   }
   staging_.Run(&instance(), inputs, outputs);
   return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
+}
+
+ffi::Any Executor::RunSteps(Args args) {
+  const int num_inputs = static_cast<int>(spec_.arguments);
+  const int num_outputs = static_cast<int>(spec_.results);
+  RequireCount(args, 1 + num_inputs + num_outputs, 1 + num_inputs + num_outputs, "run_steps");
+  const int64_t count = args[0].cast<int64_t>();
+  std::vector<SteppedTensor> inputs, outputs;
+  std::vector<const DLTensor*> whole;
+  for (int i = 0; i < num_inputs; ++i) {
+    const DLTensor& tensor = *args[1 + i].cast<DLTensor*>();
+    const bool same = tensor.ndim == static_cast<int32_t>(spec_.input(i).shape.size());
+    inputs.emplace_back(tensor, same ? SteppedTensor::kSame : count);
+    CheckTensor(inputs[i].at(0), spec_.input(i), "input", spec_.inputs[i].name);
+  }
+  for (int i = 0; i < num_outputs; ++i) {
+    whole.push_back(args[1 + num_inputs + i].cast<DLTensor*>());
+    outputs.emplace_back(*whole[i], count);
+    CheckTensor(outputs[i].at(0), spec_.output(i), "output", spec_.outputs[i].name);
+    CheckApart(whole);
+  }
+  for (int64_t step = 0; step < count; ++step) {
+    std::vector<const DLTensor*> from, to;
+    for (SteppedTensor& input : inputs) from.push_back(&input.at(step));
+    for (SteppedTensor& output : outputs) to.push_back(&output.at(step));
+    staging_.Run(&instance(), from, to);
+  }
+  return ffi::Any();
+}
+
+ffi::Any Executor::State(Args args) {
+  RequireCount(args, 1, 1, "state");
+  const size_t i = InputIndex(spec_, args[0]);
+  ffi::Tensor tensor = NewTensor(spec_.input(i));
+  CopyFromContiguous(instance().input(i), *tensor.GetDLTensorPtr());
+  return tensor;
 }
 
 ffi::Any Executor::Trace(Args) {

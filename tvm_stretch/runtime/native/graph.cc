@@ -223,6 +223,28 @@ GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors
   return guard;
 }
 
+// Reads the states, one for each input after the caller's.
+void ReadStates(const Reader& list, GraphSpec* graph) {
+  for (const Reader& item : list.List()) {
+    const size_t input = graph->arguments + graph->states.size();
+    const auto last = static_cast<int64_t>(graph->outputs.size()) - 1;
+    const auto output = static_cast<size_t>(item["output"].Int(0, last));
+    for (const StateSpec& other : graph->states) {
+      if (other.output == output) Refuse("an output of its own", item.where());
+    }
+    if (input >= graph->inputs.size()) Refuse("an input of its own", item.where());
+    const TensorSpec& from = graph->output(output);
+    const TensorSpec& to = graph->input(input);
+    if (from.shape != to.shape || !(from.dtype == to.dtype)) {
+      Refuse("an output with the shape and type of its input", item.where());
+    }
+    graph->states.push_back(StateSpec{input, output});
+  }
+  if (graph->arguments + graph->states.size() != graph->inputs.size()) {
+    Refuse("a state for each held input", list.where());
+  }
+}
+
 // The compiler of the artifact, and its CPU.
 std::string ReadOrigin(const Reader& root) {
   std::string origin = "tvm_stretch";
@@ -357,9 +379,12 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
   ReadPorts(root["inputs"], Memory::kInput, graph.tensors, &graph.inputs);
+  graph.arguments = graph.inputs.size();
+  if (root.Has("held")) ReadPorts(root["held"], Memory::kInput, graph.tensors, &graph.inputs);
   ReadPorts(root["outputs"], Memory::kOutput, graph.tensors, &graph.outputs);
   graph.results = graph.outputs.size();
   if (root.Has("kept")) ReadPorts(root["kept"], Memory::kOutput, graph.tensors, &graph.outputs);
+  if (root.Has("states")) ReadStates(root["states"], &graph);
   if (root.Has("guards")) {
     for (const Reader& item : root["guards"].List()) {
       graph.guards.push_back(ReadGuard(item, graph.tensors));

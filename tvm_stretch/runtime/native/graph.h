@@ -77,6 +77,12 @@ struct PortSpec {
   int64_t tensor;
 };
 
+// An input that holds what an output had after the last run that succeeded.
+struct StateSpec {
+  size_t input;
+  size_t output;
+};
+
 // The regions of one plan, each of which computes the whole network. They are consecutive.
 struct PlanSpec {
   std::string name;
@@ -88,7 +94,9 @@ struct PlanSpec {
 struct GraphSpec {
   std::vector<PortSpec> inputs;
   std::vector<PortSpec> outputs;
-  size_t results;  // the caller's outputs; the following ones are read by guards
+  size_t arguments;  // the caller's inputs; the following ones are states
+  size_t results;    // the caller's outputs; the following ones become states or are read by guards
+  std::vector<StateSpec> states;
   std::vector<GuardSpec> guards;
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;

@@ -1,6 +1,7 @@
 #include "instance.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "announced_runs.h"
@@ -59,6 +60,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
       block_(device_block_ ? 0 : BlockBytes(spec_),
              spec_.processors.size() > 1 ? Sharing::kShared : Sharing::kPrivate),
       memory_(PlaceMemory()),
+      inputs_(memory_.inputs),
+      outputs_(memory_.outputs),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
       chooser_(ExpectedTimes(spec_)),
@@ -66,6 +69,9 @@ Instance::Instance(std::shared_ptr<const Program> program)
       guards_(spec_, &cpu_.tensors()) {
   lost_on_.resize(spec_.processors.size());
   DescribePlans();
+  for (const StateSpec& state : spec_.states) {
+    if (state.output < spec_.results) takes_outputs_[state.output] = false;
+  }
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();
   if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
@@ -130,6 +136,26 @@ void Instance::DescribePlans() {
       });
     }
     plans_.push_back(std::move(plan));
+  }
+}
+
+void Instance::Advance() {
+  for (const StateSpec& state : spec_.states) {
+    char*& input = inputs_[state.input];
+    char*& output = outputs_[state.output];
+    if (takes_inputs_[state.input] && takes_outputs_[state.output]) {
+      std::swap(input, output);
+      BindInput(state.input, input);
+      BindOutput(state.output, output);
+    } else {
+      std::memcpy(input, output, spec_.input(state.input).bytes);
+    }
+  }
+}
+
+void Instance::ResetStates() {
+  for (const StateSpec& state : spec_.states) {
+    std::memset(inputs_[state.input], 0, spec_.input(state.input).bytes);
   }
 }
 

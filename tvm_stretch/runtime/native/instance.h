@@ -26,8 +26,8 @@ class Instance {
   ~Instance();
 
   // The instance's own memory for an input or output of the graph.
-  char* input(size_t i) const { return memory_.inputs[i]; }
-  char* output(size_t i) const { return memory_.outputs[i]; }
+  char* input(size_t i) const { return inputs_[i]; }
+  char* output(size_t i) const { return outputs_[i]; }
 
   // Whether runs may use the caller's memory for it: not if a device accesses it.
   bool takes_input(size_t i) const { return takes_inputs_[i]; }
@@ -40,6 +40,12 @@ class Instance {
   // is one. Otherwise the CPU, if it has spare kernels, runs the whole graph again, and all later
   // runs until the processor reports that it may be tried again.
   void Run(bool traced = false);
+
+  // Results of the last run become the states of the next one.
+  void Advance();
+
+  // All states are zero again.
+  void ResetStates();
 
   // Throws InputError if the last run had values that its guards forbid.
   void CheckValues() const { guards_.Check(); }
@@ -105,6 +111,8 @@ class Instance {
   const std::shared_ptr<char> device_block_;  // if a device allocated it
   AlignedBuffer block_;
   const MemoryMap memory_;
+  std::vector<char*> inputs_;   // `memory_.inputs`, but those of states change places with
+  std::vector<char*> outputs_;  // their outputs
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
   std::vector<BoundPlan> plans_;

@@ -74,6 +74,25 @@ void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
   }
 }
 
+SteppedTensor::SteppedTensor(const DLTensor& tensor, int64_t count)
+    : view_(tensor), first_(tensor.byte_offset) {
+  if (count == kSame) return;
+  if (tensor.ndim < 1 || tensor.shape[0] != count) {
+    ffi::Shape got(tensor.shape, tensor.shape + tensor.ndim);
+    TVM_FFI_THROW(ValueError) << "expected " << count << " steps in the first dimension of a "
+                              << "tensor, got shape " << got << "; give one part for each step";
+  }
+  --view_.ndim;
+  ++view_.shape;
+  int64_t stride = 1;
+  for (int32_t i = 0; i < view_.ndim; ++i) stride *= view_.shape[i];
+  if (tensor.strides != nullptr) {
+    stride = tensor.strides[0];
+    ++view_.strides;
+  }
+  pitch_ = stride * ((tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes);
+}
+
 void CheckApart(const std::vector<const DLTensor*>& outputs) {
   for (size_t i = 0; i + 1 < outputs.size(); ++i) {
     if (!Overlap(*outputs[i], *outputs.back())) continue;

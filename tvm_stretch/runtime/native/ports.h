@@ -27,6 +27,26 @@ void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
 // Throws ValueError if the last tensor overlaps another one.
 void CheckApart(const std::vector<const DLTensor*>& outputs);
 
+// A tensor whose first dimension counts the steps of a loop, or that is the same in each step.
+class SteppedTensor {
+ public:
+  static constexpr int64_t kSame = -1;  // for `count`
+
+  // Throws ValueError unless there are `count` steps. `tensor` must outlive this.
+  SteppedTensor(const DLTensor& tensor, int64_t count);
+
+  // The tensor of one step, until the next call.
+  const DLTensor& at(int64_t step) {
+    view_.byte_offset = first_ + static_cast<uint64_t>(step * pitch_);
+    return view_;
+  }
+
+ private:
+  DLTensor view_;
+  uint64_t first_;     // the byte offset of the first step
+  int64_t pitch_ = 0;  // bytes from step to step
+};
+
 }  // namespace tvm_stretch
 
 #endif  // TVM_STRETCH_PORTS_H_

@@ -10,12 +10,12 @@ namespace tvm_stretch {
 
 void Staging::Set(Instance* instance, size_t i, const DLTensor& tensor) {
   CopyToContiguous(tensor, instance->input(i));
-  is_set_[i] = true;
+  if (i < spec_.arguments) is_set_[i] = true;
 }
 
 void Staging::BindOwn(Instance* instance) const {
   for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    if (!is_set_[i]) {
+    if (i < spec_.arguments && !is_set_[i]) {
       TVM_FFI_THROW(ValueError) << "expected set_input('" << spec_.inputs[i].name
                                 << "', ...) before run, got none; set every input once";
     }
@@ -46,6 +46,7 @@ void Staging::Run(Instance* instance, const std::vector<const DLTensor*>& inputs
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!in_place[i]) CopyFromContiguous(instance->output(i), *outputs[i]);
   }
+  instance->Advance();
 }
 
 }  // namespace tvm_stretch

@@ -12,7 +12,7 @@ namespace tvm_stretch {
 
 class Staging {
  public:
-  explicit Staging(const GraphSpec& spec) : spec_(spec), is_set_(spec.inputs.size()) {}
+  explicit Staging(const GraphSpec& spec) : spec_(spec), is_set_(spec.arguments) {}
 
   // Copies an input into the instance's memory, for all runs until the next copy.
   void Set(Instance* instance, size_t i, const DLTensor& tensor);
@@ -20,7 +20,7 @@ class Staging {
   // The next run uses the instance's memory alone. Throws ValueError if an input was never set.
   void BindOwn(Instance* instance) const;
 
-  // Runs once with the caller's tensors, which have the right shapes and types.
+  // Runs once with the caller's tensors, which have the right shapes and types, and the states.
   void Run(Instance* instance, const std::vector<const DLTensor*>& inputs,
            const std::vector<const DLTensor*>& outputs);
 

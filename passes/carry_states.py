@@ -1,0 +1,163 @@
+"""Let inputs hold what outputs had after the last run.
+
+    main(token, past, position)                       main(token, past, position)
+      logits, present = …(token, past, position)  ->    logits, present = …
+      return logits, present                            next_token = argmax(logits)
+                                                        return logits, next_token, present,
+    states={"past": "present",                                 add(position, 1)
+            "token": Greedy("logits"),
+            "position": Counter()}
+
+States become the last parameters, and the results that only become states come after the caller's,
+so that the executor can keep both. An output that is longer than its input along one dimension
+(a cache that was exported without a place for the new token) keeps its last part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.ir.codec import to_text
+from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.states import STATES, Counter, Greedy
+from tvm_stretch.passes.guard_operators import results_of
+
+States = Mapping[str, str | Greedy | Counter]
+
+
+def carry_states(mod: tvm.IRModule, states: States) -> tvm.IRModule:
+    """See the module docstring; an ``*`` in two names stands for the same text.
+
+    Raises:
+        InputError: a name is none of the network, or an output does not fit its input.
+    """
+    main = mod["main"]
+    results = results_of(main)
+    names = [str(name) for name in (main.attrs or {}).get("output_names", [])]
+    names = names or [f"output{place}" for place in range(len(results))]
+    params = {param.name: param for param in main.params}
+    wanted = _expand(states, list(params), names)
+    outputs = dict(zip(names, results, strict=True))
+    shown = [name for name in names if name not in wanted.values()]
+    body = _Body(main)
+    following = {
+        name: body.fit(body.following(params[name], source, outputs), params[name])
+        for name, source in wanted.items()
+    }
+    greedy = [name for name, source in wanted.items() if isinstance(source, Greedy)]
+    hidden = [name for name in wanted if name not in greedy]
+    order = [*greedy, *hidden]
+    fields = [*(outputs[name] for name in shown), *(following[name] for name in order)]
+    places = [len(shown) + order.index(name) for name in wanted]
+    shown += [f"next_{name}" for name in greedy]
+    attrs: dict[str, Any] = dict(main.attrs or {})
+    attrs["output_names"] = shown
+    attrs[STATES] = to_text((len(shown), places))
+    given = [param for name, param in params.items() if name not in wanted]
+    updated = mod.clone()
+    function = body.returning([*given, *(params[name] for name in wanted)], fields)
+    updated["main"] = function.with_attrs(attrs)
+    return updated
+
+
+def _expand(
+    states: States, inputs: list[str], outputs: list[str]
+) -> dict[str, str | Greedy | Counter]:
+    """What each state's input gets, patterns expanded and checked; in the order of the inputs."""
+    found: dict[str, str | Greedy | Counter] = {}
+    for pattern, source in states.items():
+        before, star, after = pattern.partition("*")
+        matching = [
+            name
+            for name in inputs
+            if (name.startswith(before) and name[len(before) :].endswith(after) if star else 0)
+            or name == pattern
+        ]
+        if not matching:
+            raise _refuse(f"one of the inputs {inputs}", "states", repr(pattern))
+        for name in matching:
+            middle = name[len(before) : len(name) - len(after)]
+            if not isinstance(source, str | Greedy | Counter):
+                raise _refuse(
+                    "an output's name, Greedy or Counter", f"state {name!r}", repr(source)
+                )
+            own = source.replace("*", middle) if isinstance(source, str) else source
+            needed = own.output if isinstance(own, Greedy) else own
+            if isinstance(needed, str) and needed not in outputs:
+                raise _refuse(f"one of the outputs {outputs}", f"state {name!r}", repr(needed))
+            if name in found:
+                raise _refuse("one output", f"state {name!r}", "two")
+            found[name] = own
+    return {name: found[name] for name in inputs if name in found}
+
+
+class _Body:
+    """The bindings of ``main``, to which those of states are added."""
+
+    def __init__(self, main: relax.Function) -> None:
+        self._main = main
+        self._bindings = [binding for block in main.body.blocks for binding in block.bindings]
+        self._builder = relax.BlockBuilder()
+
+    def _emit(self, value: relax.Expr, kind: type[relax.Var] = relax.DataflowVar) -> relax.Var:
+        value = self._builder.normalize(value)
+        var = kind("state", value.ty)
+        self._bindings.append(relax.VarBinding(var, value))
+        return var
+
+    def following(
+        self, param: relax.Var, source: str | Greedy | Counter, outputs: Mapping[str, relax.Expr]
+    ) -> relax.Expr:
+        """The state after a run, perhaps longer than the state."""
+        if isinstance(source, str):
+            return outputs[source]
+        dtype, shape = str(param.ty.dtype), shape_of(param)
+        if dtype not in ("int32", "int64"):
+            raise _refuse("an input of int32 or int64", f"state {param.name!r}", dtype)
+        if isinstance(source, Counter):
+            return self._emit(relax.op.add(param, constant(np.asarray(source.step, dtype))))
+        before, count = shape_of(outputs[source.output]), math.prod(shape)
+        rows = math.prod(before[:-1])
+        if not before or rows < count or rows % count:
+            raise _refuse(f"scores of {count} rows", f"state {param.name!r}", f"shape {before}")
+        best = self._emit(relax.op.argmax(outputs[source.output], axis=-1))
+        best = self._emit(relax.op.reshape(best, (count, rows // count)))
+        best = self._last(best, 1, 1)  # of several positions, the last one counts
+        return self._emit(relax.op.astype(self._emit(relax.op.reshape(best, shape)), dtype))
+
+    def fit(self, value: relax.Expr, param: relax.Var) -> relax.Expr:
+        """The last part of a value that is longer than its state along one dimension."""
+        got, want = shape_of(value), shape_of(param)
+        pairs = list(zip(got, want, strict=False))
+        longer = [axis for axis, (had, has) in enumerate(pairs) if had > has]
+        fits = len(got) == len(want) and len(longer) <= 1 and all(g >= w for g, w in pairs)
+        if not fits or str(value.ty.dtype) != str(param.ty.dtype):
+            raise _refuse(
+                f"{param.ty.dtype}{want}, or longer in one dimension,",
+                f"the next state of {param.name!r}",
+                f"{value.ty.dtype}{got}",
+            )
+        return self._last(value, longer[0], want[longer[0]]) if longer else value
+
+    def _last(self, value: relax.Expr, axis: int, count: int) -> relax.Expr:
+        """The last positions of one dimension."""
+        size = shape_of(value)[axis]
+        return self._emit(relax.op.strided_slice(value, [axis], [size - count], [size]))
+
+    def returning(self, params: list[relax.Var], fields: list[relax.Expr]) -> relax.Function:
+        """``main`` with these parameters and results."""
+        results = [self._emit(field, relax.Var) for field in fields]
+        types = relax.TupleType([result.ty for result in results])
+        body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], relax.Tuple(results))
+        return relax.Function(params, self._builder.normalize(body), types, self._main.is_pure)
+
+
+def _refuse(expected: str, field: str, got: str) -> InputError:
+    return InputError(f"expected {expected} for {field}, got {got}; see docs/states.md")
