@@ -36,7 +36,6 @@ from .conv_tiles import (
     Taps,
     Tile,
     column_segments,
-    kernel_rows,
     row_tiles,
 )
 from .fused import Epilogue
@@ -58,7 +57,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
-from .row_runs import row_runs
+from .window_taps import kernel_rows, runs_of
 
 if TYPE_CHECKING:
     from .conv import ConvConfig
@@ -355,7 +354,8 @@ class ConvNest:
         """
         cfg, cut = self.cfg, self.cut
         per_row = len(balanced(cut.width, cfg.pixels))
-        borders = sum(run.end - run.start for run in row_runs(cfg) if run.count < cfg.kernel[0])
+        runs = runs_of(cfg, 0)
+        borders = sum(run.end - run.start for run in runs if len(run.taps) < cfg.kernel[0])
         if 2 * borders > cut.band:  # each of the other rows would have to prefetch too much
             borders = 0
         turns = (cut.band - borders) * per_row

@@ -16,13 +16,13 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from .channel_runs import ChannelRun
-from .loops import TileRun, const, tile_runs
+from .loops import TileRun, tile_runs
 from .machine import VectorMachine
 
 if TYPE_CHECKING:
     from .conv import ConvConfig
 
-Taps: TypeAlias = tuple[tuple[int, int], ...]
+Taps: TypeAlias = tuple[range, ...]
 """For each pixel of a tile the range of kernel columns that lie inside the image."""
 
 
@@ -30,20 +30,11 @@ def row_tiles(cfg: ConvConfig, width: int) -> list[TileRun[Taps]]:
     """Cut a row of ``width`` output pixels into runs of tiles with the same taps."""
 
     def taps(start: int, count: int) -> Taps:
-        return tuple(column_taps(cfg, start + p) for p in range(count))
+        if cfg.pointwise:  # rows are joined
+            return (range(1),) * count
+        return tuple(cfg.taps(1, start + p) for p in range(count))
 
     return tile_runs(width, cfg.pixels, taps)
-
-
-def column_taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
-    """Kernel columns ``lo..hi`` that lie inside the image for output column ``x``."""
-    if cfg.pointwise:
-        return 0, 1
-    first = x * cfg.stride[1] - cfg.padding[1]
-    inside = [0 <= first + k * cfg.dilation[1] < cfg.in_size[1] for k in range(cfg.kernel[1])]
-    if not any(inside):
-        return 0, 0
-    return inside.index(True), len(inside) - inside[::-1].index(True)
 
 
 @dataclass(frozen=True)
@@ -87,32 +78,18 @@ def blocking(cfg: ConvConfig, machine: VectorMachine) -> Blocking:
     return Blocking(height, width, -(-height // -(-height // band)), chunk, chunks)
 
 
-def column_segments(
-    taps: Sequence[tuple[int, int]],
-) -> list[tuple[int, int, tuple[int, ...]]]:
+def column_segments(taps: Sequence[range]) -> list[tuple[int, int, tuple[int, ...]]]:
     """Ranges of kernel columns with the same active pixels.
 
-    >>> column_segments([(1, 3), (0, 3), (0, 2)])
+    >>> column_segments([range(1, 3), range(3), range(2)])
     [(0, 1, (1, 2)), (1, 2, (0, 1, 2)), (2, 3, (0, 1))]
     """
-    edges = sorted({edge for tap in taps for edge in tap})
+    edges = sorted({edge for tap in taps for edge in (tap.start, tap.stop)})
     segments = [
-        (lo, hi, tuple(p for p, (first, last) in enumerate(taps) if first <= lo and hi <= last))
+        (lo, hi, tuple(p for p, tap in enumerate(taps) if tap.start <= lo and hi <= tap.stop))
         for lo, hi in pairwise(edges)
     ]
     return [segment for segment in segments if segment[2]]
-
-
-def kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
-    """First kernel row inside the image for output row ``y``, and the number of rows."""
-    top, _, bottom, _ = cfg.padding
-    if not top and not bottom:
-        return 0, cfg.kernel[0]
-    above = const(top) - y * cfg.stride[0]
-    step = cfg.dilation[0]
-    low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
-    below = tirx.floordiv(above + (cfg.in_size[0] + step - 1), step)
-    return low, tirx.max(const(0), tirx.min(const(cfg.kernel[0]), below) - low)
 
 
 @dataclass(frozen=True)
@@ -127,7 +104,7 @@ class Tile:
     y: Expr
     x: Expr
     blocks: int
-    taps: tuple[tuple[int, int], ...]
+    taps: Taps
     turn: Expr
 
 

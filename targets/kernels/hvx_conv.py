@@ -22,7 +22,7 @@ from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs
 from .conv import ConvConfig
 from .conv_nest import write_nest
-from .conv_tiles import Tile, column_taps, kernel_rows
+from .conv_tiles import Tile
 from .cycles import register_tiles
 from .dots import DOTS, WORD
 from .fused import FusedKernel
@@ -32,6 +32,7 @@ from .integer_nest import IntegerNest, integer_blocking, integer_runs
 from .layers import IntegerConvShape
 from .loops import block, const, load, loop, scratch, span, store, vectors, within
 from .machine import VectorMachine
+from .window_taps import Run, kernel_rows, runs_of
 
 _ONES = 0x01010101
 _WORTH_VECTORS = 4
@@ -268,19 +269,13 @@ class TapSums:
     def write(self) -> tirx.Stmt:
         """Compute all sums row by row: excess lanes of a vector are overwritten later."""
         cfg = self.cfg
-        spans: list[tuple[int, int, tuple[int, int]]] = []  # of columns with the same taps
-        for x in range(cfg.out_size[1]):
-            taps = column_taps(cfg, x)
-            if spans and spans[-1][2] == taps:
-                spans[-1] = (spans[-1][0], spans[-1][1] + 1, taps)
-            else:
-                spans.append((x, 1, taps))
-        wide = [s for s in spans if s[1] >= _WORTH_VECTORS and self._steps_by_one]
-        narrow = [s for s in spans if s not in wide]
+        runs = runs_of(cfg, 1)
+        wide = [r for r in runs if r.end - r.start >= _WORTH_VECTORS and self._steps_by_one]
+        narrow = [run for run in runs if run not in wide]
 
         def row(n: Expr, y: Expr) -> tirx.Stmt:  # of an image, and a set of channels
-            parts = [self._columns(n, y, *columns, LANES) for columns in wide]
-            return block([*parts, *(self._columns(n, y, *columns, 1) for columns in narrow)])
+            parts = [self._columns(n, y, run, LANES) for run in wide]
+            return block([*parts, *(self._columns(n, y, run, 1) for run in narrow)])
 
         images = cfg.batch * sum_sets(cfg)
         return loop(images, lambda n: loop(cfg.out_size[0], lambda y: row(n, y), "y"), "n")
@@ -289,10 +284,8 @@ class TapSums:
     def _steps_by_one(self) -> bool:
         return self.cfg.stride[1] == 1 and self.pixels.words == 1
 
-    def _columns(
-        self, n: Expr, y: Expr, first: int, count: int, taps: tuple[int, int], lanes: int
-    ) -> tirx.Stmt:
-        """Columns of a row from ``first`` on, ``lanes`` at a time."""
+    def _columns(self, n: Expr, y: Expr, run: Run, lanes: int) -> tirx.Stmt:
+        """A run of columns of a row, ``lanes`` at a time."""
         cfg = self.cfg
         (total,) = vectors("total", 1, lanes, dtype="int32")
         low, rows = kernel_rows(cfg, y)
@@ -307,15 +300,15 @@ class TapSums:
         def some(x: Expr) -> tirx.Stmt:
             zero = word(0) if lanes == 1 else every(0)
             steps = [store(total, zero, ramp)]
-            if taps[0] < taps[1]:
-                columns = range(*taps)
-                added = span(low, rows, lambda ky: block([add(x, ky, k) for k in columns]), "ky")
+            if run.taps:
+                added = span(low, rows, lambda ky: block([add(x, ky, k) for k in run.taps]), "ky")
                 steps.append(added)
             place = self._place(n, y, x)
             where = place if lanes == 1 else tirx.Ramp(place, const(1), lanes)
             return within([total], [*steps, store(self.buffer, load(total, ramp), where)])
 
-        return loop(-(-count // lanes), lambda i: some(i * lanes + first), "x")
+        count = run.end - run.start
+        return loop(-(-count // lanes), lambda i: some(i * lanes + run.start), "x")
 
     def _place(self, n: Expr, y: Expr, x: Expr) -> Expr:
         height, width = self.cfg.out_size

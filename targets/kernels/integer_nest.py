@@ -19,10 +19,11 @@ from tvm.ir import Expr
 from .accumulators import Accumulators, Sum
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_nest import ConvNest
-from .conv_tiles import Blocking, Reduction, Tile, blocking, column_segments, kernel_rows
+from .conv_tiles import Blocking, Reduction, Tile, blocking, column_segments
 from .dots import WORD
 from .loops import block, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
+from .window_taps import kernel_rows
 
 if TYPE_CHECKING:
     from .conv import ConvConfig

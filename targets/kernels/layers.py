@@ -65,6 +65,12 @@ class Sliding(Layer):
             (self.in_size[1] + left + right - self.spans[1]) // self.stride[1] + 1,
         )
 
+    def taps(self, axis: int, place: int) -> range:
+        """The taps of output row (axis 0) or column ``place`` that lie inside the image."""
+        step, first = self.dilation[axis], place * self.stride[axis] - self.padding[axis]
+        low, end = -(first // step), -((first - self.in_size[axis]) // step)
+        return range(max(0, low), min(self.kernel[axis], end)) or range(0)
+
     def band(self, rows: int) -> dict[str, Any]:
         """Size and padding of the image that the first ``rows`` of the output read."""
         top, left, _, right = self.padding

@@ -112,10 +112,5 @@ def _pixels_read(cfg: WindowConfig) -> int:
 
 def _taps_inside(cfg: WindowConfig, axis: int) -> float:
     """Share of the taps along one axis that lie inside the image."""
-    inside = sum(
-        0 <= place * cfg.stride[axis] - cfg.padding[axis] + tap * cfg.dilation[axis] < size
-        for size in (cfg.in_size[axis],)
-        for place in range(cfg.out_size[axis])
-        for tap in range(cfg.kernel[axis])
-    )
+    inside = sum(len(cfg.taps(axis, place)) for place in range(cfg.out_size[axis]))
     return inside / (cfg.out_size[axis] * cfg.kernel[axis])

@@ -50,8 +50,7 @@ from .loops import (
 )
 from .machine import VectorMachine
 from .nan import maximum
-from .row_runs import MOST_RUNS, row_runs
-from .window_taps import least, taps_inside, window_count
+from .window_taps import MOST_RUNS, least, runs_of, taps_inside, window_count
 
 if TYPE_CHECKING:
     from .window import WindowConfig
@@ -124,13 +123,11 @@ pairs of output pixel and kernel column."""
 
 def reads_of_tile(cfg: WindowConfig, start: int, width: int) -> Reads:
     """The input columns in the image that a tile reads, and their taps."""
-    stride, dilation, left = cfg.stride[1], cfg.dilation[1], cfg.padding[1]
+    stride, dilation = cfg.stride[1], cfg.dilation[1]
     taps: dict[int, list[tuple[int, int]]] = {}
     for p in range(width):
-        for kx in range(cfg.kernel[1]):
-            column = p * stride + kx * dilation
-            if 0 <= start * stride - left + column < cfg.in_size[1]:
-                taps.setdefault(column, []).append((p, kx))
+        for kx in cfg.taps(1, start + p):
+            taps.setdefault(p * stride + kx * dilation, []).append((p, kx))
     return tuple((column, tuple(taps[column])) for column in sorted(taps))
 
 
@@ -149,8 +146,8 @@ class _Nest:
 
         With ``peel``, kernel rows at the border are unrolled too.
         """
-        runs = row_runs(self.cfg)
-        first = [run for run in runs if run.count == self.cfg.kernel[0] or self.peel]
+        runs = runs_of(self.cfg, 0)
+        first = [run for run in runs if len(run.taps) == self.cfg.kernel[0] or self.peel]
         if not _unrolls_rows(self.cfg) or len(first) > MOST_RUNS:
             first = []
 
@@ -159,12 +156,12 @@ class _Nest:
 
         if len(first) == len(runs):
             last = first.pop(0)
-            body = tiles(last.low, last.count)
+            body = tiles(last.taps.start, len(last.taps))
         else:
             body = tiles(*taps_inside(self.cfg, 0, y))
         for run in first:
             inside = tirx.all(y >= run.start, y < run.end)
-            body = tirx.IfThenElse(inside, tiles(run.low, run.count), body)
+            body = tirx.IfThenElse(inside, tiles(run.taps.start, len(run.taps)), body)
         return body
 
     def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:

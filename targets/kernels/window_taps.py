@@ -1,14 +1,41 @@
-"""Which taps of a window lie inside the image, and what a window without taps gives."""
+"""Which taps of a window lie inside the image, and what a window without taps gives.
+
+3x3, padding 1, 14 rows:   row 0: kernel rows 1 and 2;   1 to 12: all three;   13: 0 and 1
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from tvm import tirx
 from tvm.ir import Expr
 
-from .layers import WindowShape
+from .layers import Sliding, WindowShape
 from .loops import Index, const
+
+MOST_RUNS = 3
+"""Above, inside and below the image; more runs make too much code."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Output rows or columns from ``start`` to ``end`` with the same taps in the image."""
+
+    start: int
+    end: int
+    taps: range
+
+
+def runs_of(cfg: Sliding, axis: int) -> list[Run]:
+    """All output rows (axis 0) or columns."""
+    runs: list[Run] = []
+    for place in range(cfg.out_size[axis]):
+        start, taps = place, cfg.taps(axis, place)
+        if runs and runs[-1].taps == taps:
+            start = runs.pop().start
+        runs.append(Run(start, place + 1, taps))
+    return runs
 
 
 def least(dtype: str) -> Expr:
@@ -34,10 +61,17 @@ def _taps_padded(cfg: WindowShape, axis: int, place: Expr) -> Index:
     return tirx.min(const(kernel), tirx.floordiv(size - place * stride + (step - 1), step))
 
 
-def taps_inside(cfg: WindowShape, axis: int, place: Expr) -> tuple[Index, Index]:
+def taps_inside(cfg: Sliding, axis: int, place: Expr) -> tuple[Index, Index]:
     """First tap inside the image for output row or column ``place``, and the number of taps."""
     kernel, size, step = cfg.kernel[axis], cfg.in_size[axis], cfg.dilation[axis]
     above = const(cfg.padding[axis]) - place * cfg.stride[axis]
     low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
     end = tirx.min(const(kernel), tirx.floordiv(above + (size + step - 1), step))
     return low, tirx.max(const(0), end - low)
+
+
+def kernel_rows(cfg: Sliding, y: Expr) -> tuple[Index, Index]:
+    """As `taps_inside` for output row ``y``; constants if nothing is padded above and below."""
+    if not cfg.padding[0] and not cfg.padding[2]:
+        return 0, cfg.kernel[0]
+    return taps_inside(cfg, 0, y)
