@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from .conv_tiles import (
     Reduction,
     RowOfTiles,
     RunOfTiles,
+    Tap,
     Taps,
     Tile,
     column_segments,
@@ -141,18 +143,16 @@ class ConvNest:
         cfg, cut = self.cfg, self.cut
         first, count = rows
         width = blocks * cfg.lanes
-        partial = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
+        sums = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
 
         def partials(tiles: int, at: Callable[[Expr], Tile], c: Expr, y: Expr) -> tirx.Stmt:
-            return loop(tiles, lambda t: self.partial_tile(at(t), c, partial, y - first), "tile")
+            return loop(tiles, lambda t: self.partial_tile(at(t), c, sums, y - first), "tile")
 
         def chunk(c: Expr) -> tirx.Stmt:
-            return span(
-                first,
-                count,
-                lambda y: tiles(y, lambda count, at: partials(count, at, c, y)),
-                "y",
-            )
+            def row(y: Expr) -> tirx.Stmt:
+                return tiles(y, lambda count, at: partials(count, at, c, y))
+
+            return span(first, count, row, "y")
 
         def finish(y: Expr, x: Expr) -> tirx.Stmt:
             return block(
@@ -161,7 +161,7 @@ class ConvNest:
                         cfg.lanes,
                         lambda v, o=o: self.epilogue.store(
                             self.result_place(n, g * cfg.oc_blocks + o, self.pixel(y, x), v),
-                            load(partial, y - first, x, v + o * cfg.lanes),
+                            load(sums, y - first, x, v + o * cfg.lanes),
                         ),
                     )
                     for o in range(blocks)
@@ -170,13 +170,13 @@ class ConvNest:
 
         return block(
             [
-                tirx.AllocBuffer(partial),
+                tirx.AllocBuffer(sums),
                 loop(
                     cut.band * cut.width * blocks,
                     lambda i: lanes(
                         cfg.lanes,
                         lambda v: store(
-                            partial,
+                            sums,
                             tirx.const(0, self.sum_type),
                             i // (cut.width * blocks),
                             i // blocks % cut.width,
@@ -221,7 +221,7 @@ class ConvNest:
         """The channels that ``vectors`` read; None if they differ between tiles."""
         return channel_runs(self.cfg, vectors)
 
-    def partial_tile(self, tile: Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
+    def partial_tile(self, tile: Tile, chunk: Expr, sums: tirx.Buffer, y: Expr) -> tirx.Stmt:
         """Add one chunk of the reduction to the partial sums."""
 
         def place(p: Expr, o: Expr, v: Expr) -> tuple[Expr, ...]:
@@ -236,8 +236,8 @@ class ConvNest:
                     self.blocks_to_read(tile, chunk),
                 )
             ],
-            lambda p, o, v: load(partial, *place(p, o, v)),
-            lambda p, o, v, value: store(partial, value, *place(p, o, v)),
+            lambda p, o, v: load(sums, *place(p, o, v)),
+            lambda p, o, v, value: store(sums, value, *place(p, o, v)),
         )
 
     def blocks_to_read(self, tile: Tile, chunk: Expr | None) -> int | Expr:
@@ -263,86 +263,90 @@ class ConvNest:
         start: Callable[[Expr, Expr, Expr], Expr] | None,
         finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
-        """Accumulators in registers: start values, reduction over channel blocks, finish."""
+        """Sums in registers: start values, reduction over channel blocks, finish."""
+        acc = Accumulators(len(tile.taps), tile.blocks, self.cfg.lanes, dtype=self.sum_type)
+        begun, finished = acc.start(start or self.begin(tile)), self.finished(acc, finish)
+        return within(acc.buffers, [*begun, *self.reduction(tile, reduce, acc), *finished])
+
+    def begin(self, _tile: Tile) -> Callable[[Expr, Expr, Expr], Expr] | None:
+        """The initial sum of each pixel, vector and lane; None for 0."""
+        return None
+
+    def finished(
+        self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """Finish all sums."""
+        return acc.each(finish)
+
+    @property
+    def fenced(self) -> Callable[..., tirx.Stmt]:
+        """A loop that LLVM mixes with no other."""
+        return fenced_span
+
+    def reduction(
+        self, tile: Tile, reduce: Sequence[Reduction], acc: Accumulators
+    ) -> list[tirx.Stmt]:
+        """All products of a tile; none if all its taps lie in the padding."""
         cfg = self.cfg
-        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype=self.sum_type)
-
-        def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            ahead = [] if run.lanes[0] else self.weights_ahead(tile, ic, ky, kx)
-            return block([*ahead, self.add_tap(acc, tile, run, (ic, ky, kx), active)])
-
-        def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            """All channels of a plain image, which has few."""
-            return acc.add_products(
-                active,
-                lambda p, i: load(self.data, *self.input_place(tile, (p, ky, kx), first + i, i)),
-                lambda i, o, v: load(
-                    self.weight, tile.group, first + i, ky, kx, 0, v + o * cfg.lanes
-                ),
-                reads,
-                by_element=False,
-            )
-
         segments = column_segments(tile.taps)
+        low, count = kernel_rows(cfg, tile.y)
         # If this loop were unrolled, LLVM would keep pixels that two taps share in registers, and
         # spill the accumulators.
-        columns = fenced_span if cfg.kernel[1] > 1 else span
+        columns = self.fenced if cfg.kernel[1] > 1 else span
 
-        def taps(ky: Expr, tap: Callable[[Expr, Expr, Sequence[int]], tirx.Stmt]) -> tirx.Stmt:
-            return block(
-                [
-                    columns(lo, hi - lo, lambda kx, active=active: tap(ky, kx, active), "kx")
-                    for lo, hi, active in segments
-                ]
-            )
+        def taps(add: Callable[[Tap], tirx.Stmt]) -> tirx.Stmt:
+            def row(ky: Expr) -> tirx.Stmt:
+                return block(
+                    [
+                        columns(lo, hi - lo, lambda kx, on=on: add((ky, kx, on)), "kx")
+                        for lo, hi, on in segments
+                    ]
+                )
 
-        low, count = kernel_rows(cfg, tile.y)
+            return span(low, count, row, "ky")
+
         _, first, reads = reduce[0]
+        if not segments:
+            return []
+        if cfg.data_block == 1 and isinstance(reads, int):
+            return [taps(partial(self.plain_tap, acc, tile, first, reads))]
+        apart = self.fenced if len(reduce) > 1 else span
+        return [
+            apart(
+                begin, blocks, lambda ic, run=run: taps(partial(self.tap, acc, tile, run, ic)), "ic"
+            )
+            for run, begin, blocks in reduce
+        ]
 
-        def channels(run: ChannelRun, ic: Expr) -> tirx.Stmt:
-            return span(low, count, lambda ky: taps(ky, lambda *place: tap(run, ic, *place)), "ky")
-
-        nest: list[tirx.Stmt] = []
-        if segments and cfg.data_block == 1 and isinstance(reads, int):
-            nest = [span(low, count, lambda ky: taps(ky, plain_tap), "ky")]
-        elif segments:  # otherwise every tap of the tile lies in the padding
-            apart = fenced_span if len(reduce) > 1 else span
-            nest = [
-                apart(begin, blocks, lambda ic, run=run: channels(run, ic), "ic")
-                for run, begin, blocks in reduce
-            ]
-        return within(
-            acc.buffers,
-            [
-                *acc.start(start),
-                *nest,
-                *acc.each(finish),
-            ],
-        )
-
-    def add_tap(
-        self,
-        acc: Accumulators,
-        tile: Tile,
-        run: ChannelRun,
-        place: tuple[Expr, Expr, Expr],  # channel block and tap
-        active: Sequence[int],
+    def plain_tap(
+        self, acc: Accumulators, tile: Tile, first: Expr, reads: int, tap: Tap
     ) -> tirx.Stmt:
-        """Add the products of a run of channels under one tap."""
-        cfg, (ic, ky, kx) = self.cfg, place
-        channel = cfg.first_block(tile.group * cfg.oc_blocks) + ic
+        """Add the products of all channels of a plain image, which has few, under one tap."""
+        width, (ky, kx, active) = self.cfg.lanes, tap
         return acc.add_products(
             active,
-            lambda p, ii: load(
-                self.data, *self.input_place(tile, (p, ky, kx), channel, run.lane(ii))
+            lambda p, i: load(self.data, *self.input_place(tile, (p, ky, kx), first + i, i)),
+            lambda i, o, v: load(self.weight, tile.group, first + i, ky, kx, 0, v + o * width),
+            reads,
+            by_element=False,
+        )
+
+    def tap(self, acc: Accumulators, tile: Tile, run: ChannelRun, ic: Expr, tap: Tap) -> tirx.Stmt:
+        """Add the products of a run of channels under one tap."""
+        width, (ky, kx, active) = self.cfg.lanes, tap
+        channel = self.cfg.first_block(tile.group * self.cfg.oc_blocks) + ic
+        ahead = [] if run.lanes[0] else self.weights_ahead(tile, ic, ky, kx)
+        products = acc.add_products(
+            active,
+            lambda p, i: load(
+                self.data, *self.input_place(tile, (p, ky, kx), channel, run.lane(i))
             ),
-            lambda ii, o, v: load(
-                self.weight, tile.group, ic, ky, kx, run.lane(ii), v + o * cfg.lanes
-            ),
+            lambda i, o, v: load(self.weight, tile.group, ic, ky, kx, run.lane(i), v + o * width),
             run.width,
             self.machine.broadcast_operand,
             range(*run.vectors),
         )
+        return block([*ahead, products])
 
     def weights_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
         """Prefetch this tile's share of the weights of a tap that come next in memory.

@@ -112,6 +112,9 @@ Reduction = tuple[ChannelRun, Expr, int | Expr]
 """Lanes and vectors, the first block of input channels, and the number of blocks."""
 
 
+Tap = tuple[Expr, Expr, Sequence[int]]
+"""Row and column of a kernel, and the pixels of a tile for which it lies inside the image."""
+
 RunOfTiles = Callable[[int, Callable[[Expr], Tile]], tirx.Stmt]
 """Statements of consecutive tiles with the same work."""
 

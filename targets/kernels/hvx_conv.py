@@ -338,8 +338,7 @@ class _WordNest(IntegerNest):
         acc = Accumulators(len(first.taps), first.blocks, self.cfg.lanes, dtype="int32")
 
         def begun(tile: Tile) -> list[tirx.Stmt]:
-            begin = self.begin(tile)
-            return acc.start(lambda p, o, _v: begin(p, o))
+            return acc.start(self.begin(tile))
 
         def one(t: Expr) -> tirx.Stmt:
             reduce, finish = self.whole(at(t))
@@ -353,10 +352,10 @@ class _WordNest(IntegerNest):
 
         return within(acc.buffers, [*begun(first), loop(count, one, "tile")])
 
-    def begin(self, tile: Tile) -> Callable[[Expr, Expr], Expr]:
+    def begin(self, tile: Tile) -> Callable[[Expr, Expr, Expr], Expr]:
         """The sums for the pixels under the taps."""
 
-        def of_pixel(p: Expr, o: Expr) -> Expr:
+        def of_pixel(p: Expr, o: Expr, _lane: Expr) -> Expr:
             number = const(0) if self.cfg.groups == 1 else tile.group * self.cfg.oc_blocks + o
             return self.sums.at(tile.n, number, *self.pixel(tile.y, tile.x + p))
 

@@ -28,7 +28,6 @@ from .dots import FLIP, WORD, OfWords, by_vectors, every, number, shifted
 from .fused import Epilogue, FusedKernel
 from .layers import Along, ConvShape, IntegerConvShape, Layer, WindowShape, taken
 from .loops import (
-    PARALLEL,
     TileRun,
     block,
     const,
@@ -44,7 +43,7 @@ from .machine import VectorMachine
 from .template import Template
 from .window import WindowConfig
 from .window_features import DepthwiseFeatures, IntegerDepthwiseFeatures
-from .window_nest import WORTH_THREADS, Reads, reads_of_tile
+from .window_nest import Reads, each_row, reads_of_tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,24 +120,9 @@ class IntegerWindowConfig(OfWords, WindowConfig):
         return weight[b, ky // WORD, kx, row % way.parts, place].astype("int32")
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        height, width = self.out_size
-        runs = tile_runs(width, 8, partial(reads_of_tile, self))
+        runs = tile_runs(self.out_size[1], 8, partial(reads_of_tile, self))
         nest = _Nest(self, runs, fused.operands[0], fused.operands[1], fused.epilogue)
-        work = self.blocks * height * width * self.lanes * self.kernel[0] * self.kernel[1]
-        if machine.threads == 1 or work < WORTH_THREADS:
-            return loop(
-                self.batch,
-                lambda n: loop(
-                    self.blocks, lambda b: loop(height, lambda y: nest.row(n, b, y), "y"), "block"
-                ),
-                "image",
-            )
-        tasks = self.blocks * height
-        return loop(
-            self.batch,
-            lambda n: loop(tasks, lambda t: nest.row(n, t // height, t % height), "task", PARALLEL),
-            "image",
-        )
+        return each_row(self, machine, nest.row)
 
 
 @dataclass(frozen=True)

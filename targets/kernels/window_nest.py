@@ -21,7 +21,7 @@ existing pixels need no mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
@@ -55,7 +55,7 @@ from .window_taps import MOST_RUNS, least, runs_of, taps_inside, window_count
 if TYPE_CHECKING:
     from .window import WindowConfig
 
-WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
+_WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
 
 
 def write_window(
@@ -77,13 +77,20 @@ def write_window(
         # by llvm-mca this makes borders faster; on x86 it does not, and doubles the compile time
         peel=machine.broadcast_operand and cfg.kind == "depthwise",
     )
+    return each_row(cfg, machine, nest.row)
+
+
+def each_row(
+    cfg: WindowConfig, machine: VectorMachine, row: Callable[[Expr, Expr, Expr], tirx.Stmt]
+) -> tirx.Stmt:
+    """``row(image, block, y)`` for every output row, divided among the threads."""
     height, width = cfg.out_size
 
     def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
-        return span(first, count, lambda y: nest.row(n, b, y), "y")
+        return span(first, count, lambda y: row(n, b, y), "y")
 
     work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
-    if machine.threads == 1 or work < WORTH_THREADS:
+    if machine.threads == 1 or work < _WORTH_THREADS:
         return loop(
             cfg.batch,
             lambda n: loop(cfg.blocks, lambda b: rows(n, b, 0, height), "block"),
