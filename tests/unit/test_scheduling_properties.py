@@ -26,6 +26,7 @@ from tvm_stretch.scheduling import (
     run_sequence,
     simulate,
 )
+from tvm_stretch.scheduling.native_search import searched
 from tvm_stretch.scheduling.result import result_of
 from tvm_stretch.search.clock import Clock, Step
 
@@ -303,3 +304,15 @@ def test_the_clock_of_the_search_agrees(problem: Problem, data: st.DataObject) -
     simulation = run_sequence(problem, placement, problem.sequence)
     for operator, finish in simulation.finish.items():
         assert clock.when([names[operator]]) == finish
+
+
+@given(run=runs(), steps=st.sampled_from([0, 40, 2_000]), seed=st.integers(0, 9))
+@settings(slow, max_examples=100)
+def test_the_simulator_of_the_local_search_agrees(run, steps, seed):
+    """It simulates only what a change moves; the answer is the last finish of what it kept."""
+    problem, placement, sequence = run
+    given = run_sequence(problem, placement, sequence)
+    heat = float(max(given.finish.values()))
+    found, order, makespan = searched(given, steps=steps, heat=heat, seed=seed)
+    assert makespan == max(run_sequence(problem, found, order).finish.values())
+    assert makespan <= max(given.finish.values())

@@ -2,6 +2,10 @@
 
 cpu     [conv1]······[recv conv2|add]
 opencl  [recv conv1|conv2]
+
+This is the simulator by which plans and schedules are predicted. Two others exist for speed, and
+tests hold them to its times: `search/clock.py` continues from states of a search, and the local
+search in C++ (`native/`) simulates only what a change moves.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     Step("conv.", 0, ..), Step("conv.", 1, ..), Step("relu", 0, reads both)   ->   the clock's times
 
-A test compares its results with `tvm_stretch.scheduling.simulate`: a kernel waits for the tensors
-that it reads, and its processor is busy while it receives, once, a tensor of another processor. The
-other simulator runs one `Problem`, whose operators and tensors are all known and numbered. A search
-continues thousands of times from a state, reads parts of tensors, and forgets tensors without
-further readers.
+The rules are those of `scheduling/simulate.py`, and a test compares the results: a kernel waits for
+the tensors that it reads, and its processor is busy while it receives, once, a tensor of another
+processor. That simulator runs one `Problem`, whose operators and tensors are all known and
+numbered. A search continues thousands of times from a state, reads parts of tensors, and forgets
+tensors without further readers.
 """
 
 from __future__ import annotations
