@@ -4,7 +4,8 @@
 
 Comparisons with NaN are false, and ``T.max`` then returns its second operand, the accumulator. So
 an accumulated NaN stays, but a new NaN needs its own condition. The rewrite runs after scheduling,
-because ``rfactor`` accepts only reductions that TVM has registered.
+because ``rfactor`` accepts only reductions that TVM has registered. A reduction of ours could be
+registered, but TVM would keep its Python functions until after Python has ended, and crash there.
 """
 
 from __future__ import annotations
