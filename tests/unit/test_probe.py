@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.build.pipeline import build
+from tvm_stretch.build.pipeline import build_parts
 from tvm_stretch.cost.fingerprint import default_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
     FORMAT,
@@ -85,7 +86,8 @@ def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
         trial = trials[class_of(mod, "relu", layout)]
         alone, before = probing._alone(trial)
         processors = [host(), npu]
-        model = build(alone, probing._plan(before, npu, host()), processors, processors)
+        parts = build_parts(alone, probing._plan(before, npu, host()), processors, processors)
+        model = ts.Model.from_parts(parts)
         (node,) = (node for node in model.graph.nodes if node.name.startswith("probed"))
         assert len(model.graph.tensors[node.inputs[0]].shape) == rank
         assert probing._try(trial, probing._Trials(npu, host())) == ""
@@ -101,14 +103,19 @@ def test_parts_that_the_search_makes_are_tried_too(tmp_path: Path) -> None:
 
 def breaking(monkeypatch: pytest.MonkeyPatch, operator: str, result: Any) -> None:
     """The NPU computes something else for an operator."""
+    is_wrong = False
 
-    def wrong(mod: tvm.IRModule, plan: Plan, *processors: Any) -> Any:
-        model = build(mod, plan, *processors)
-        if f"R.{operator}" not in mod.script() or "npu" not in plan.processors:
-            return model
-        return lambda *values: result(model(*values))
+    def seen(mod: tvm.IRModule, plan: Plan, *processors: Any) -> Any:
+        nonlocal is_wrong
+        is_wrong = f"R.{operator}" in mod.script() and "npu" in plan.processors
+        return build_parts(mod, plan, *processors)
 
-    monkeypatch.setattr(probing, "build", wrong)
+    def made(parts: Any) -> Any:
+        model = ts.Model.from_parts(parts)
+        return (lambda *values: result(model(*values))) if is_wrong else model
+
+    monkeypatch.setattr(probing, "build_parts", seen)
+    monkeypatch.setattr(probing, "Model", SimpleNamespace(from_parts=made))
 
 
 def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_maximum_of_infinities_is_minus_infinity():
 @pytest.mark.parametrize("threads", [3, 4])
 @pytest.mark.parametrize("height", [2, 7, 29])
 def test_every_row_is_written_once_by_any_number_of_threads(threads, height, monkeypatch):
-    monkeypatch.setattr(window_kernels, "WORTH_THREADS", 0)
+    monkeypatch.setattr(window_kernels, "_WORTH_THREADS", 0)
     machine = replace(AVX2, threads=threads)
     config = window("depthwise", 12, (height, 5), (3, 3), padding=(1, 1, 1, 1), batch=2)
     assert "T.parallel" in build(config, machine)[1].script()

@@ -33,24 +33,8 @@ from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.passes.whole_regions import WholeRegions
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
-from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.targets.processor import Processor
-
-
-def build(
-    mod: tvm.IRModule,
-    requested: Plan | None,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    observer: Observer | None = None,
-    branched: Branching | None = None,
-    lowered: tvm.IRModule | None = None,
-) -> Model:
-    """Build a model of one plan; see `build_parts`."""
-    return Model.from_parts(
-        build_parts(mod, requested, processors, placeable, observer, branched, lowered)
-    )
 
 
 def build_parts(

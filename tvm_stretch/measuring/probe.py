@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.build.pipeline import build
+from tvm_stretch.build.pipeline import build_parts
 from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.fingerprint import chosen_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
@@ -45,6 +45,7 @@ from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.progress import Progress, count, quiet, reporting, say
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.device_processors import processors_of
+from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
@@ -187,7 +188,9 @@ def _try(trial: Trial, where: _Trials) -> str:
     expected = _reference(network, values)
     processors = [host] if processor is host else [host, processor]
     try:
-        model = build(network, _plan(before, processor, host), processors, processors)
+        model = Model.from_parts(
+            build_parts(network, _plan(before, processor, host), processors, processors)
+        )
     except Exception as error:  # any error of the compiler is a reason
         return f"compile: {_last_line(error)}"
     try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import IRModule, relax
 
-from tvm_stretch.build.pipeline import build
+from tvm_stretch.build.pipeline import build_parts
 from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.generic_features import TransferFeatures
 from tvm_stretch.errors import InputError
@@ -80,10 +80,10 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
     with compiling():
         network = load_network(_layers())
         plan = Plan((host.name, other.name), (), shares=half_shares(network))
-        both = build(network, plan, [host, other], [host, other])
+        both = Model.from_parts(build_parts(network, plan, [host, other], [host, other]))
         halves = in_halves(network, [host, other])
-        on_host = build(halves, None, [host], [host])
-        on_other = build(halves, None, [host, other], [other, host])
+        on_host = Model.from_parts(build_parts(halves, None, [host], [host]))
+        on_other = Model.from_parts(build_parts(halves, None, [host, other], [other, host]))
     together, *alone = _whole_runs([timed(m) for m in (both, on_host, on_other)], runs)
     return max(1.0, together / (max(alone) / 2))
 
@@ -114,7 +114,9 @@ def _compiled_chain(
         PlannedRegion(f"r{index}", (host, other)[place].name, (name,))
         for index, (name, place) in enumerate(zip(names, places, strict=True))
     )
-    return build(mod, Plan((host.name, other.name), regions), [host, other], [host, other])
+    return Model.from_parts(
+        build_parts(mod, Plan((host.name, other.name), regions), [host, other], [host, other])
+    )
 
 
 def _layers() -> IRModule:

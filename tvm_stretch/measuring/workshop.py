@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tvm
 
 from tvm_stretch.build.branching import branch
-from tvm_stretch.build.pipeline import build
+from tvm_stretch.build.pipeline import build_parts
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
@@ -67,7 +67,9 @@ class Workshop:
         every = [processor] if alone else [self.host, processor]
         willing = [processor] if alone else [processor, self.host]
         with compiling():
-            return Prepared(build(load_network(network), None, every, willing), kernels)
+            return Prepared(
+                Model.from_parts(build_parts(load_network(network), None, every, willing)), kernels
+            )
 
 
 def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:

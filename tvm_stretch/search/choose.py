@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import tvm
 
-from tvm_stretch.build.pipeline import Observer, build
+from tvm_stretch.build.pipeline import Observer, build_parts
 from tvm_stretch.build.placement import fit_processors
 from tvm_stretch.errors import (
     DeviceError,
@@ -125,7 +125,9 @@ def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer |
     if known is not None:
         say("building the plan that won before")
         try:
-            model = build(mod, known, site.processors, site.placeable, observer)
+            model = Model.from_parts(
+                build_parts(mod, known, site.processors, site.placeable, observer)
+            )
             trace(model, 1)
         except StretchError as error:  # the user did not request that plan, so search again
             say(f"the plan that won before is not taken: {last_line(error)}")
@@ -137,14 +139,16 @@ def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer |
         say(f"building {candidate.what}")
         lowered = None if candidate.level is None else candidate.level.mod
         seen = observer if network is mod else None
-        return build(
-            network,
-            candidate.plan,
-            site.processors,
-            site.placeable,
-            seen,
-            candidate.branched,
-            lowered,
+        return Model.from_parts(
+            build_parts(
+                network,
+                candidate.plan,
+                site.processors,
+                site.placeable,
+                seen,
+                candidate.branched,
+                lowered,
+            )
         )
 
     try:
