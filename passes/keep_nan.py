@@ -18,8 +18,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite, rewrite_kernels
-from tvm_stretch.targets.kernels.nan import moved, with_reduction
+from tvm_stretch.rewriting import changed_block, rewrite, rewrite_kernels
+from tvm_stretch.targets.kernels.nan import moved
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepNan")
@@ -57,5 +57,4 @@ def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:
     number = moved(start.value, finite=False)
     if number.same_as(start.value):
         return block
-    init = tirx.BufferStore(start.buffer, number, start.indices)
-    return with_reduction(block, init, block.body)
+    return changed_block(block, init=tirx.BufferStore(start.buffer, number, start.indices))

@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 
 Rule = tuple[Any, Callable[[Any], Any]]
 """A class of nodes, or several, and a function from a node to its replacement."""
@@ -45,6 +45,17 @@ def rewrite(root: Any, *rules: Rule) -> Any:
     if raised:
         raise raised[0]
     return result
+
+
+def changed_block(block: s_tir.SBlock, **changes: Any) -> s_tir.SBlock:
+    """A block with other fields, given by the names that `SBlock` has for them."""
+    return s_tir.SBlock(*(changes.get(name, getattr(block, name)) for name in _BLOCK_FIELDS))
+
+
+_BLOCK_FIELDS = (
+    *("iter_vars", "reads", "writes", "name_hint", "body", "init"),
+    *("alloc_buffers", "match_buffers", "annotations"),
+)
 
 
 def rewrite_kernels(

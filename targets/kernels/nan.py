@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import changed_block, rewrite
 
 from .loops import load
 
@@ -98,25 +98,10 @@ def with_known_reducers(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if value is None:
             return block
         best = type(update.value)(load(update.buffer, *update.indices), value)
-        return with_reduction(
+        return changed_block(
             block,
-            tirx.BufferStore(start.buffer, moved(start.value, finite=True), start.indices),
-            tirx.BufferStore(update.buffer, best, update.indices),
+            init=tirx.BufferStore(start.buffer, moved(start.value, finite=True), start.indices),
+            body=tirx.BufferStore(update.buffer, best, update.indices),
         )
 
     return func.with_body(rewrite(func.body, (s_tir.SBlock, known)))
-
-
-def with_reduction(block: s_tir.SBlock, init: tirx.Stmt, body: tirx.Stmt) -> s_tir.SBlock:
-    """``block`` with another start and another step of its reduction."""
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )

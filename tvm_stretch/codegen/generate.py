@@ -30,7 +30,7 @@ from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
 from tvm_stretch.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.progress import count
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import changed_block, rewrite
 from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
@@ -59,25 +59,13 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def plain(node: Any) -> Any:
         if isinstance(node, Var):
             return seen.setdefault(node, Var(f"{_letter(node)}{len(seen)}", node.ty))
-        return node if node.name_hint == "root" else _block_named(node, f"block{next(blocks)}")
+        if node.name_hint == "root":
+            return node
+        return changed_block(node, name_hint=f"block{next(blocks)}")
 
     params = [plain(param) for param in function.params]
     body = rewrite(function.body, ((Var, s_tir.SBlock), plain))
     return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
-
-
-def _block_named(block: s_tir.SBlock, name: str) -> s_tir.SBlock:
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        name,
-        block.body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def _letter(var: Var) -> str:

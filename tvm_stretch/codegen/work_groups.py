@@ -22,7 +22,7 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import changed_block, rewrite
 
 from .private_memory import bytes_of, place_temporaries, whole_lines
 
@@ -91,7 +91,7 @@ def _bind(body: tirx.Stmt) -> tirx.Stmt:
     body = _spread_images(body)
     if isinstance(body, s_tir.SBlockRealize) and body.block.name_hint == "root":
         return s_tir.SBlockRealize(
-            body.iter_values, body.predicate, _with_body(body.block, _bind(body.block.body))
+            body.iter_values, body.predicate, changed_block(body.block, body=_bind(body.block.body))
         )
     if isinstance(body, tirx.SeqStmt) and any(_is_parallel(part) for part in body.seq):
         return tirx.SeqStmt([_bind(part) for part in body.seq])
@@ -154,20 +154,6 @@ def _is_independent(loop: tirx.For) -> bool:
     written = [store.buffer for store in shared]
     again = [load for load in loads if is_in(load.source, written)]
     return all(is_sliced(access.indices) for access in (*shared, *again))
-
-
-def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def _is_parallel(body: tirx.Stmt) -> bool:
