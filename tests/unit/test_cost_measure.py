@@ -35,10 +35,10 @@ from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
+from tvm_stretch.measuring.sample_networks import chain
 from tvm_stretch.measuring.samples import (
     EPILOGUES,
     Sample,
-    chain,
     in_integers,
     load_prior,
     neighbour,

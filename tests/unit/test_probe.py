@@ -33,7 +33,8 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring import probe as probing
 from tvm_stretch.measuring.probe import probe
-from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.measuring.sample_networks import chain
+from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor

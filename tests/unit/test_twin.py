@@ -17,7 +17,8 @@ from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.measuring.samples import Sample, chain, in_integers
+from tvm_stretch.measuring.sample_networks import chain
+from tvm_stretch.measuring.samples import Sample, in_integers
 from tvm_stretch.search import Found
 from tvm_stretch.search import choose as choosing
 from tvm_stretch.search.costs import Costs

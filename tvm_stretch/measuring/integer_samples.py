@@ -1,17 +1,13 @@
-"""Samples of 8-bit integers as Relax, which `samples.chain` runs for quantised networks."""
+"""Samples of 8-bit integers as Relax, which `sample_networks.chain` runs for quantised networks."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import relax
 
 from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer, Rounding
-
-if TYPE_CHECKING:
-    from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.measuring.samples import Sample
 
 _ZERO = 0  # as after a ReLU
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}

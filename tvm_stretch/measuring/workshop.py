@@ -14,7 +14,8 @@ from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.record import Kernel, recording
-from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.measuring.sample_networks import chain
+from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.progress import quiet
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
