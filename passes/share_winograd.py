@@ -180,7 +180,8 @@ def _shared_stages(
         if len(group) < 2:
             continue
         chosen = [choose(shape, m) for _, shape in group for m in machines]
-        tiles = {config.tile if isinstance(config, WinogradConfig) else 0 for config in chosen}
+        # a GPU's kernels have their own stages
+        tiles = {config.tile if type(config) is WinogradConfig else 0 for config in chosen}
         if 0 not in tiles:
             for var, shape in group:
                 yield var, WinogradStage("product", shape, max(tiles))

@@ -14,8 +14,9 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whether there is CUDA is asked before processes are forked, which then could not use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-# PoCL has a cache of its own, and takes half a second a kernel to fill ours.
-os.environ.setdefault("TVM_STRETCH_CACHE_DIR", "")
+# PoCL has a cache of its own, and takes half a second a kernel to fill ours. A user's cache may
+# hold measurements of a real GPU, which compiles for the tests' pretended devices would refuse.
+os.environ["TVM_STRETCH_CACHE_DIR"] = ""
 
 import pytest
 from another_machine import pretend

@@ -22,6 +22,7 @@ from .gpu import matmul as gpu_matmul
 from .gpu import norm as gpu_norm
 from .gpu import softmax as gpu_softmax
 from .gpu import window as gpu_window
+from .gpu import winograd as gpu_winograd
 
 __all__ = [
     "gpu_conv",
@@ -31,4 +32,5 @@ __all__ = [
     "gpu_norm",
     "gpu_softmax",
     "gpu_window",
+    "gpu_winograd",
 ]

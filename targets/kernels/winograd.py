@@ -141,15 +141,8 @@ class WinogradConfig(Template, ConvShape):
     ) -> list[WinogradConfig]:
         """A configuration for each tile of the image and each register tile."""
         shape = layer
-        width = min(shape.in_channels, shape.out_channels) // shape.groups
-        if (
-            (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
-            or shape.exact
-            or block != machine.lanes
-            or 2 * width < (4 if shape.groups == 1 else 3) * machine.lanes
-            or machine.half  # float16 has too few digits for its sums
-            or min(shape.out_size) < 4
-        ):
+        # float16 has too few digits for its sums
+        if machine.half or shape.exact or not suits_winograd(shape, machine.lanes, block):
             return []
         widths = (shape.in_channels, shape.out_channels)
         merge = merged_groups(*widths, shape.groups, machine.lanes)
@@ -336,6 +329,17 @@ class WinogradWeight(WinogradInput):
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """None: it does not run with the network."""
         return None
+
+
+def suits_winograd(shape: ConvShape, lanes: int, block: int) -> bool:
+    """Whether a convolution is one of 3x3 taps whose channels fill enough blocks."""
+    width = min(shape.in_channels, shape.out_channels) // shape.groups
+    return (
+        (shape.kernel, shape.stride, shape.dilation) == ((3, 3), (1, 1), (1, 1))
+        and block == lanes
+        and 2 * width >= (4 if shape.groups == 1 else 3) * lanes
+        and min(shape.out_size) >= 4
+    )
 
 
 def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:

@@ -9,7 +9,7 @@ per output where the direct sum needs 9 (Lavin and Gray, arXiv:1509.09308).  The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,18 +55,23 @@ OUTPUT: dict[int, Matrix] = {
 }
 
 
-def combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
-    """``sum(row[i] * terms[i])`` without multiplications by zero and one."""
+def combine(
+    row: Sequence[float], terms: Sequence[Expr], number: Callable[[float], Expr] = f32
+) -> Expr:
+    """``sum(row[i] * terms[i])`` without multiplications by zero and one.
+
+    ``number`` makes a constant of the terms' type.
+    """
     total: Expr | None = None
     for factor, term in zip(row, terms, strict=True):
         if factor == 0:
             continue
         if total is None:
-            total = term if factor == 1 else f32(factor) * term
+            total = term if factor == 1 else number(factor) * term
         elif factor in (1, -1):
             total = total + term if factor == 1 else total - term
         else:
-            total = total + f32(factor) * term
+            total = total + number(factor) * term
     assert total is not None
     return total
 

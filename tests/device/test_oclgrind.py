@@ -33,6 +33,11 @@ with gpu.tile_of(*{tile}):
     gpu.check(gpu.convolution({shape}, {out}, {kernel}, padding={padding}))
 """
 
+WINOGRAD = """
+with gpu.winograd_of({tile}, 8, 2, 1, 1, 1, 1, 1):
+    gpu.check(gpu.convolution((1, 8, 5, 6), 8, 3, padding=1))
+"""
+
 ROW = """
 weight = random_const(70, 12)
 gpu.check(module(lambda x: relax.op.matmul(x, weight), (1, 70)))
@@ -121,6 +126,8 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
             id="pointwise",
             marks=pytest.mark.full,
         ),
+        pytest.param(WINOGRAD.format(tile=2), id="winograd of 2", marks=pytest.mark.full),
+        pytest.param(WINOGRAD.format(tile=4), id="winograd of 4", marks=pytest.mark.full),
         pytest.param(ROW, id="row", marks=pytest.mark.full),
         pytest.param(SOFTMAX, id="softmax", marks=pytest.mark.full),
         pytest.param(NORM, id="norm", marks=pytest.mark.full),

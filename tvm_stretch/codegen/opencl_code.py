@@ -46,6 +46,7 @@ from tvm_stretch.targets.kernels.gpu.groups import WHOLE_QUADS
 from . import folded_addresses
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
+from .nan_safe import nan_safe, nan_safe_prelude
 from .private_memory import whole_lines
 from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads
 from .work_groups import PREFETCH, DeviceCall, device_calls
@@ -115,6 +116,8 @@ def compile_opencl(
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
         texts = [folded_addresses.PRELUDE, BELL_PRELUDE, *texts]
+    else:
+        texts = [nan_safe_prelude("".join(texts)), *texts]
     code = {"sources": [_PRELUDE + "".join(texts)], "kernels": data, "options": ""}
     return json.dumps(code, separators=(",", ":"))
 
@@ -207,6 +210,8 @@ def _source(call: DeviceCall, target: Target, *, on_cpu: bool, whole: bool) -> s
         tensors = zip(lowered.params, call.memory, strict=True)
         pointers = [param for param, (kind, _) in tensors if kind == "buffer"]
         body = folded_addresses.fold_addresses(body, pointers)
+    else:
+        body = rewrite(body, ((tirx.Max, tirx.Min), nan_safe))
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 

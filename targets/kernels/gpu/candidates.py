@@ -11,18 +11,32 @@ from .conv import GroupConvConfig, group_conv_candidates, tile_of, tiled
 from .dense import RowConfig, row_candidates
 from .item_conv import ItemConvConfig, item_conv_candidates
 from .machine import GpuMachine
-from .tiles import TILE_NUMBERS, Sizes, covers, fits
+from .tiles import TILE_NUMBERS, Sizes, covers, fits, tile_cycles, tiles_of
 from .window import GroupWindowConfig, group_window_candidates
+from .winograd import (
+    GroupWinogradConfig,
+    group_winograd_candidates,
+    group_winograd_cycles,
+    plain_layer,
+)
 
-Layer = ConvConfig | WindowConfig
+Layer = ConvConfig | WindowConfig | GroupWinogradConfig
 
 CONFIGS: dict[str, type[Layer]] = {
-    kind.template: kind for kind in (GroupConvConfig, RowConfig, ItemConvConfig, GroupWindowConfig)
+    kind.template: kind
+    for kind in (
+        GroupConvConfig,
+        RowConfig,
+        ItemConvConfig,
+        GroupWindowConfig,
+        GroupWinogradConfig,
+    )
 }
 """By the names of their templates."""
 
 
 _MANY = 400
+_WORTH = 2.0  # times as slow as direct sums by the model, which may be wrong by as much
 
 
 def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, ...]:
@@ -31,12 +45,25 @@ def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, 
     The best of each kind of tile: the model errs more between kinds than within one. Among
     8 such tiles, one was within 10 % of the best of all in 99 of 100 measured layers (H100).
     """
+    layer = bare_layer(layer)
     if isinstance(layer, WindowConfig):
         return tuple(group_window_candidates(layer, gpu)[:count])
+    assert isinstance(layer, ConvConfig)
     every = group_conv_candidates(layer, gpu, _MANY)
     kinds = {_kind(config): config for config in reversed(every)}
     first = sorted(kinds.values(), key=every.index)
-    return (*first, *(config for config in every if config not in first))[:count]
+    direct = (*first, *(config for config in every if config not in first))
+    others = _winograd(layer, gpu, count // 4)
+    return (*direct[: max(1, count - len(others))], *others)[:count]
+
+
+def _winograd(layer: ConvConfig, gpu: GpuMachine, count: int) -> tuple[GroupWinogradConfig, ...]:
+    """``count`` configurations of each tile that may be faster than direct sums."""
+    found = group_winograd_candidates(layer, gpu, count)
+    if not found:
+        return ()
+    direct = tile_cycles(Sizes.of(layer), tiles_of(layer, gpu)[0], gpu).total
+    return tuple(c for c in found if group_winograd_cycles(c, gpu) < _WORTH * direct)
 
 
 def _kind(config: ConvConfig) -> object:
@@ -56,12 +83,17 @@ def bare_layer(config: Layer) -> Layer:
     """The layer that a configuration computes, as it is asked for."""
     if isinstance(config, WindowConfig):
         return taken(WindowConfig, config)
+    if isinstance(config, GroupWinogradConfig):
+        return plain_layer(config)
     return taken(ConvConfig, config, oc_blocks=1, pixels=1)
 
 
 def is_possible(config: Layer, gpu: GpuMachine) -> bool:
     """Whether the model could have proposed a configuration for such a GPU."""
     layer = bare_layer(config)
+    if isinstance(config, GroupWinogradConfig):
+        assert isinstance(layer, ConvConfig)
+        return config in group_winograd_candidates(layer, gpu, _MANY)
     if isinstance(layer, WindowConfig):
         return config in (*group_window_candidates(layer, gpu), without_sharing(layer, gpu))
     if isinstance(config, RowConfig):

@@ -116,8 +116,11 @@ class GroupConvConfig(GpuConvConfig):
         assert machine.gpu is not None
         if layer.is_depthwise:
             return []
-        plain = ConvConfig.smallest(layer, machine, block, exact=False)  # no template is inexact
-        return [choose_group_conv(plain, machine.gpu)]
+        plain = ConvConfig.smallest(layer, machine, block, exact=False)
+        found = choose_group_conv(plain, machine.gpu)
+        if layer.exact and not isinstance(found, ConvConfig):  # Winograd, which is not
+            return [*group_conv_candidates(plain, machine.gpu, 1)]
+        return [found]
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
         if machine.gpu is None:
@@ -144,6 +147,10 @@ class GroupConvConfig(GpuConvConfig):
     ) -> tuple[Expr, ...]:
         """Where a quad of a pixel of the input stands."""
         return n, channel, row, column, lane
+
+    def factor_at(self, column: Expr, row: Expr, place: Expr) -> tuple[int | Expr, ...]:
+        """Where a quad of a row of the packed weights stands."""
+        return column, 0, 0, 0, row, place
 
     def output(self, pixel: Expr, quad: Expr) -> list[Expr]:
         """Where a quad of output channels of a pixel stands."""

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..fused import Epilogue
-from ..loops import as_type, block, const, load, loop, store, unravelled, within
+from ..loops import as_type, block, const, load, loop, scratch, store, unravelled, within
 from .groups import (
     QUAD,
     barrier,
@@ -23,6 +23,7 @@ from .groups import (
     quads,
     shares,
     splat,
+    store_quad,
     when,
     zeros,
 )
@@ -36,11 +37,11 @@ def write_group_conv(
 ) -> tirx.Stmt:
     """The kernels of a convolution: one launch, or two."""
     if cfg.splits == 1:
-        return _Products(cfg, operands, epilogue, None).launch()
+        return Products(cfg, operands, epilogue, None).launch()
     outputs = cfg.out_groups * cfg.width // QUAD
     sums = str(epilogue.anchor.dtype)
-    parts = quads("parts", cfg.splits, outputs, cfg.all_pixels, dtype=sums, scope="global")
-    products = _Products(cfg, operands, epilogue, parts).launch()
+    parts = scratch("parts", cfg.splits, outputs, cfg.all_pixels, QUAD, dtype=sums)
+    products = Products(cfg, operands, epilogue, parts).launch()
     return within([parts], [products, _add_splits(cfg, epilogue, parts)])
 
 
@@ -53,16 +54,16 @@ def _add_splits(cfg: GroupConvConfig, epilogue: Epilogue, parts: tirx.Buffer) ->
     def item(group: Expr, item: Expr) -> tirx.Stmt:
         number = group * _ADDING_ITEMS + item
         quad, pixel = unravelled(number, (total // cfg.all_pixels, cfg.all_pixels))
-        value = load(parts, 0, quad, pixel)
+        value = load_quad(parts, 0, quad, pixel, 0)
         for split in range(1, cfg.splits):
-            value = value + load(parts, split, quad, pixel)
+            value = value + load_quad(parts, split, quad, pixel, 0)
         body = block(finish_quad(epilogue, cfg.output(pixel, quad), value, "result"))
         return when(None if total % _ADDING_ITEMS == 0 else number < total, body)
 
     return launch(-(-total // _ADDING_ITEMS), _ADDING_ITEMS, item)
 
 
-class _Products:
+class Products:
     """The launch that multiplies; ``parts`` takes the sums if they are split."""
 
     def __init__(
@@ -142,7 +143,7 @@ class _Products:
 
         def columns(turn: int, number: Expr) -> tirx.Stmt:
             row, place = start * QUAD + number // whole, number % whole
-            value = load_quad(self.weight, column, 0, 0, 0, row, place * QUAD)
+            value = load_quad(self.weight, *cfg.factor_at(column, row, place * QUAD))
             value = chosen(row < cfg.rows if ends else None, value, zeros(self.sums))
             return store(self.next_factors, value, turn)
 
@@ -291,7 +292,7 @@ class _Products:
             quad = column * (cfg.width // QUAD) + j * cfg.items[1] + across
             value = load(self.acc, i * wide + j)
             if self.parts is not None:
-                found.append(store(self.parts, value, split, quad, pixel))
+                found.append(store_quad(self.parts, value, split, quad, pixel, 0))
                 continue
             place = cfg.output(pixel, quad)
             stores = block(finish_quad(self.epilogue, place, value, f"result{i}_{j}"))

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from ..conv_features import ConvFeatures
 from ..features import Features, Phases
+from ..winograd_features import WinogradFeatures
 
 _GIGAHERTZ, _BYTES = 1.7, 3000.0
 """Of an H100: its clock, and bytes that the second-level cache gives in a cycle; only first weights
@@ -47,3 +48,29 @@ class GroupConvFeatures(ConvFeatures):
         """Whether the kernel computes or waits."""
         either = self.busy_cycles + self.waiting_cycles
         return [*Features.hints(self), self.busy_cycles / max(1.0, either)]
+
+
+@dataclass(frozen=True)
+class GroupWinogradFeatures(WinogradFeatures):
+    """A Winograd convolution of three launches; `Cycles` explains the fields of the products."""
+
+    family: ClassVar[str] = "group_winograd"
+
+    busy_cycles: float = 0.0
+    waiting_cycles: float = 0.0
+    moved_bytes: float = 0.0
+    exchange_cycles: float = 0.0
+    plane_numbers: float = 0.0
+    sum_numbers: float = 0.0
+
+    def own_phases(self) -> Phases:
+        """What the model says of the products, in nanoseconds, and the transforms."""
+        most = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _BYTES)
+        return {
+            "slabs": most / _GIGAHERTZ,
+            "busy": self.busy_cycles / _GIGAHERTZ,
+            "exchange": self.exchange_cycles / _GIGAHERTZ,
+            "launches": 2000.0,
+            "planes": self.plane_numbers / 700.0,
+            "sums": self.sum_numbers / 700.0,
+        }

@@ -55,6 +55,12 @@ def load_quad(buffer: tirx.Buffer, *indices: Index) -> Expr:
     return load(buffer, *outer, tirx.Ramp(const(first), const(1), QUAD))
 
 
+def store_quad(buffer: tirx.Buffer, value: Expr, *indices: Index) -> tirx.Stmt:
+    """Four numbers as neighbours, from ``indices`` on."""
+    *outer, first = indices
+    return store(buffer, value, *outer, tirx.Ramp(const(first), const(1), QUAD))
+
+
 def splat(value: Expr) -> Expr:
     """The same number four times."""
     return tirx.Broadcast(value, QUAD)
