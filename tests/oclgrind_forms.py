@@ -18,6 +18,7 @@ from tvm_stretch.targets.kernels.gpu.families import describe_gpu
 from tvm_stretch.targets.kernels.gpu.groups import QUAD
 from tvm_stretch.targets.kernels.gpu.tiles import Tile
 from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig
+from tvm_stretch.targets.kernels.gpu.winograd import GroupWinogradConfig
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose
@@ -36,17 +37,33 @@ class Small:
     shape: ConvShape
     tile: tuple[int, ...] = ()
     items: int = 0
+    winograd: int = 0  # side of a tile of outputs; its products have the tile then
 
 
 def small_layers(gpu: str, networks: Iterable[str] | None = None) -> list[Small]:
-    """One layer for each form that layers of the zoo have on a GPU."""
+    """The smallest layer for each form that layers of the zoo have on a GPU, and kind of tile.
+
+    Other numbers of a tile only change how often loops and written out statements repeat.
+    """
     machine = VectorMachine(QUAD, 32, False, 1 << 20, 1, gpu=describe_gpu(gpu, *GPUS[gpu], True))
     found: dict[Any, Small] = {}
     for name in zoo.names() if networks is None else networks:
         for shape in layers(name) if name != "lstm" else ():
             small = _small(shape, machine)
-            found.setdefault((small.tile, small.items, _form(shape)), small)
+            key = _kind(small), _form(shape)
+            known = found.get(key)
+            if known is None or small.shape.multiply_adds < known.shape.multiply_adds:
+                found[key] = small
     return list(found.values())
+
+
+def _kind(small: Small) -> tuple[Any, ...]:
+    """Which loops, branches and exchanges a kernel with the tile has."""
+    if small.items or not small.tile:
+        return small.tile, small.items > 0
+    tile = Tile(*small.tile)
+    several = (tile.pixels, tile.quads, tile.depth, tile.slices, tile.splits)
+    return (small.winograd, *(number > 1 for number in several))
 
 
 def _form(shape: ConvShape) -> tuple[Any, ...]:
@@ -64,6 +81,10 @@ def _small(shape: ConvShape, machine: VectorMachine) -> Small:
         return Small(layer, config.tile, config.group_items)
     if isinstance(config, RowConfig):
         return Small(_resized(shape, 4 * config.lines + 5, 4 * QUAD + 3, (1, 1), 1))
+    if isinstance(config, GroupWinogradConfig):
+        tile = tile_of(config.product)
+        inputs = QUAD * (2 * tile.depth * tile.slices * tile.splits + 1) - 1
+        return Small(_of_groups(shape, tile, max(2 * QUAD, inputs)), tile, winograd=config.tile)
     assert isinstance(config, GroupConvConfig)
     tile = tile_of(config)
     taps = shape.kernel[0] * shape.kernel[1]
@@ -108,7 +129,8 @@ def code_of(small: Iterable[Small]) -> Iterator[str]:
     """Programs for `test_oclgrind.CASE` that check the layers."""
     for one in small:
         shape = one.shape
-        scope = "gpu.tile_of(*{})" if not one.items else "gpu.window_of({}, " + f"{one.items})"
+        scope = f"gpu.winograd_of({one.winograd}, *{{}})" if one.winograd else "gpu.tile_of(*{})"
+        scope = "gpu.window_of({}, " + f"{one.items})" if one.items else scope
         with_tile = f"with {scope.format(tuple(one.tile))}:" if one.tile else "if True:"
         weight = shape.out_channels, shape.in_channels // shape.groups, *shape.kernel
         data = 1, shape.in_channels, *shape.in_size

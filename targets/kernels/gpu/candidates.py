@@ -20,7 +20,8 @@ from .winograd import (
     plain_layer,
 )
 
-Layer = ConvConfig | WindowConfig | GroupWinogradConfig
+Bare = ConvConfig | WindowConfig
+Layer = Bare | GroupWinogradConfig
 
 CONFIGS: dict[str, type[Layer]] = {
     kind.template: kind
@@ -45,16 +46,16 @@ def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, 
     The best of each kind of tile: the model errs more between kinds than within one. Among
     8 such tiles, one was within 10 % of the best of all in 99 of 100 measured layers (H100).
     """
-    layer = bare_layer(layer)
-    if isinstance(layer, WindowConfig):
-        return tuple(group_window_candidates(layer, gpu)[:count])
-    assert isinstance(layer, ConvConfig)
-    every = group_conv_candidates(layer, gpu, _MANY)
+    bare = bare_layer(layer)
+    if isinstance(bare, WindowConfig):
+        return tuple(group_window_candidates(bare, gpu)[:count])
+    every = group_conv_candidates(bare, gpu, _MANY)
     kinds = {_kind(config): config for config in reversed(every)}
     first = sorted(kinds.values(), key=every.index)
     direct = (*first, *(config for config in every if config not in first))
-    others = _winograd(layer, gpu, count // 4)
-    return (*direct[: max(1, count - len(others))], *others)[:count]
+    others = _winograd(bare, gpu, count // 4)
+    found: list[Layer] = [*direct[: max(1, count - len(others))], *others]
+    return tuple(found[:count])
 
 
 def _winograd(layer: ConvConfig, gpu: GpuMachine, count: int) -> tuple[GroupWinogradConfig, ...]:
@@ -74,12 +75,13 @@ def _kind(config: ConvConfig) -> object:
 
 def without_sharing(layer: Layer, gpu: GpuMachine) -> Layer:
     """What asks least of a driver: groups of one item."""
-    if isinstance(layer, WindowConfig):
-        return taken(GroupWindowConfig, layer, tile=(1, 1), group_items=1)
-    return item_conv_candidates(layer, replace(gpu, plain_items=1))[0]
+    bare = bare_layer(layer)
+    if isinstance(bare, WindowConfig):
+        return taken(GroupWindowConfig, bare, tile=(1, 1), group_items=1)
+    return item_conv_candidates(bare, replace(gpu, plain_items=1))[0]
 
 
-def bare_layer(config: Layer) -> Layer:
+def bare_layer(config: Layer) -> Bare:
     """The layer that a configuration computes, as it is asked for."""
     if isinstance(config, WindowConfig):
         return taken(WindowConfig, config)
@@ -91,11 +93,10 @@ def bare_layer(config: Layer) -> Layer:
 def is_possible(config: Layer, gpu: GpuMachine) -> bool:
     """Whether the model could have proposed a configuration for such a GPU."""
     layer = bare_layer(config)
-    if isinstance(config, GroupWinogradConfig):
-        assert isinstance(layer, ConvConfig)
-        return config in group_winograd_candidates(layer, gpu, _MANY)
     if isinstance(layer, WindowConfig):
         return config in (*group_window_candidates(layer, gpu), without_sharing(layer, gpu))
+    if isinstance(config, GroupWinogradConfig):
+        return config in group_winograd_candidates(layer, gpu, _MANY)
     if isinstance(config, RowConfig):
         return config in row_candidates(layer, gpu)
     if not isinstance(config, GroupConvConfig):

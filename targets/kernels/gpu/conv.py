@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -117,7 +117,7 @@ class GroupConvConfig(GpuConvConfig):
         if layer.is_depthwise:
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
-        found = choose_group_conv(plain, machine.gpu)
+        found: Any = choose_group_conv(plain, machine.gpu)
         if layer.exact and not isinstance(found, ConvConfig):  # Winograd, which is not
             return [*group_conv_candidates(plain, machine.gpu, 1)]
         return [found]
