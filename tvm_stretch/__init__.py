@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tvm_stretch.ir.states import Counter, Greedy
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.remote.device import Device, connect
+    from tvm_stretch.runtime.group import Group
     from tvm_stretch.runtime.meters import Meter
     from tvm_stretch.runtime.model import Model, load
     from tvm_stretch.search.objective import Objective
@@ -50,6 +51,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Greedy",
+    "Group",
     "InputError",
     "InstallError",
     "Meter",
@@ -90,6 +92,7 @@ _LAZY = {
     "Counter": "tvm_stretch.ir.states",
     "Greedy": "tvm_stretch.ir.states",
     "Device": "tvm_stretch.remote.device",
+    "Group": "tvm_stretch.runtime.group",
     "Meter": "tvm_stretch.runtime.meters",
     "Model": "tvm_stretch.runtime.model",
     "Objective": "tvm_stretch.search.objective",

@@ -1,0 +1,337 @@
+"""Several models that share processors: planned together, run by priorities and deadlines.
+
+    group = ts.Group({"detector": detector, "classifier": classifier}, rates=[30, 10])
+    future = group.submit("classifier", image)
+
+    cpu     [detector ][detector ][detector ]        each model by the plan that leaves
+    opencl  [classifier][classifier][classifier]     the others the most room
+
+The members are models of several plans (``compile(..., plans=True)``). A run leases the processors
+of its plan, so runs of different models never slow each other down, and a run of high priority
+waits at most for the runs in progress. Which plan a member takes is decided once, for all members:
+the plans that meet all deadlines and keep the busiest processor the least busy. A member whose
+plan's processors are leased takes other processors if it ends earlier there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_stretch.errors import DeviceError, InputError, last_line
+from tvm_stretch.files import is_finite
+from tvm_stretch.plan.considered import align
+from tvm_stretch.runtime.model import Model
+
+_RUNS = 5
+_REST = 16
+"""A plan that failed is tried again after this number of runs of its member."""
+_MOST_COMBINATIONS = 1 << 14
+
+
+@dataclass(eq=False)
+class Way:
+    """One plan of a member, as an instance of its own that is pinned to it."""
+
+    name: str  # of the plan
+    model: Model
+    uses: frozenset[str]  # the processors that work in a run
+    seconds: float  # of a run that nothing disturbs
+    rest: int = 0  # runs of the member before it is tried again after a failure
+
+
+@dataclass(eq=False)
+class Member:
+    """One model of a group.
+
+    Attributes:
+        name: the member's name.
+        ways: its plans.
+        rate: runs in a second, or relative to the other members.
+        priority: runs of members with larger numbers go first.
+        deadline: seconds from `submit` to the answer; infinite if there is none.
+        way: the plan that was chosen for it.
+        failure: why a run failed last, for people.
+    """
+
+    name: str
+    ways: list[Way]
+    rate: float
+    priority: float
+    deadline: float
+    way: Way = field(init=False)
+    failure: str = ""
+
+    @property
+    def healthy(self) -> list[Way]:
+        """The plans that did not fail lately, or all if each did."""
+        return [way for way in self.ways if not way.rest] or self.ways
+
+
+@dataclass
+class _Job:
+    member: Member
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    due: float
+    number: int
+    future: Future[Any] = field(default_factory=Future)
+    failed: set[Way] = field(default_factory=set)
+
+    @property
+    def urgency(self) -> tuple[float, float, int]:
+        return -self.member.priority, self.due, self.number
+
+
+class Group:
+    """See the module docstring; several threads may submit runs."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model] | Sequence[Model],
+        rates: Sequence[float] | None = None,
+        priorities: Sequence[float] | None = None,
+        deadlines_ms: Sequence[float | None] | None = None,
+    ) -> None:
+        """Measure every plan of every model, and choose a plan for each.
+
+        Args:
+            models: models by name, or in a list. A model that was compiled with ``plans=True`` can
+                run beside others.
+            rates: how often each model runs in a second; by default equally often.
+            priorities: runs of models with larger numbers go first; by default all are equal.
+            deadlines_ms: milliseconds from `submit` to the answer; None for no deadline.
+
+        Raises:
+            InputError: an argument is none of these, or no plans meet the deadlines.
+        """
+        named: dict[Any, Any] = dict(
+            models if isinstance(models, Mapping) else enumerate(_listed(models))
+        )
+        if len(named) < 2 or not all(isinstance(model, Model) for model in named.values()):
+            raise InputError(
+                f"expected two models or more for the group, got {list(named.values())!r:.100}; "
+                "compile them with plans=True"
+            )
+        count = len(named)
+        numbers = zip(
+            _numbers("rates", rates, count, 1.0),
+            _numbers("priorities", priorities, count, 0.0, math.inf),
+            _numbers("deadlines_ms", deadlines_ms, count, math.inf),
+            strict=True,
+        )
+        self.members: dict[str, Member] = {}
+        for name, (rate, priority, deadline) in zip(named, numbers, strict=True):
+            ways = list(_ways(named[name]))
+            self.members[str(name)] = Member(str(name), ways, rate, priority, deadline / 1e3)
+        _choose(list(self.members.values()))
+        self.processors = sorted({p for m in self.members.values() for w in m.ways for p in w.uses})
+        self._lock = threading.Lock()
+        self._waiting: list[_Job] = []
+        self._leased: dict[str, float] = {}  # processors, and when their runs are expected to end
+        self._numbers = itertools.count()
+        self._threads = ThreadPoolExecutor(len(self.processors), "tvm_stretch_group")
+
+    def __call__(self, member: str | int, /, *args: object, **kwargs: object) -> Any:
+        """Run a member, and wait for its answer; see `submit`."""
+        return self.submit(member, *args, **kwargs).result()
+
+    def submit(self, member: str | int, /, *args: object, **kwargs: object) -> Future[Any]:
+        """Run a member as soon as its turn comes.
+
+        Args:
+            member: its name, or its position.
+            args: inputs, as for a call of the model; they must not change before the answer.
+            kwargs: inputs by name.
+
+        Returns:
+            The future of its outputs, or of the error of its run alone.
+
+        Raises:
+            InputError: there is no such member.
+        """
+        found = self.members.get(str(member))
+        if found is None and isinstance(member, int) and 0 <= member < len(self.members):
+            found = list(self.members.values())[member]
+        if found is None:
+            raise InputError(
+                f"expected one of {', '.join(self.members)} for the member, got {member!r}; name "
+                "one of them"
+            )
+        due = time.perf_counter() + found.deadline
+        job = _Job(found, (args, kwargs), due, next(self._numbers))
+        self._enqueue(job)
+        return job.future
+
+    @property
+    def load(self) -> dict[str, float]:
+        """How much of its time each processor is leased, if members run at their rates."""
+        members = self.members.values()
+        return {p: sum(m.rate * m.way.seconds for m in members if p in m.way.uses)
+                for p in self.processors}  # fmt: skip
+
+    def __str__(self) -> str:
+        """Which plan each member takes, and how busy processors are."""
+        rows = [("member", "plan", "processors", "ms", "failed")]
+        for member in self.members.values():
+            way = member.way
+            used = ", ".join(sorted(way.uses))
+            rows.append((member.name, way.name, used, f"{way.seconds * 1e3:.3f}", member.failure))
+        load = self.load
+        most = max(load.values())
+        shares = ", ".join(f"{name} {share / most:.0%}" for name, share in load.items())
+        return "\n".join((*align(rows), f"at most {1 / most:.3g} times the rates: {shares}"))
+
+    def close(self) -> None:
+        """Wait for all runs, and end the threads."""
+        while True:
+            with self._lock:
+                if not self._waiting and not self._leased:
+                    break
+            time.sleep(1e-3)
+        self._threads.shutdown()
+
+    # --- whose turn it is -------------------------------------------------------------------------
+
+    def _enqueue(self, job: _Job) -> None:
+        with self._lock:
+            self._waiting.append(job)
+            self._start_all()
+
+    def _start_all(self) -> None:
+        """Start the runs whose processors are free, the most urgent first."""
+        free = {p for p in self.processors if p not in self._leased}
+        for job in sorted(self._waiting, key=lambda job: job.urgency):
+            way = self._way(job, free)
+            if way is None:
+                free -= self._wanted(job).uses  # no less urgent run may take them
+                continue
+            self._waiting.remove(job)
+            free -= way.uses
+            end = time.perf_counter() + way.seconds
+            self._leased.update(dict.fromkeys(way.uses, end))
+            self._threads.submit(self._run, job, way)
+
+    def _wanted(self, job: _Job) -> Way:
+        """The chosen plan of a run's member, or the fastest of others after a failure."""
+        left = [way for way in job.member.healthy if way not in job.failed] or job.member.ways
+        return job.member.way if job.member.way in left else min(left, key=lambda w: w.seconds)
+
+    def _way(self, job: _Job, free: set[str]) -> Way | None:
+        """The plan by which a run may begin now."""
+        wanted = self._wanted(job)
+        startable = [w for w in job.member.healthy if w.uses <= free and w not in job.failed]
+        if any(member.deadline < math.inf for member in self.members.values()):
+            startable = []  # other plans could be in the way of a run with a deadline
+        fastest = min(startable, key=lambda way: way.seconds, default=wanted)
+        if wanted.uses <= free:
+            is_alone = len(self._waiting) == 1 and not self._leased
+            return fastest if is_alone else wanted
+        now = time.perf_counter()
+        wait = max(0.0, *(self._leased.get(name, now) - now for name in wanted.uses), 0.0)
+        return fastest if startable and fastest.seconds < wait + wanted.seconds else None
+
+    def _run(self, job: _Job, way: Way) -> None:
+        """Run a job on a thread of ours, and hand its processors back."""
+        again = False
+        try:
+            if not job.failed and not job.future.set_running_or_notify_cancel():
+                return
+            args, kwargs = job.inputs
+            job.future.set_result(way.model(*args, **kwargs))
+        except Exception as error:
+            again = isinstance(error, DeviceError) and self._may_repeat(job, way, error)
+            if not again:
+                job.future.set_exception(error)
+        finally:
+            with self._lock:
+                for other in job.member.ways:
+                    other.rest = max(0, other.rest - 1)
+                for name in way.uses:
+                    del self._leased[name]
+                if again:
+                    self._waiting.append(job)
+                self._start_all()
+
+    def _may_repeat(self, job: _Job, way: Way, error: DeviceError) -> bool:
+        """Whether another plan of the member may give the answer of a run that failed."""
+        job.failed.add(way)
+        way.rest, job.member.failure = _REST, last_line(error)
+        return any(other not in job.failed for other in job.member.ways)
+
+
+def _listed(models: object) -> Sequence[object]:
+    return models if isinstance(models, Sequence) else [models]
+
+
+def _numbers(
+    name: str, given: object, count: int, default: float, below: float = 0.0
+) -> list[float]:
+    """A number for each member, above 0 unless ``below`` is another limit."""
+    if given is None:
+        return [default] * count
+    found = [default if number is None else number for number in _listed(given)]
+    valid = [is_finite(n) or n == default for n in found]
+    if len(found) != count or not all(valid) or not all(n > -below for n in map(float, found)):  # type: ignore[arg-type]
+        raise InputError(
+            f"expected {count} numbers, one for each model, for {name}, got {given!r:.100}; "
+            "rates and deadlines are above 0"
+        )
+    return [float(number) for number in found]  # type: ignore[arg-type]
+
+
+def _ways(model: Model) -> Iterator[Way]:
+    """The plans of a model, measured one by one."""
+    for name in model.plans:
+        instance = model.create_instance()
+        instance.use(name)
+        usage = instance.timeline(repeat=1).usage
+        uses = frozenset(u.processor for u in usage if u.kernels or u.transfers)
+        timed = instance.timed_run()
+        yield Way(name, instance, uses, min(timed() for _ in range(_RUNS)))
+
+
+def _choose(members: Sequence[Member]) -> None:
+    """Choose a plan for each member; see the module docstring."""
+    if math.prod(len(member.ways) for member in members) > _MOST_COMBINATIONS:
+        raise InputError(
+            f"expected fewer than {_MOST_COMBINATIONS} combinations of plans for a group, got "
+            "more; leave some plans out"
+        )
+
+    def cost(ways: tuple[Way, ...]) -> tuple[float, float, float]:
+        pairs = list(zip(members, ways, strict=True))
+        late = sum(_lateness(m, w, pairs) for m, w in pairs)
+        used = {p for way in ways for p in way.uses}
+        loads = [sum(m.rate * w.seconds for m, w in pairs if p in w.uses) for p in used]
+        return late, max(loads), sum(loads)
+
+    chosen = min(itertools.product(*(member.ways for member in members)), key=cost)
+    pairs = list(zip(members, chosen, strict=True))
+    for member, way in pairs:
+        longest = _longest(member, way, pairs)
+        if _lateness(member, way, pairs):
+            raise InputError(
+                f"expected deadlines_ms that the group can meet, got {member.deadline * 1e3:.4g} "
+                f"for {member.name}; allow {longest * 1e3:.4g}, or raise its priority"
+            )
+        member.way = way
+
+
+def _longest(member: Member, way: Way, pairs: Sequence[tuple[Member, Way]]) -> float:
+    """How long a run may take: it waits for one run in progress, and for those that go first."""
+    others = [(m, w) for m, w in pairs if m is not member and w.uses & way.uses]
+    ahead = sum(w.seconds for m, w in others if m.priority >= member.priority)
+    below = [w.seconds for m, w in others if m.priority < member.priority]
+    return way.seconds + ahead + max(below, default=0.0)
+
+
+def _lateness(member: Member, way: Way, pairs: Sequence[tuple[Member, Way]]) -> float:
+    """By how much a run may miss its deadline."""
+    late = _longest(member, way, pairs) - member.deadline
+    return late if late > 1e-9 else 0.0
