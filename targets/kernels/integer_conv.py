@@ -111,6 +111,11 @@ class IntegerConvConfig(OfWords, ConvConfig):
     def kernel_name(self) -> str:
         return "integer_conv2d"
 
+    @property
+    def sampled(self) -> object:
+        """The layer of bytes from which pixels were widened, if they were."""
+        return replace(self, dtype="uint8") if self.dtype == "int16" else self
+
     def widened(self, data: te.Tensor) -> te.Tensor:
         """The data in the range of the instruction's type."""
         return shifted(data, self.way.shift(self.dtype))
