@@ -127,7 +127,8 @@ def compile(
     with reporting(progress), compiling():
         site = request.site()
         limits = request.limits(site)
-        mod, notes = read_network(source, request.shapes, request.precision, request.states)
+        widen = site.lacks_half or request.precision != "float32"
+        mod, notes = read_network(source, request.shapes, request.precision, request.states, widen)
         site = site.in_precision(request.precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         decision = choose(mod, site, limits, request.first_plan, observer)
@@ -166,9 +167,9 @@ def plan_for(
     limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
         site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-        mod, _ = read_network(source, shapes)
+        mod, notes = read_network(source, shapes, widen=site.lacks_half)
         site = site.in_precision("float32", has_integers(mod["main"]))
-        decision = predict(mod, site, limits).noted(site.note)
+        decision = predict(mod, site, limits).noted(*notes, site.note)
         assert decision.plan is not None
         return replace(decision.plan, reason=decision.reason)
 
@@ -196,7 +197,7 @@ def plan_front(
     """
     with reporting(progress), compiling():
         site = site_of(device, targets, may_drop=True, built=False)
-        mod, _ = read_network(source, shapes)
+        mod, _ = read_network(source, shapes, widen=site.lacks_half)
         site = site.in_precision("float32", has_integers(mod["main"]))
         limits = replace(NO_LIMITS, objective=Objective("energy"))
         return front_of(find(mod, site, limits)[2])

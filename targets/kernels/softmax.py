@@ -78,6 +78,11 @@ class SoftmaxConfig(Template):
     columns: bool = False
 
     @property
+    def axis(self) -> int:
+        """The axis along which it runs."""
+        return len(self.shape) - (2 if self.columns else 1)
+
+    @property
     def outer(self) -> tuple[int, ...]:
         """The axes before the softmax axis."""
         return self.shape[: -2 if self.columns else -1]

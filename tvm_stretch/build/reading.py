@@ -8,7 +8,7 @@ import tvm
 
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
 from tvm_stretch.build.precision import PRECISIONS, WIDE_SUMS
-from tvm_stretch.frontend import load_network
+from tvm_stretch.frontend.load import WIDENED, load_network
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.progress import say
@@ -19,19 +19,22 @@ def read_network(
     shapes: Mapping[str, Sequence[int]] | None,
     precision: str = "float32",
     states: States | None = None,
+    widen: bool = False,
 ) -> tuple[tvm.IRModule, list[str]]:
-    """The network as canonical Relax, and remarks for people.
+    """The network as canonical Relax, and remarks for people; `widen` as in `load_network`.
 
     Raises:
         ModelError: the source is no network.
         UnsupportedError: it computes what we do not.
     """
     say("reading the network")
-    mod = load_network(source, shapes, states)
-    integers = describe_integers(mod["main"])
+    mod = load_network(source, shapes, states, widen)
+    notes = [describe_integers(mod["main"])]
+    if precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
+        notes.append("float16 is computed in float32, as not all processors have its arithmetic")
     # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
     if precision == PRECISIONS[0] or has_integers(mod["main"]):
-        return mod, [integers]
+        return mod, notes
     use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == WIDE_SUMS)
     mod = use_half(mod)
-    return mod, [integers, describe_halves(mod["main"])]
+    return mod, [*notes, describe_halves(mod["main"])]

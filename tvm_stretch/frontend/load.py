@@ -12,6 +12,7 @@ import tvm
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.files import open_regular, reason_of
 from tvm_stretch.frontend.network_limits import check_sizes
+from tvm_stretch.frontend.onnx_halves import widen_halves
 from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes
@@ -28,6 +29,9 @@ from tvm_stretch.progress import step
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+WIDENED = "widened"
+"""Attribute of ``main``: an ONNX network of float16 that is computed in float32."""
+
 Shapes = Mapping[str, Sequence[int]] | None
 
 
@@ -42,6 +46,7 @@ def load_network(
     source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
     shapes: Shapes = None,  # Shapes of inputs by name; they fix dynamic dimensions
     states: States | None = None,  # inputs that hold what outputs had after the last run
+    widen: bool = False,  # whether an ONNX network of float16 becomes one of float32
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
@@ -55,7 +60,7 @@ def load_network(
         InputError: ``shapes`` or ``states`` do not fit the network, or ``source`` is of another
             type.
     """
-    mod = _read(source, shapes)
+    mod = _read(source, shapes, widen)
     step()
     check_sizes(mod)
     with blaming(mod):
@@ -91,7 +96,7 @@ def load_trainable(
         return _trainable(mod)
 
 
-def _read(source: Any, shapes: Any) -> tvm.IRModule:
+def _read(source: Any, shapes: Any, widen: bool = False) -> tvm.IRModule:
     """A module with static shapes."""
     require_file(source)
     if shapes is not None and not isinstance(shapes, Mapping):
@@ -107,8 +112,11 @@ def _read(source: Any, shapes: Any) -> tvm.IRModule:
     if isinstance(source, str | Path | bytes | onnx.ModelProto):
         network = read_onnx(source)
         fix_shapes(network, shapes)
+        widened = widen and widen_halves(network)
         mod = import_onnx(network)
         mod["main"] = mod["main"].with_attr("output_names", network.outputs)
+        if widened:
+            mod["main"] = mod["main"].with_attr(WIDENED, 1)
         return mod
     # Torch's classes are asked by name: importing torch takes seconds.
     if type(source).__name__ == "ExportedProgram":

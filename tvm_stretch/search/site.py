@@ -87,6 +87,11 @@ class Site:
             placeable=[p for p in self.placeable if p.name != processor.name],
         )
 
+    @property
+    def lacks_half(self) -> bool:
+        """Whether a processor has no instructions for float16 arithmetic."""
+        return not all(processor.computes_half for processor in self.placeable)
+
     def in_precision(self, precision: str, quantised: bool) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
 
