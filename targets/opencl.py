@@ -18,7 +18,7 @@ from tvm.target import Target
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
-from tvm_stretch.ir.steps import WHY_NOT_ON_A_GPU, kind_of_steps
+from tvm_stretch.ir.steps import kind_of_steps, why_only_on_a_cpu
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.kernels.gpu.groups import QUAD
@@ -175,7 +175,7 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     if not isinstance(call.op, tvm.ir.Op):
         return None
     if device.type != "cpu" and (steps := kind_of_steps(call)) is not None:
-        return f"{steps}: {WHY_NOT_ON_A_GPU}"
+        return why_only_on_a_cpu(steps)
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"

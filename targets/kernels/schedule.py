@@ -21,6 +21,7 @@ from .hvx_stores import pack_stores
 from .hvx_table import table_nest
 from .machine import VectorMachine
 from .nan import take_nan
+from .nibbles import NIBBLES, write_nibbles
 from .recurrent import STEPS
 from .recurrent_nest import write_recurrence
 from .template import Template, read_template
@@ -76,8 +77,9 @@ def _schedule(
     if template is not None and fused is not None:
         written = _with_body(func, template.write(machine, fused))
         return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
-    if STEPS in (func.attrs or {}):
-        return _with_body(func, write_recurrence(func, machine))
+    for mark, write in _MARKED.items():
+        if mark in (func.attrs or {}):
+            return _with_body(func, write(func, machine))
     return _WITHOUT_TEMPLATE[machine.kind](func, machine)
 
 
@@ -100,6 +102,9 @@ def _on_gpu(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     assert machine.gpu is not None
     return schedule_items(func, machine.gpu)  # TVM combines partial results of work-items
 
+
+_MARKED = {STEPS: write_recurrence, NIBBLES: write_nibbles}
+"""What writes kernels that carry a mark, on any machine."""
 
 _WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_dsp, "gpu": _on_gpu}
 """What schedules kernels without a template, by kind of machine."""

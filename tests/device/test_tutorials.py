@@ -169,3 +169,10 @@ def test_an_npu(cache: str, tmp_path: Path) -> None:
     assert "steps, the same class: True" in text
     assert "nothing was measured here" in text
     assert (tmp_path / "net.so").stat().st_size > 0
+
+
+@pytest.mark.full  # more than ten seconds
+def test_language(cache: str) -> None:
+    pytest.importorskip("torch")
+    text = _run(cache, "11_language.py")
+    assert "all 64 tokens are equal to the reference's" in text

@@ -5,8 +5,8 @@
                                                    y.wide = Conv(x.wide, w: float32)
                                                    y = Cast(y.wide, float16)
 
-Without it, a processor would convert before and after every operator. Inputs and outputs keep their type;
-in between nothing is rounded to float16, so the answer has more digits.
+Without it, a processor would convert before and after every operator. Inputs and outputs keep their
+type; in between nothing is rounded to float16, so the answer has more digits.
 """
 
 from __future__ import annotations

@@ -143,8 +143,9 @@ class _Importer:
             results = evaluate(proto, node, expected)
             for array in results or ():
                 self.constants.add(node.label, array.shape)
-        if results is None and own and node.op in CONVERTERS:
-            results = self.convert(node)
+        name = node.op if own else f"{proto.domain}.{node.op}"
+        if results is None and name in CONVERTERS:
+            results = self.convert(node, name)
         if results is None:
             results = self.inline(proto, node)
         self.floats.see(node, results)
@@ -172,10 +173,10 @@ class _Importer:
         except Exception as error:
             raise node.refuse("graphs that fit its inputs and outputs", last_line(error)) from error
 
-    def convert(self, node: Node) -> tuple[Value, ...]:
-        """Translate ``node`` with its converter."""
+    def convert(self, node: Node, name: str) -> tuple[Value, ...]:
+        """Translate ``node`` with the converter of this name."""
         try:
-            result = CONVERTERS[node.op](node)
+            result = CONVERTERS[name](node)
             results = result if isinstance(result, tuple) else (result,)
             results = tuple(
                 v if isinstance(v, np.ndarray) else self.bind(v, node.name) for v in results

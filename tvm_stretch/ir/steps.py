@@ -1,10 +1,10 @@
-"""Operators with one sequential kernel, and their Relax calls.
+"""Operators whose kernel is written for a CPU, and their Relax calls.
 
     y = R.call_tir(lstm, (given, ..))          # attrs: {"kind": "recurrent.lstm", ..}
     places = R.call_tir(top_k, (x,))           # attrs: {"kind": "ordering.top_k"}
 
-The PrimFunc consists of plain loops, which stock TVM can run. Each step depends on the previous
-one, so the kernel cannot use the work-items of a GPU and runs on a CPU.
+The PrimFunc consists of plain loops, which stock TVM can run. In most of them each step depends on
+the previous one, so the kernel cannot use the work-items of a GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from tvm import relax, tirx
 
 KIND = "kind"
 """The attribute of a `relax.call_tir` call that `ir.operators.kind_of` returns."""
-
-WHY_NOT_ON_A_GPU = "its steps need each other, so a GPU would compute them on one work-item"
 
 
 def steps_call(
@@ -34,6 +32,13 @@ def steps_call(
     call = relax.call_tir(var, list(operands), result)
     attrs = tvm.ir.make_node("ir.DictAttrs", **{KIND: kind, **described})
     return relax.Call(call.op, call.args, attrs, call.ty_args)
+
+
+def why_only_on_a_cpu(kind: str) -> str:
+    """Why the operator of this kind runs on no GPU and no DSP."""
+    if kind.startswith("matmul."):
+        return f"{kind}: its kernel is written for the vectors of a CPU"
+    return f"{kind}: its steps need each other, so one work-item would compute them"
 
 
 def kind_of_steps(call: Any) -> str | None:

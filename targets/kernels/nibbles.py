@@ -1,0 +1,286 @@
+"""Products with weights of 4 bits in blocks: the kernel makes floats of them in registers.
+
+    y = R.call_tir(nibbles, (x, weight, scale, offset))     # attrs: {"kind": "matmul.nibbles"}
+
+    for tile of outputs, tile of rows:
+      for block of inputs:                       # 32 or 128 inputs that share a scale per output
+        acc = 0                                  # vectors of outputs, in registers
+        for pair of inputs:                      # a byte holds both weights of an output
+          acc += x[k] * float(byte & 15);  acc += x[k + 1] * float(byte >> 4)
+        y += scale * acc + offset * sum(x of the block)
+
+A decoder reads each weight once for each token, so its time is that of reading the weights: 4 bits
+are an eighth of float32. The offset is ``-scale * zero point``, so zero points cost one addition in
+a block. Weights lie as the kernel reads them, in blocks of `UNITS` outputs, padded with zeros.
+
+The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_stretch.ir.codec import from_text, to_text
+from tvm_stretch.ir.expressions import constant
+from tvm_stretch.ir.steps import steps_call
+
+from .accumulators import Accumulators, Sum
+from .loops import (
+    PARALLEL,
+    SERIAL,
+    balanced,
+    block,
+    const,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    within,
+)
+from .machine import VectorMachine
+
+NIBBLES = "tvm_stretch.nibbles"
+"""The attribute of PrimFuncs that `write_nibbles` schedules: text of the `Nibbles`."""
+
+UNITS = 16
+"""Outputs per block of weights: a multiple of every vector width."""
+
+
+@dataclass(frozen=True)
+class Nibbles:
+    """One product: its rows, inputs and outputs, and how many inputs share a scale."""
+
+    rows: int
+    depth: int  # even
+    outputs: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of inputs; the last one may be shorter."""
+        return -(-self.depth // self.block)
+
+    @property
+    def units(self) -> int:
+        """Blocks of outputs."""
+        return -(-self.outputs // UNITS)
+
+
+def pack(values: np.ndarray) -> np.ndarray:
+    """Weights of (outputs, inputs), each below 16, as the kernel reads them."""
+    outputs, depth = values.shape
+    padded = np.zeros((-(-outputs // UNITS) * UNITS, depth), "uint8")
+    padded[:outputs] = values
+    pairs = padded[:, 0::2] | padded[:, 1::2] << 4
+    return pairs.reshape(-1, UNITS, depth // 2).transpose(0, 2, 1)
+
+
+def by_unit(values: np.ndarray) -> np.ndarray:
+    """Scales or offsets of (outputs, blocks of inputs) as the kernel reads them."""
+    outputs, blocks = values.shape
+    padded = np.zeros((-(-outputs // UNITS) * UNITS, blocks), "float32")
+    padded[:outputs] = values
+    return padded.reshape(-1, UNITS, blocks).transpose(0, 2, 1)
+
+
+def nibbles_call(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,  # (rows, inputs) of float32
+    values: np.ndarray,  # the weights, (outputs, inputs), each below 16
+    scale: np.ndarray,  # (outputs, blocks of inputs)
+    zero: np.ndarray,  # the zero points, in the same shape
+    size: int,  # inputs of a block
+) -> relax.Call:
+    """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
+    rows, depth = (int(d) for d in x.ty.shape.values)
+    own = Nibbles(rows, depth, len(values), size)
+    offset = -scale.astype("float32") * zero.astype("float32")
+    constants = [pack(values), by_unit(scale), by_unit(offset)]
+    result = relax.TensorType((rows, own.outputs), "float32")
+    kernel = _kernel(own)
+    return steps_call(bb, "matmul.nibbles", kernel, [x, *map(constant, constants)], result)
+
+
+def _long(*values: int) -> list[Expr]:
+    return [tirx.const(value, "int64") for value in values]
+
+
+def _kernel(own: Nibbles) -> tirx.PrimFunc:
+    """The product as one sum over all inputs."""
+    shapes: dict[str, tuple[Sequence[int], str]] = {
+        "x": ((own.rows, own.depth), "float32"),
+        "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
+        "scale": ((own.units, own.blocks, UNITS), "float32"),
+        "offset": ((own.units, own.blocks, UNITS), "float32"),
+        "y": ((own.rows, own.outputs), "float32"),
+    }
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        x, weight, scale, offset, y = (
+            T.arg(name, tirx.decl_buffer(_long(*shape), dtype, name))
+            for name, (shape, dtype) in shapes.items()
+        )
+        with T.grid(*_long(own.rows, own.outputs, own.depth)) as axes, T.sblock("nibbles"):
+            row, n, k = T.axis.remap("SSR", list(axes))
+            with T.init():
+                T.buffer_store(y, tirx.const(0, "float32"), [row, n])
+            unit, lane, part = n // UNITS, n % UNITS, k // own.block
+            pair = weight[unit, k // 2, lane].astype("int32")
+            value = tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
+            factor = scale[unit, part, lane] * value + offset[unit, part, lane]
+            T.buffer_store(y, y[row, n] + x[row, k] * factor, [row, n])
+    return builder.get().with_attr(NIBBLES, to_text(own))
+
+
+# --- the loop nest --------------------------------------------------------------------------------
+
+_ROWS = 4
+"""Most rows of a tile, which share the conversion of a weight."""
+
+_VECTORS = 8
+"""Vectors of sums of a tile: enough for the latency of multiply-adds, few enough for registers."""
+
+
+def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
+    """The scheduled body of a PrimFunc of this file."""
+    own = from_text(Nibbles, str(func.attrs[NIBBLES]))
+    return _Nest(own, min(machine.plain.lanes, UNITS), machine.threads, *func.params).written()
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """The loops; the names of tensors are those of `_kernel`."""
+
+    own: Nibbles
+    width: int  # lanes of a vector
+    threads: int
+    x: tirx.Buffer
+    weight: tirx.Buffer
+    scale: tirx.Buffer
+    offset: tirx.Buffer
+    y: tirx.Buffer
+
+    def written(self) -> tirx.Stmt:
+        """The sums of all blocks of inputs first, then all tiles."""
+        own = self.own
+        sums = scratch("sums", own.rows, own.blocks)
+        parts, start = [self.input_sums(sums)], 0
+        for count in balanced(own.rows, _ROWS):
+            parts.append(self.tiles(sums, start, count))
+            start += count
+        return within([sums], parts)
+
+    def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
+        """``sums[row, part] = sum of the inputs of the part``."""
+
+        def part(row: Expr, index: Expr | int, count: int) -> tirx.Stmt:
+            place = [row, const(index)]
+            begin = store(sums, tirx.const(0, "float32"), *place)
+
+            def add(k: Expr) -> tirx.Stmt:
+                read = load(self.x, row, const(index) * self.own.block + k)
+                return store(sums, load(sums, *place) + read, *place)
+
+            return block([begin, loop(count, add, "k")])
+
+        whole, rest = divmod(self.own.depth, self.own.block)
+
+        def row(r: Expr) -> tirx.Stmt:
+            found = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
+            return block(found + ([part(r, whole, rest)] if rest else []))
+
+        return loop(self.own.rows, row, "row")
+
+    def tiles(self, sums: tirx.Buffer, start: int, rows: int) -> tirx.Stmt:
+        """All outputs of some rows; each thread computes a range of them."""
+        whole, rest = divmod(self.own.outputs, UNITS)
+        kind = PARALLEL if self.threads > 1 else SERIAL
+        parts, first = [], 0
+        for count, width in _runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
+
+            def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
+                return self.tile(sums, (first + i * width, width), (start, rows), UNITS)
+
+            parts.append(loop(count, tile, "tile", kind))
+            first += count * width
+        if rest:
+            parts.append(self.tile(sums, (const(whole), 1), (start, rows), rest))
+        return block(parts)
+
+    def tile(
+        self,
+        sums: tirx.Buffer,
+        units: tuple[Expr, int],  # the first block of outputs, and how many
+        rows: tuple[int, int],  # the first row, and how many
+        kept: int,  # outputs of the last block that there are
+    ) -> tirx.Stmt:
+        """The sums of some blocks of outputs for some rows."""
+        own, (start, count), each = self.own, rows, UNITS // self.width
+        total = Accumulators(count, units[1] * each, self.width)
+
+        def place(o: Expr, v: Expr) -> tuple[Expr, Expr]:
+            return units[0] + o // each, o % each * self.width + v
+
+        def part(index: Expr | int, inputs: int) -> tirx.Stmt:
+            number = const(index)
+            acc = Accumulators(count, units[1] * each, self.width)
+
+            def pair(j: Expr) -> tirx.Stmt:
+                k = number * own.block + 2 * j
+
+                def product(p: Expr, o: Expr, v: Expr, high: int) -> Expr:
+                    unit, lane = place(o, v)
+                    both = load(self.weight, unit, number * (own.block // 2) + j, lane)
+                    bits = both.astype("int32")
+                    own_bits = bits >> 4 if high else bits & 15
+                    return load(self.x, start + p, k + high) * own_bits.astype("float32")
+
+                low = acc.add(lambda p, o, v: product(p, o, v, 0))
+                return block([*low, *acc.add(lambda p, o, v: product(p, o, v, 1))])
+
+            def scaled(one: Sum, v: Expr) -> Expr:
+                unit, lane = place(one.block, v)
+                shift = load(self.offset, unit, number, lane)
+                factor = load(self.scale, unit, number, lane)
+                shifts = shift * load(sums, start + one.pixel, number)
+                return factor * one.value(v) + shifts
+
+            steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *_added(total, acc, scaled)]
+            return within(acc.buffers, steps)
+
+        def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+            unit, lane = place(o, v)
+            stored = store(self.y, value, start + p, unit * UNITS + lane)
+            return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
+
+        whole, rest = divmod(own.depth, own.block)
+        parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []
+        parts += [part(whole, rest)] if rest else []
+        return within(total.buffers, [*total.start(), *parts, *total.each(keep)])
+
+
+def _runs(total: int, largest: int) -> list[tuple[int, int]]:
+    """Tiles of at most ``largest`` units as runs of equal ones: how many, and of how many units."""
+    sizes = balanced(total, largest) if total else []
+    return [(len(list(run)), size) for size, run in itertools.groupby(sizes)]
+
+
+def _added(
+    total: Accumulators, acc: Accumulators, value: Callable[[Sum, Expr], Expr]
+) -> list[tirx.Stmt]:
+    """Add a function of each sum of one tile to the same sum of another tile of its shape."""
+
+    def add(one: Sum) -> tirx.Stmt:
+        number = next(i for i, b in enumerate(acc.buffers) if b.same_as(one.buffer))
+        other = replace(one, buffer=total.buffers[number])
+        return lanes(acc.count, lambda v: other.set(v, other.value(v) + value(one, v)))
+
+    return acc.sums(add)

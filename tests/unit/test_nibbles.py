@@ -1,0 +1,164 @@
+"""Products with weights of 4 bits in blocks: the kernel, ONNX Runtime's operator, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from cpu_targets import TARGET
+from onnx import TensorProto, helper, numpy_helper
+from relax_helpers import run
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.nibbles import by_unit, nibbles_call, pack
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+
+
+def weights(outputs: int, depth: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random weights, scales and zero points."""
+    rng = np.random.default_rng(outputs)
+    blocks = -(-depth // size)
+    return (
+        rng.integers(0, 16, (outputs, depth), dtype="uint8"),
+        rng.uniform(0.5, 1, (outputs, blocks)).astype("float32"),
+        rng.integers(0, 16, (outputs, blocks), dtype="uint8"),
+    )
+
+
+def expected(x: np.ndarray, values: np.ndarray, scale: Any, zero: Any, size: int) -> np.ndarray:
+    """The product in float64."""
+    depth = values.shape[1]
+    factor, offset = (np.repeat(part, size, axis=1)[:, :depth] for part in (scale, zero))
+    weight = (values.astype("float64") - offset) * factor
+    return x.astype("float64") @ weight.T
+
+
+def bound(x: np.ndarray, depth: int) -> float:
+    """Of the rounding of sums with terms of at most 15: both the products and the offsets."""
+    return 2.0**-22 * depth * 15 * float(np.abs(x).max())
+
+
+def nbits(
+    rows: int,
+    values: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    size: int,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """A network of one `MatMulNBits`."""
+    outputs, depth = values.shape
+    blocks = scale.shape[1]
+    padded = np.zeros((outputs, blocks * size), "uint8")
+    padded[:, :depth] = values
+    packed = (padded[:, 0::2] | padded[:, 1::2] << 4).reshape(outputs, blocks, size // 2)
+    arrays = {"B": packed, "scales": scale.ravel()}
+    if zero is not None:
+        even = np.zeros((outputs, blocks + blocks % 2), "uint8")
+        even[:, :blocks] = zero
+        arrays["zeros"] = (even[:, 0::2] | even[:, 1::2] << 4).ravel()
+    given = {"K": depth, "N": outputs, "bits": 4, "block_size": size, **attrs}
+    node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], domain="com.microsoft", **given)
+    graph = helper.make_graph(
+        [node],
+        "nbits",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, rows, depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, rows, outputs])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=domains)
+    model.ir_version = 8
+    return model
+
+
+def test_weights_lie_as_the_kernel_reads_them() -> None:
+    values = np.arange(20 * 4, dtype="uint8").reshape(20, 4) % 16
+    packed = pack(values)
+    assert packed.shape == (2, 2, 16)
+    assert packed[1, 0, 3] == values[19, 0] | values[19, 1] << 4
+    assert not packed[1, :, 4:].any()
+    assert by_unit(np.arange(20.0).reshape(20, 1))[1, 0, 3] == 19
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "depth", "size"),
+    [(1, 16, 32, 32), (1, 150, 96, 32), (3, 33, 64, 32), (6, 16, 40, 32), (1, 5, 130, 128)],
+)
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_the_kernel_computes_the_plain_sum(
+    rows: int, outputs: int, depth: int, size: int, lanes: int
+) -> None:
+    values, scale, zero = weights(outputs, depth, size)
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            call = nibbles_call(bb, x, values, scale, zero, size)
+            result = bb.emit_output(bb.normalize(call))
+        bb.emit_func_output(result)
+    mod = bb.get()
+    machine = dataclasses.replace(cpu_processor(TARGET, 1).machine, lanes=lanes)
+    scheduled = tvm.IRModule(
+        {
+            var: func if isinstance(func, relax.Function) else schedule_kernel(func, machine)
+            for var, func in mod.functions.items()
+        }
+    )
+    given = np.random.default_rng(1).standard_normal((rows, depth)).astype("float32")
+    wanted = expected(given, values, scale, zero, size)
+    for one in (mod, scheduled):
+        np.testing.assert_allclose(run(one, given)[0], wanted, rtol=0, atol=bound(given, depth))
+
+
+@pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])
+@pytest.mark.parametrize(("rows", "with_zeros"), [(1, True), (1, False), (5, True)])
+def test_the_answer_is_onnx_runtimes(targets: list[str], rows: int, with_zeros: bool) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    values, scale, zero = weights(48, 96, 32)
+    model = nbits(rows, values, scale, zero if with_zeros else None, 32)
+    x = np.random.default_rng(2).standard_normal((1, rows, 96)).astype("float32")
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    compiled = ts.compile(model, targets, cpu_threads=1)
+    assert any("nibbles" in node.kernel for node in compiled.graph.nodes)
+    assert compiled.graph.weights_bytes < 48 * 96 * 4 / 2, "the weights keep their 4 bits"
+    np.testing.assert_allclose(
+        compiled(x), session.run(None, {"x": x})[0], rtol=0, atol=2 * bound(x, 96)
+    )
+
+
+def test_threads_share_the_outputs() -> None:
+    values, scale, zero = weights(150, 64, 32)
+    model = nbits(1, values, scale, zero, 32)
+    x = np.random.default_rng(2).standard_normal((1, 1, 64)).astype("float32")
+    one, two = (ts.compile(model, cpu_threads=count)(x) for count in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [
+        ({"bits": 8}, "weights of 4 bits .* got 8"),
+        ({"K": 64}, r"K as the input has it.* got K=64"),
+        ({"N": 47}, "47 x 48 numbers .* got shape"),
+        ({"block_size": 24}, "block_size a power of 2"),
+        ({"block_size": 0}, "block_size a power of 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(attrs: dict[str, int], message: str) -> None:
+    with pytest.raises((ModelError, UnsupportedError), match=message):
+        ts.compile(nbits(1, *weights(48, 96, 32), 32, **attrs))
+
+
+def test_scales_that_are_no_numbers_are_refused() -> None:
+    values, scale, zero = weights(48, 96, 32)
+    scale[3, 1] = np.nan
+    with pytest.raises(ModelError, match="expected finite scales"):
+        ts.compile(nbits(1, values, scale, zero, 32))

@@ -1,0 +1,81 @@
+"""Products whose weights ONNX Runtime's tools quantised in blocks: `MatMulNBits`.
+
+y = com.microsoft.MatMulNBits(x, B, scales, zero_points)       # B: two weights of 4 bits a byte
+->
+y = R.call_tir(nibbles, (x, weight, scale, offset))            # `targets/kernels/nibbles.py`
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.errors import ModelError
+from tvm_stretch.frontend.onnx_node import Node, converter
+from tvm_stretch.ir.expressions import constant
+from tvm_stretch.targets.kernels.nibbles import nibbles_call
+
+_MIDDLE = 8
+"""The zero point where none is given."""
+
+
+@converter("com.microsoft.MatMulNBits")
+def _matmul(node: Node) -> relax.Expr:
+    depth, outputs, size = (int(node.attr(name, 0)) for name in ("K", "N", "block_size"))
+    if int(node.attr("bits", 4)) != 4:
+        raise node.refuse("weights of 4 bits", f"{node.attr('bits', 4)}")
+    if size < 16 or size & (size - 1) or node.shape()[-1:] != [depth] or outputs < 1:
+        raise node.refuse(
+            "K as the input has it, N above 0 and block_size a power of 2 from 16 on",
+            f"K={depth}, N={outputs}, block_size={size} for an input of {node.shape()}",
+        )
+    blocks = -(-depth // size)
+    values = _unpacked(node, 1, "weights", outputs, blocks * size)[:, :depth]
+    scale = _of(node, node.const(2, "scales"), outputs, blocks).astype("float32")
+    if not np.isfinite(scale).all():
+        raise ModelError(f"expected finite scales for {node.label}, got NaN or infinity")
+    if node.has(4):
+        order = node.const(4, "g_idx").ravel()
+        if not np.array_equal(order[:depth], np.arange(depth) // size):
+            raise node.refuse("inputs in the order of their blocks", "another g_idx")
+    zero = np.full((outputs, blocks), _MIDDLE, "float32")
+    if node.has(3) and node.dtype(3) == "uint8":
+        zero = _unpacked(node, 3, "zero points", outputs, blocks + blocks % 2)[:, :blocks]
+    elif node.has(3):
+        zero = _of(node, node.const(3, "zero points"), outputs, blocks)
+    shape = node.shape()
+    x = node.emit(relax.op.reshape(node[0], (prod(shape[:-1]), depth)))
+    y = node.emit(_product(node, x, values, scale, zero.astype("float32"), size))
+    y = node.emit(relax.op.reshape(y, (*shape[:-1], outputs)))
+    return relax.op.add(y, node[5]) if node.has(5) else y
+
+
+def _product(
+    node: Node,
+    x: relax.Expr,
+    values: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray,
+    size: int,
+) -> relax.Expr:
+    """By the kernel; with floats for what it does not take: an odd depth, other types."""
+    if values.shape[1] % 2 == 0 and node.dtype() == "float32":
+        return nibbles_call(node.bb, x, values, scale, zero, size)
+    depth = values.shape[1]
+    factor, offset = (np.repeat(part, size, axis=1)[:, :depth] for part in (scale, zero))
+    weight = (values - offset) * factor
+    return relax.op.matmul(x, constant(weight.T.astype(node.dtype())))
+
+
+def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:
+    """Numbers of 4 bits, ``count`` for each output, the lower half of a byte first."""
+    packed = _of(node, node.const(index, what), outputs, count // 2)
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(outputs, count)
+
+
+def _of(node: Node, array: np.ndarray, outputs: int, count: int) -> np.ndarray:
+    if array.size != outputs * count:
+        raise node.refuse(f"{outputs} x {count} numbers", f"shape {[*array.shape]}")
+    return array.reshape(outputs, count)
