@@ -10,8 +10,10 @@
         y += scale * acc + offset * sum(x of the block)
 
 A decoder reads each weight once for each token, so its time is that of reading the weights: 4 bits
-are an eighth of float32. The offset is ``-scale * zero point``, so zero points cost one addition in
-a block. Weights lie as the kernel reads them, in blocks of `UNITS` outputs, padded with zeros.
+are an eighth of float32. With many rows, products take the time, so the weights of one block of
+outputs become floats once, in the cache, and all rows are multiplied with them. The offset is
+``-scale * zero point``, so zero points cost one addition in a block. Weights lie as the kernel
+reads them, in blocks of `UNITS` outputs, padded with zeros.
 
 The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
 """
@@ -143,7 +145,10 @@ def _kernel(own: Nibbles) -> tirx.PrimFunc:
 # --- the loop nest --------------------------------------------------------------------------------
 
 _ROWS = 4
-"""Most rows of a tile, which share the conversion of a weight."""
+"""Most rows that are multiplied as the weights become floats."""
+
+_SHARING = 6
+"""Rows of a tile whose weights are floats: with two vectors of outputs they fill 16 registers."""
 
 _VECTORS = 8
 """Vectors of sums of a tile: enough for the latency of multiply-adds, few enough for registers."""
@@ -152,7 +157,7 @@ _VECTORS = 8
 def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The scheduled body of a PrimFunc of this file."""
     own = from_text(Nibbles, str(func.attrs[NIBBLES]))
-    return _Nest(own, min(machine.plain.lanes, UNITS), machine.threads, *func.params).written()
+    return _Nest(own, min(machine.plain.lanes, UNITS), machine, *func.params).written()
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class _Nest:
 
     own: Nibbles
     width: int  # lanes of a vector
-    threads: int
+    machine: VectorMachine
     x: tirx.Buffer
     weight: tirx.Buffer
     scale: tirx.Buffer
@@ -169,14 +174,66 @@ class _Nest:
     y: tirx.Buffer
 
     def written(self) -> tirx.Stmt:
-        """The sums of all blocks of inputs first, then all tiles."""
+        """Few rows by blocks of inputs, many rows by blocks of outputs."""
         own = self.own
+        if own.rows > _ROWS:
+            kind = PARALLEL if self.machine.threads > 1 else SERIAL
+            whole, rest = divmod(own.outputs, UNITS)
+            parts = (
+                [loop(whole, lambda unit: self.unit(unit, UNITS), "unit", kind)] if whole else []
+            )
+            return block(parts + ([self.unit(const(whole), rest)] if rest else []))
         sums = scratch("sums", own.rows, own.blocks)
-        parts, start = [self.input_sums(sums)], 0
-        for count in balanced(own.rows, _ROWS):
-            parts.append(self.tiles(sums, start, count))
-            start += count
-        return within([sums], parts)
+        return within([sums], [self.input_sums(sums), self.tiles(sums, 0, own.rows)])
+
+    def unit(self, unit: Expr, kept: int) -> tirx.Stmt:
+        """One block of outputs of all rows; ``kept`` are its outputs that there are."""
+        own, vectors = self.own, UNITS // self.width
+        floats = scratch("floats", own.depth, UNITS)
+
+        def both(pair: Expr) -> tirx.Stmt:
+            part = pair // (own.block // 2)
+
+            def vector(o: Expr, high: int) -> tirx.Stmt:
+                def lane(v: Expr) -> tirx.Stmt:
+                    place = o * self.width + v
+                    bits = load(self.weight, unit, pair, place).astype("int32")
+                    number = (bits >> 4 if high else bits & 15).astype("float32")
+                    factor = load(self.scale, unit, part, place)
+                    value = factor * number + load(self.offset, unit, part, place)
+                    return store(floats, value, 2 * pair + high, place)
+
+                return lanes(self.width, lane)
+
+            return loop(vectors, lambda o: block([vector(o, 0), vector(o, 1)]), "vector")
+
+        def tile(start: Expr, count: int) -> tirx.Stmt:
+            acc = Accumulators(count, vectors, self.width)
+            products = acc.add_products(
+                range(count),
+                lambda p, k: load(self.x, start + p, k),
+                lambda k, o, v: load(floats, k, o * self.width + v),
+                own.depth,
+                self.machine.broadcast_operand,
+            )
+            stores = acc.each(lambda p, o, v, y: self.keep(y, start + p, unit, o, v, kept))
+            return within(acc.buffers, [*acc.start(), products, *stores])
+
+        runs, start = [], 0
+        for repeats, count in _runs(own.rows, _SHARING if self.width < UNITS else 2 * _SHARING):
+
+            def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
+                return tile(start + i * count, count)
+
+            runs.append(loop(repeats, run, "rows"))
+            start += repeats * count
+        return within([floats], [loop(own.depth // 2, both, "pair"), *runs])
+
+    def keep(self, value: Expr, row: Expr, unit: Expr, o: Expr, v: Expr, kept: int) -> tirx.Stmt:
+        """Store one output, unless it is one of those that fill the last block."""
+        lane = o * self.width + v
+        stored = store(self.y, value, row, unit * UNITS + lane)
+        return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
 
     def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
         """``sums[row, part] = sum of the inputs of the part``."""
@@ -202,7 +259,7 @@ class _Nest:
     def tiles(self, sums: tirx.Buffer, start: int, rows: int) -> tirx.Stmt:
         """All outputs of some rows; each thread computes a range of them."""
         whole, rest = divmod(self.own.outputs, UNITS)
-        kind = PARALLEL if self.threads > 1 else SERIAL
+        kind = PARALLEL if self.machine.threads > 1 else SERIAL
         parts, first = [], 0
         for count, width in _runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
 
@@ -257,9 +314,7 @@ class _Nest:
             return within(acc.buffers, steps)
 
         def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            unit, lane = place(o, v)
-            stored = store(self.y, value, start + p, unit * UNITS + lane)
-            return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
+            return self.keep(value, start + p, units[0] + o // each, o % each, v, kept)
 
         whole, rest = divmod(own.depth, own.block)
         parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []

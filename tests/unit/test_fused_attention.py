@@ -129,3 +129,32 @@ def test_shares_that_others_read_stay() -> None:
 
     mod = module(body, (2, 9, 12), (2, 12, 17), (2, 17, 16))
     assert "attention" not in names(mod)
+
+
+def shared_keys(masks: int = 1) -> tvm.IRModule:
+    """One query of six heads, two of which share keys and values, as exporters write it."""
+
+    def repeated(x: relax.Expr, width: int) -> relax.Expr:
+        emit = relax.BlockBuilder.current().emit
+        wide = emit(op.broadcast_to(emit(op.expand_dims(x, 2)), (1, 3, 2, 17, width)))
+        return emit(op.reshape(wide, (1, 6, 17, width)))
+
+    def body(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        keys = relax.BlockBuilder.current().emit(op.permute_dims(repeated(k, 12), [0, 1, 3, 2]))
+        scores = op.add(op.matmul(q, keys), random_const(1, masks, 1, 17))
+        return op.matmul(nn.softmax(scores), repeated(v, 16))
+
+    return module(body, (1, 6, 1, 12), (1, 3, 17, 12), (1, 3, 17, 16))
+
+
+def test_heads_that_share_keys_are_queries_of_one_head() -> None:
+    mod = shared_keys()
+    text = BlockChannels({"cpu": AVX2})(mod).script()
+    assert names(mod) == ["attention"]
+    assert "broadcast_to" not in text and "permute_dims" not in text
+
+
+def test_heads_with_masks_of_their_own_keep_their_keys() -> None:
+    mod = shared_keys(masks=6)
+    assert names(mod) == ["attention"]
+    assert "broadcast_to" in BlockChannels({"cpu": AVX2})(mod).script()

@@ -6,7 +6,8 @@ y = matmul(softmax(add(multiply(matmul(q, k), scale), mask)), v)   ->   Attentio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from tvm import relax
 from tvm.ir import GenericConst
@@ -18,10 +19,16 @@ from tvm_stretch.targets.kernels.attention import FEW_QUERIES, AttentionShape
 
 @dataclass(frozen=True)
 class Attention:
-    """The operands of an attention, and its shape."""
+    """The operands of an attention, and its shape, in which operands may have to be reshaped."""
 
     operands: tuple[relax.Expr, ...]
     shape: AttentionShape
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each operand."""
+        own = self.shape
+        return [own.q, own.k, own.v, *([own.mask] if own.mask is not None else [])]
 
 
 class AttentionReader:
@@ -77,7 +84,47 @@ class AttentionReader:
         of_q, of_k, of_v, *of_mask = (tuple(shape_of(x)) for x in (q, k, v, *masks))
         mask = of_mask[0] if of_mask else None
         shape = AttentionShape(of_q, of_k, of_v, mask, scale, before is not None)
-        return Attention((q, k, v, *masks), shape)
+        found = Attention((q, k, v, *masks), shape)
+        return (self.grouped(found) or found) if before is not None else found
+
+    def grouped(self, found: Attention) -> Attention | None:
+        """One query of several heads that share keys and values, as several queries of one head.
+
+        Keys and values are read where they were before they were repeated for each head.
+        """
+        (q, k, v, *masks), own = found.operands, found.shape
+        keys, values = self.repeated(k), self.repeated(v)
+        if keys is None or values is None or own.q[-2] != 1 or keys[1] != values[1]:
+            return None
+        if not len(own.q) == len(own.k) == len(own.v) or own.q[-3] != own.k[-3]:
+            return None
+        if own.mask is not None and prod(own.mask[-3:-1]) != 1:
+            return None  # heads have masks of their own
+        *stack, heads, _, depth = own.q
+        groups = heads // keys[1]
+        shape = replace(
+            own,
+            q=(*stack, groups, keys[1], depth),
+            k=(*stack, groups, *own.k[-2:]),
+            v=(*stack, groups, *own.v[-2:]),
+        )
+        return Attention((q, keys[0], values[0], *masks), shape)
+
+    def repeated(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
+        """What a value holds of each head several times in succession, and how often."""
+        view = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        if view is None or kind_of(view) != "reshape":
+            return None
+        wide = self.definitions.get(view.args[0]) if isinstance(view.args[0], relax.Var) else None
+        if wide is None or kind_of(wide) != "broadcast_to":
+            return None
+        if len(shape_of(wide)) < 4:
+            return None
+        *stack, groups, times, rows, width = shape_of(wide)
+        one = [*stack, groups, 1, rows, width]
+        if shape_of(wide.args[0]) != one or shape_of(x) != [*stack, groups * times, rows, width]:
+            return None
+        return wide.args[0], times
 
     def untransposed(self, x: relax.Expr) -> relax.Expr | None:
         """The value whose last two axes are exchanged in ``x``."""

@@ -207,7 +207,14 @@ class Rewriter(Layouts):
         if found is None or template is None:
             return None
         operands = self.plain(relax.Tuple(found.operands)).fields
-        return Value(tuple(shape_of(call)), plain=template.call(self.bb, *operands))
+        views = [self._view(x, shape) for x, shape in zip(operands, found.shapes, strict=True)]
+        made = template.call(self.bb, *views)
+        shape = tuple(shape_of(call))
+        return Value(shape, plain=self._view(made, shape), named=made)
+
+    def _view(self, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+        """``x`` in another shape, if it has another one."""
+        return x if tuple(shape_of(x)) == shape else self.bb.emit(relax.op.reshape(x, shape))
 
     def _softmax(self, call: relax.Call) -> Value | None:
         """The template expects one axis after the softmax axis, so several are merged by views."""
