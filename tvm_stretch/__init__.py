@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tvm_stretch.runtime.meters import Meter
     from tvm_stretch.runtime.model import Model, load
     from tvm_stretch.search.objective import Objective
+    from tvm_stretch.stretching.compress import compress
     from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "UnsupportedError",
     "compare",
     "compile",
+    "compress",
     "connect",
     "load",
     "plan_for",
@@ -87,6 +89,7 @@ __all__ = [
 _MODULES = ("problems", "results", "stretching", "training", "tune")
 _LAZY = {
     "compare": "tvm_stretch.differences",
+    "compress": "tvm_stretch.stretching.compress",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Counter": "tvm_stretch.ir.states",

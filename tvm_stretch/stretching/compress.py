@@ -1,0 +1,150 @@
+"""``compress()``: fewer channels, factors of low rank, weights fitted again; to be compiled.
+
+    small = ts.compress("resnet18.onnx", prune=0.3, low_rank=0.6, data=images)
+    model = ts.compile(small, targets=["llvm", "opencl"])
+
+    given ──prune──> fitted to the given one ──low rank──> fitted to the pruned one ──> quantised
+
+Each step is a pass, and its result is fitted to the network before it: layer by layer by least
+squares (`training.imitate`), then by gradient descent on all layers (`training.refine`). Neither
+needs labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+
+from tvm_stretch.compiling import compiling
+from tvm_stretch.errors import InputError
+from tvm_stretch.files import is_finite
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.named_arguments import named_arguments
+from tvm_stretch.passes.low_rank import low_rank as decompose
+from tvm_stretch.passes.prune_channels import prune_channels
+from tvm_stretch.plan.sources import Source
+from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.training import TrainableNetwork, imitate, load_torch, refine, to_torch
+
+_MOST = 0.95
+_IMITATED = 512
+"""Images for the fit layer by layer, which computes them as one batch."""
+
+_HELD = 5
+"""One of this number of images is held out of the fit."""
+
+_Step = Callable[[tvm.IRModule, float], tuple[tvm.IRModule, dict[str, Source]]]
+
+
+@named_arguments
+def compress(
+    source: object,
+    *,
+    prune: float | None = None,
+    low_rank: float | None = None,
+    data: Any = None,
+    steps: int = 400,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> tvm.IRModule:
+    """A smaller network that computes nearly the same.
+
+    Args:
+        source: as for ``ts.compile``, in float32.
+        prune: the share of channels that go. Channels that a sum joins go together. The smallest
+            ones go; with `data` inside blocks those that contribute the least to the next layer.
+        low_rank: the share of its multiply-adds that each convolution keeps as a product of two or
+            three convolutions.
+        data: typical inputs, an array of some hundreds or thousands; without them weights are cut
+            and factorised, but not fitted.
+        steps: of gradient descent for each step of compression; 0 for the fit layer by layer alone.
+        shapes: as for ``ts.compile``.
+        progress: as for ``ts.compile``.
+
+    Returns:
+        A Relax module, for ``ts.compile``.
+
+    Raises:
+        InputError: a share is none, or `data` are no images of the network.
+        UnsupportedError: no channel can go, or no convolution has factors that are cheaper.
+    """
+    wanted: list[tuple[str, float | None, _Step]] = [
+        ("prune", prune, prune_channels),
+        ("low_rank", low_rank, decompose),
+    ]
+    passes: list[tuple[str, float, _Step]] = []
+    for name, share, step in wanted:
+        if share is None:
+            continue
+        if not (is_finite(share) and 0 < share <= _MOST):
+            raise InputError(
+                f"expected a share above 0 and up to {_MOST} for {name}, got {share!r}; 0.3 is a "
+                "beginning"
+            )
+        passes.append((name, share, step))
+    if not passes:
+        raise InputError("expected prune or low_rank for compress, got neither; prune=0.3 begins")
+    if type(steps) is not int or steps < 0:
+        raise InputError(f"expected steps of 0 or more, got {steps!r}; 400 suit small images")
+    with reporting(progress), compiling():
+        mod = load_trainable(source, shapes)
+        images = None if data is None else _images(mod, data)
+        for name, share, step in passes:
+            say(f"{name} {share:g}")
+            smaller, sources = step(mod, share)
+            mod = smaller if images is None else _fitted(smaller, sources, mod, images, steps)
+        return mod
+
+
+def _fitted(
+    mod: tvm.IRModule,
+    sources: dict[str, Source],
+    before: tvm.IRModule,
+    images: np.ndarray,
+    steps: int,
+) -> tvm.IRModule:
+    """The network with weights that bring it near to the one before, or as it was if none do.
+
+    Where many channels of a sum are gone, a fit may end farther from the network before than the
+    weights that were cut: images that the fit never saw decide.
+    """
+    net, teacher = to_torch(mod, sources=sources), to_torch(before)
+    held = max(1, len(images) // _HELD)
+    seen, unseen = images[held:], torch.as_tensor(images[:held])
+    cut = _distance(net, teacher, unseen)
+    imitate(net, teacher, seen[:_IMITATED])
+    if steps:
+        refine(net, teacher, seen, steps=steps)
+    fitted = _distance(net, teacher, unseen)
+    say(f"distance to the network before: {cut:.3g}, fitted {fitted:.3g}")
+    return load_torch(mod, net) if fitted < cut else mod
+
+
+@torch.no_grad()
+def _distance(net: TrainableNetwork, teacher: TrainableNetwork, images: torch.Tensor) -> float:
+    """The mean squared difference of two networks' answers."""
+    return float((net.eval()(images) - teacher.eval()(images)).square().mean())
+
+
+def _images(mod: tvm.IRModule, data: Any) -> np.ndarray:
+    """The data as one array that fits the network's input."""
+    shapes = [[int(d) for d in param.ty.shape] for param in mod["main"].params]
+    try:
+        images = np.asarray(data, "float32")
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"expected an array of images for data, got {type(data).__name__} ({error}); stack "
+            "them into one array"
+        ) from error
+    if len(shapes) != 1 or list(images.shape[1:]) != shapes[0][1:] or len(images) < 3:
+        raise InputError(
+            f"expected three images or more of shape {shapes[0][1:]} for data, got an array of "
+            f"{list(images.shape)}; compress networks of one input"
+        )
+    if not np.isfinite(images).all():
+        raise InputError("expected finite numbers for data, got others; look for NaN")
+    return images
