@@ -12,6 +12,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_stretch.passes.channels_first import ChannelsFirst
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
@@ -26,6 +27,8 @@ PHASES = [
     ReturnTuple(),
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
+    ChannelsFirst(),
+    SimplifyOperators(),  # constants and transposes that the layout leaves
     FormIntegers(),  # before constants are folded
     JoinTables(),
     DecomposeQuantisation(),

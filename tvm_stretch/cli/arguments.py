@@ -97,7 +97,7 @@ _SHAPES = _several(
     metavar="INPUT=N,N,..",
     help="the shape of an input that the network leaves open",
 )
-_NETWORK = _file("network", help="an ONNX file, or a .pt2 of torch.export")
+_NETWORK = _file("network", help="an ONNX file, a .tflite file, or a .pt2 of torch.export")
 _COMPILING = (
     _TARGETS,
     _THREADS,

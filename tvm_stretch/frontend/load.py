@@ -17,6 +17,7 @@ from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax
+from tvm_stretch.frontend.tflite_reader import is_tflite, read_tflite
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
@@ -41,8 +42,9 @@ _trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonical
 
 
 def load_network(
-    # Path of an ONNX file or the bytes of one, an ``onnx.ModelProto``, a Relax module, a
-    # ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not changed.
+    # Path of an ONNX or TensorFlow Lite file or the bytes of one, an ``onnx.ModelProto``, a Relax
+    # module, a ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not
+    # changed.
     source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
     shapes: Shapes = None,  # Shapes of inputs by name; they fix dynamic dimensions
     states: States | None = None,  # inputs that hold what outputs had after the last run
@@ -109,6 +111,8 @@ def _read(source: Any, shapes: Any, widen: bool = False) -> tvm.IRModule:
         return keep_names(mod) if branch_operators(mod) else mod
     if isinstance(source, str | Path) and Path(source).suffix == ".pt2":
         source = load_torch(Path(source))
+    if is_tflite(source):
+        return read_relax(read_tflite(source), shapes)
     if isinstance(source, str | Path | bytes | onnx.ModelProto):
         network = read_onnx(source)
         fix_shapes(network, shapes)
