@@ -187,6 +187,7 @@ def _axis(axis: int, rank: int) -> int:
 
 
 def concat(s: _Mover, call: relax.Call) -> relax.Expr | None:
+    """Parts that have no version with channels first get a transpose."""
     parts = s.definition(call.args[0])
     if not isinstance(parts, relax.Tuple) or all(s.moved(part) is None for part in parts.fields):
         return None
@@ -196,6 +197,7 @@ def concat(s: _Mover, call: relax.Call) -> relax.Expr | None:
 
 
 def pad(s: _Mover, call: relax.Call) -> relax.Expr | None:
+    """The widths of the padding take the new order of the axes."""
     x = s.moved(call.args[0])
     if x is None:
         return None
@@ -205,6 +207,7 @@ def pad(s: _Mover, call: relax.Call) -> relax.Expr | None:
 
 
 def strided_slice(s: _Mover, call: relax.Call) -> relax.Expr | None:
+    """A slice names its axes."""
     x, rank = s.moved(call.args[0]), len(shape_of(call))
     if x is None:
         return None

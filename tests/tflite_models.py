@@ -26,12 +26,18 @@ SCALE, ZERO = 0.05, 3
 
 
 class Builder:
-    """One network; `quantised` says in what its feature maps are."""
+    """One network.
 
-    def __init__(self, shape: Sequence[int], *, quantised: bool = False, seed: int = 0) -> None:
+    Args:
+        shape: of its input.
+        quantised: whether feature maps are integers.
+        weights: of a network in float: "integers", or "dequantised" for the same values as floats.
+    """
+
+    def __init__(self, shape: Sequence[int], *, quantised: bool = False, weights: str = "") -> None:
         self.file = flatbuffers.Builder(1024)
-        self.rng = np.random.default_rng(seed)
-        self.quantised = quantised
+        self.rng = np.random.default_rng(0)
+        self.quantised, self.weights = quantised, weights
         self.kind = "int8" if quantised else "float32"
         self.buffers: list[bytes] = [b""]
         self.tensors: list[int] = []
@@ -91,6 +97,8 @@ class Builder:
     def weight(self, shape: Sequence[int], axis: int) -> tuple[int, int]:
         """A weight and a bias; of quantised networks each output channel has a scale."""
         count = shape[axis]
+        if self.weights:
+            return self._weight_in_integers(shape, axis), self.constant(np.ones(count, "float32"))
         if not self.quantised:
             bound = 1 / np.sqrt(np.prod(shape) / count)
             values = self.rng.uniform(-bound, bound, shape).astype("float32")
@@ -105,6 +113,15 @@ class Builder:
         products = [SCALE * scale for scale in scales]
         offset = self.tensor((count,), "int32", data=bias.tobytes(), scales=(products, zeros, 0))
         return weight, offset
+
+    def _weight_in_integers(self, shape: Sequence[int], axis: int) -> int:
+        """A quantised weight of a layer that computes in float."""
+        scale = 1 / 128
+        numbers = self.rng.integers(-127, 128, shape, dtype="int8")
+        if self.weights == "dequantised":
+            return self.constant(numbers.astype("float32") * np.float32(scale))
+        scales = ([scale] * shape[axis], [0] * shape[axis], axis)
+        return self.tensor(shape, "int8", data=numbers.tobytes(), scales=scales)
 
     # --- operators ---
 
@@ -209,9 +226,7 @@ class Builder:
         """The content of a file whose result is the last operator's."""
         buffers = [self._buffer(data) for data in self.buffers]
         codes = [self._code(number) for number in self.codes]
-        tensors = self._numbers(
-            tflite.SubGraphStartTensorsVector, self.tensors, "UOffsetTRelative"
-        )
+        tensors = self._numbers(tflite.SubGraphStartTensorsVector, self.tensors, "UOffsetTRelative")
         operators = self._numbers(
             tflite.SubGraphStartOperatorsVector, self.operators, "UOffsetTRelative"
         )

@@ -141,6 +141,45 @@ def test_quantised_networks_compute_in_integers() -> None:
     assert steps.max() <= 3  # the roundings of nine layers
 
 
+def test_movements_of_integers_stay_in_integers() -> None:
+    net = Builder((1, 4, 8, 9), quantised=True)
+    order = net.constant(np.array([0, 2, 3, 1], "int32"))
+    net.operator("TRANSPOSE", [net.last, order], (1, 8, 9, 4))
+    widths = net.constant(np.array([[0, 0], [1, 1], [1, 1], [0, 0]], "int32"))
+    net.operator("PAD", [net.last, widths], (1, 10, 11, 4))
+    net.conv(16, 3, same=False)
+    content = net.finish()
+    mod = load_network(content)
+    assert "float" not in describe_integers(mod["main"])
+    x = np.random.default_rng(2).integers(-128, 128, (1, 4, 8, 9), dtype="int8")
+    answer = np.asarray(ts.compile(content, ["llvm"])(x))
+    steps = np.abs(answer.astype("int32") - litert(content, x).astype("int32"))
+    assert steps.max() <= 1
+
+
+def test_weights_in_integers_of_layers_in_float() -> None:
+    contents = []
+    for weights in ("integers", "dequantised"):
+        net = Builder((1, 8, 9, 6), weights=weights)
+        net.conv(8, 3)
+        net.depthwise(3)
+        axes = net.constant(np.array([1, 2], "int32"))
+        net.operator("MEAN", [net.last, axes], (1, 8), "ReducerOptions", KeepDims=False)
+        net.dense(5)
+        contents.append(net.finish())
+    x = np.random.default_rng(2).standard_normal((1, 8, 9, 6), dtype=np.float32)
+    integers, floats = (np.asarray(ts.compile(content, ["llvm"])(x)) for content in contents)
+    np.testing.assert_array_equal(integers, floats)
+    np.testing.assert_allclose(floats, litert(contents[1], x), rtol=1e-5, atol=1e-5)
+
+
+def test_operators_that_are_not_supported() -> None:
+    net = Builder((1, 8, 9, 6), quantised=True)
+    net.operator("L2_NORMALIZATION", [net.last], net.shape, "L2NormOptions")
+    with pytest.raises(ts.UnsupportedError, match="got L2_NORMALIZATION of integers"):
+        load_network(net.finish())
+
+
 def test_names_of_the_file() -> None:
     net = Builder(MAP)
     mobile(net)
