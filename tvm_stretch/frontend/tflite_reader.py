@@ -166,7 +166,7 @@ def _converter() -> type:
                     self.exp_tab.set_expr(name, self.bb.emit(weight))
 
         def get_tensor_value(self, tensor: Any, is_sparse: bool = False) -> np.ndarray:
-            """A constant: of a sparse tensor that was made dense, or behind the graph's bytes."""
+            """A constant: of a sparse tensor that was made dense, or one that follows the graph."""
             if self.is_prefetched(tensor.tensor_idx):
                 return self.get_prefetched_node(tensor.tensor_idx)
             start, size = tensor.buffer.Offset(), tensor.buffer.Size()
@@ -189,7 +189,7 @@ def _converter() -> type:
         def convert_qnn_fused_activation_function(
             self, expr: relax.Expr, fused_activation_fn: int, *args: Any, **kwargs: Any
         ) -> relax.Expr:
-            """Without limits that the type has anyway, behind which no integer layer is found."""
+            """Without limits that the type has anyway, which would hide an integer layer."""
             made = super().convert_qnn_fused_activation_function(
                 expr, fused_activation_fn, *args, **kwargs
             )
