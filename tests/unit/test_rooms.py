@@ -46,6 +46,7 @@ DEFERRED = {
     "tvm_stretch.differences": "ONNX Runtime is optional",
     "tvm_stretch.errors": "the executor's errors are registered when it is loaded",
     "tvm_stretch.frontend.quantise": "ONNX Runtime is optional",
+    "tvm_stretch.frontend.tflite_reader": "the package tflite is optional",
     "tvm_stretch.frontend.torch_operators": "torch is optional",
     "tvm_stretch.frontend.torch_program": "torch is optional",
     "tvm_stretch.frontend.torch_quantised": "torch is optional",
