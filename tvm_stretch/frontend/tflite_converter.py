@@ -46,6 +46,7 @@ class Converter(OperatorConverter):
         return self.bb.emit(made, name_hint=from_source(name)) if name else made
 
     def check_unsupported_ops(self) -> None:
+        """Refuse operators that TVM's importer does not know, or not in integers."""
         operators = [self.subgraph.Operators(i) for i in range(self.subgraph.OperatorsLength())]
         kinds = {self.get_op_code_str(op) for op in operators if self._is_quantised(op)}
         unknown = {self.get_op_code_str(op) for op in operators} - set(self.convert_map)

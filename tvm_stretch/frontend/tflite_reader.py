@@ -13,11 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import tvm
-from tvm.relax.frontend.tflite import from_tflite
 
 from tvm_stretch.errors import InstallError, ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.files import read_whole, reason_of
-from tvm_stretch.frontend.tflite_converter import Converter, text_of
 
 _IDENTIFIER = b"TFL3"
 _MOST_BYTES = 2**31
@@ -48,7 +46,7 @@ def read_tflite(source: str | Path | bytes) -> tvm.IRModule:
     try:
         model = tflite.Model.GetRootAsModel(content, 0)
         graph = model.Subgraphs(0)
-        names = [text_of(graph.Tensors(int(i)).Name()) for i in graph.OutputsAsNumpy()]
+        names = [graph.Tensors(int(i)).Name().decode() for i in graph.OutputsAsNumpy()]
     except Exception as error:  # whatever the generated readers raise on damaged bytes
         raise ModelError(
             f"expected a whole TensorFlow Lite file, got damaged bytes ({last_line(error)}); "
@@ -82,6 +80,10 @@ def _the_package() -> ModuleType:
 
 
 def _translated(model: Any) -> tvm.IRModule:
+    from tvm.relax.frontend.tflite import from_tflite
+
+    from tvm_stretch.frontend.tflite_converter import Converter
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
