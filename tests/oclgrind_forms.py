@@ -138,9 +138,10 @@ def code_of(small: Iterable[Small]) -> Iterator[str]:
             f"relax.op.nn.conv2d(x, weight, strides={shape.stride}, padding={shape.padding}, "
             f"dilation={shape.dilation}, groups={shape.groups})"
         )
+        checked = "check_rounded" if one.winograd else "check"
         yield (
             f"weight = random_const(*{weight})\n"
             f"print({str(one)!r}, flush=True)\n"
             f"{with_tile}\n"
-            f"    gpu.check(module(lambda x: relax.op.nn.relu({call}), {data}))\n"
+            f"    gpu.{checked}(module(lambda x: relax.op.nn.relu({call}), {data}))\n"
         )
