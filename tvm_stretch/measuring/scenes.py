@@ -118,7 +118,11 @@ class _Scene:
         return self.conv(self.bb.emit(relax.op.permute_dims(y, [0, 3, 1, 2])), _channels(x))
 
     def attention(self, x: Any) -> Any:
-        """Attention of pixels in heads, beside a shortcut."""
+        """Attention of pixels in heads, beside a shortcut.
+
+        It is one kernel, or, where softmax is taken of queries and keys alone, products of
+        matrices and softmaxes.
+        """
         emit, (height, width) = self.bb.emit, (int(d) for d in x.ty.shape.values[2:])
         if height * width > _MOST_TOKENS:
             return self.attention(self.stride(x))
@@ -128,8 +132,13 @@ class _Scene:
         split = [emit(relax.op.reshape(p, (1, heads, depth, pixels))) for p in parts]
         queries, keys, values = (emit(relax.op.permute_dims(p, [0, 1, 3, 2])) for p in split)
         keys = emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
-        shares = emit(relax.op.nn.softmax(emit(relax.op.matmul(queries, keys)), -1))
-        y = emit(relax.op.permute_dims(emit(relax.op.matmul(shares, values)), [0, 1, 3, 2]))
+        if self.dice.choice((True, False)):
+            keys, queries = (emit(relax.op.nn.softmax(x, -1)) for x in (keys, queries))
+            y = emit(relax.op.matmul(queries, emit(relax.op.matmul(keys, values))))
+        else:
+            shares = emit(relax.op.nn.softmax(emit(relax.op.matmul(queries, keys)), -1))
+            y = emit(relax.op.matmul(shares, values))
+        y = emit(relax.op.permute_dims(y, [0, 1, 3, 2]))
         size = (1, heads * depth, height, width)
         return emit(relax.op.add(self.conv(emit(relax.op.reshape(y, size)), channels), x))
 
