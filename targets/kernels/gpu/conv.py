@@ -17,7 +17,7 @@ Taps outside the image are zeros in local memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -118,9 +118,11 @@ class GroupConvConfig(GpuConvConfig):
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
         found: Any = choose_group_conv(plain, machine.gpu)
-        if layer.exact and not isinstance(found, ConvConfig):  # Winograd, which is not
-            return [*group_conv_candidates(plain, machine.gpu, 1)]
-        return [found]
+        if not layer.exact:
+            return [found]
+        direct = isinstance(found, ConvConfig)  # and not Winograd, which is not exact
+        configs = [found] if direct else [*group_conv_candidates(plain, machine.gpu, 1)]
+        return [replace(config, exact=True) for config in configs]  # so are parts of the layer
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
         if machine.gpu is None:
