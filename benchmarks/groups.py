@@ -5,8 +5,8 @@
 Both models have a plan for CPU and OpenCL together and one for each alone. One after the other,
 each takes its fastest plan and both processors; the operating system's scheduling is two threads
 that call the models without a group. The three take turns, with the same runs of both models, in
-the ratio of `--rates`. A deadline is missed if an answer comes later than the slowest run of the
-member alone on its fastest plan, and the runs in progress, allow.
+the ratio of `--rates`. A deadline is missed if an answer comes later than twice the
+member's own run and the slowest run of any member together.
 """
 
 from __future__ import annotations
