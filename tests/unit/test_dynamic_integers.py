@@ -59,12 +59,28 @@ def weights(inputs: int, outputs: int, kind: str) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.parametrize("kind", ["signed", "one", "each"])
 @pytest.mark.parametrize("rows", [(1, 1), (7,), (2, 3)])
 def test_sums_are_exact(rows: tuple[int, ...], kind: str) -> None:
-    proto = network(rows, *weights(37, 29, kind))
+    weight, zero = weights(37, 29, kind)
+    proto = network(rows, weight, zero)
     x = np.random.default_rng(1).standard_normal((*rows, 37)).astype("float32") + 0.3
     y, sums = ts.compile(proto, [TARGET])(x)
-    expected = session(proto, optimised=False).run(None, {"x": x})
-    np.testing.assert_array_equal(sums, expected[1])
-    np.testing.assert_allclose(y, expected[0], rtol=1e-5, atol=1e-5)
+    quantised, scale, zero_of_x = quantise(proto, x)
+    exact = (quantised.astype("int32") - zero_of_x) @ (weight.astype("int32") - zero)
+    np.testing.assert_array_equal(sums, exact)
+    scales, bias = (np.linspace(*ends, 29, dtype="float32") for ends in ((0.01, 0.02), (-1, 1)))
+    np.testing.assert_allclose(y, exact * (scale * scales) + bias, rtol=1e-5, atol=1e-5)
+
+
+def quantise(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    """Integers, scale, zero point by ONNX Runtime; its MatMulInteger saturates without VNNI."""
+    alone = onnx.ModelProto()
+    alone.CopyFrom(proto)
+    kinds = {"q": TensorProto.UINT8, "of_x": TensorProto.FLOAT, "zero_of_x": TensorProto.UINT8}
+    del alone.graph.node[1:], alone.graph.output[:]
+    alone.graph.output.extend(
+        helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()
+    )
+    values: list[np.ndarray] = session(alone, optimised=False).run(None, {"x": x})
+    return [values[0], values[1], values[2].astype("int32")]
 
 
 def test_products_and_what_follows_stay_in_blocks() -> None:
