@@ -92,7 +92,7 @@ def test_half_floats_are_refused_or_computed_in_float32_where_there_are_none() -
     if device.fp16:
         pytest.skip("the device has them")
     model = network("(float16[4] x) => (float16[4] z) { y = Relu(x) z = Add(y, y) }")
-    with pytest.raises(UnsupportedError, match=r"on opencl: .* has no float16"):
+    with pytest.raises(ts.UnsupportedError, match=r"on opencl: .* has no float16"):
         ts.compile(model, ["opencl"])
     x = np.array([-1, 0, 1, 2], "float16")
     result = np.asarray(ts.compile(model, [TARGET, "opencl"], cpu_threads=1)(x))
