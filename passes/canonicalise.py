@@ -28,7 +28,6 @@ PHASES = [
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     ChannelsFirst(),
-    SimplifyOperators(),  # constants and transposes that the layout leaves
     FormIntegers(),  # before constants are folded
     JoinTables(),
     DecomposeQuantisation(),

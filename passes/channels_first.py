@@ -19,10 +19,12 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.integer_summary import calls_of
 from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import POINTWISE, kind_of
 from tvm_stretch.ir.source_names import same_source
+from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
 _LAYERS = {f"nn.{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)}
 _LAYERS |= {"nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose", "image.resize2d"}
@@ -35,13 +37,10 @@ class ChannelsFirst:
     """See the module docstring. A network without channels-last layers stays as it is."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if not any(_is_channels_last(b.value) for b in _bindings(mod["main"])):
+        if not any(_is_channels_last(binding.value) for _, binding in calls_of(mod["main"])):
             return mod
-        return rewrite_functions(mod, lambda mod, function: _Mover(mod).visit_expr(function))
-
-
-def _bindings(function: relax.Function) -> list[relax.Binding]:
-    return [binding for block in function.body.blocks for binding in block.bindings]
+        mod = rewrite_functions(mod, lambda mod, function: _Mover(mod).visit_expr(function))
+        return SimplifyOperators()(mod)  # constants and transposes that the layout leaves
 
 
 def _is_channels_last(call: relax.Expr) -> bool:

@@ -35,7 +35,7 @@ def row(*shape: int) -> relax.Expr:
     return random_const(*shape, seed=3)
 
 
-# What is computed after a convolution, and how many transposes are left: of input and result.
+# Operators that follow a convolution, and how many transposes remain: the input's and the result's.
 AFTER: dict[str, tuple[Callable[[relax.Expr], relax.Expr], int]] = {
     "bias": (lambda y: op.add(y, row(8)), 2),
     "bias_of_rank_4": (lambda y: op.add(y, row(1, 1, 1, 8)), 2),

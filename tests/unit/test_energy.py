@@ -140,7 +140,7 @@ def measured(
     objective: Objective,
     device: str = "",
 ) -> tuple[str, str]:
-    """What is chosen among two processors alone, which take 2 ms and 1 ms."""
+    """The search chooses among two processors alone, which take 2 ms and 1 ms."""
     processors = [cpu_processor(TARGET, 1), fake_processor("p1")]
     network = emit(["conv"], size=14)
     taken = {"cpu alone": 0.002, "p1 alone": 0.001}

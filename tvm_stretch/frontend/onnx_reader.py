@@ -73,7 +73,7 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
     elif isinstance(source, bytes):
         model = _parse(source, "bytes")
     else:
-        model = _parse(_read_file(Path(source)), str(source))
+        model = _parse(read_file(Path(source), "an ONNX file"), str(source))
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(
             "expected a graph with outputs for the ONNX model, got one without; export the "
@@ -99,12 +99,13 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
     return network
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path, what: str) -> bytes:
+    """The content of a file of a network; `what` names its format in the error."""
     try:
         return read_whole(path, _MOST_BYTES)
     except OSError as error:
         raise ModelError(
-            f"expected an ONNX file for the model, got {reason_of(error)}; check the path"
+            f"expected {what} for the model, got {reason_of(error)}; check the path"
         ) from error
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import tvm
 
 from tvm_stretch.errors import InstallError, ModelError, StretchError, UnsupportedError, last_line
-from tvm_stretch.files import read_whole, reason_of
+from tvm_stretch.frontend.onnx_reader import read_file
 
 _IDENTIFIER = b"TFL3"
-_MOST_BYTES = 2**31
 
 
 def is_tflite(source: object) -> bool:
@@ -37,7 +36,9 @@ def read_tflite(source: str | Path | bytes) -> tvm.IRModule:
         UnsupportedError: TVM's importer cannot take it.
     """
     tflite = _the_package()
-    content = source if isinstance(source, bytes) else _content(Path(source))
+    content = (
+        source if isinstance(source, bytes) else read_file(Path(source), "a TensorFlow Lite file")
+    )
     if not is_tflite(content):
         raise ModelError(
             f"expected a TensorFlow Lite file for the network, got {len(content)} bytes without "
@@ -56,16 +57,6 @@ def read_tflite(source: str | Path | bytes) -> tvm.IRModule:
     mod["main"] = mod["main"].without_attr("params").without_attr("num_input")
     mod["main"] = mod["main"].with_attr("output_names", names)
     return mod
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_whole(path, _MOST_BYTES)
-    except OSError as error:
-        raise ModelError(
-            f"expected a TensorFlow Lite file for the network, got {reason_of(error)}; check the "
-            "path"
-        ) from error
 
 
 def _the_package() -> ModuleType:
