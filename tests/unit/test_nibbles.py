@@ -41,7 +41,7 @@ def expected(x: np.ndarray, values: np.ndarray, scale: Any, zero: Any, size: int
 
 
 def bound(x: np.ndarray, depth: int) -> float:
-    """The rounding of products and offsets whose sums have terms of at most 15 is bounded by this."""
+    """This bounds the rounding of products and offsets, whose sums have terms of at most 15."""
     return 2.0**-22 * depth * 15 * float(np.abs(x).max())
 
 
