@@ -40,7 +40,8 @@ class ChannelsFirst:
         if not any(_is_channels_last(binding.value) for _, binding in calls_of(mod["main"])):
             return mod
         mod = rewrite_functions(mod, lambda mod, function: _Mover(mod).visit_expr(function))
-        return SimplifyOperators()(mod)  # constants and transposes that the layout leaves
+        simplify: tvm.transform.Pass = SimplifyOperators()
+        return simplify(mod)  # constants and transposes that the layout leaves
 
 
 def _is_channels_last(call: relax.Expr) -> bool:
