@@ -125,3 +125,23 @@ class IntegerNetwork:
 
     def _table(self, x: relax.Var) -> relax.Var:
         return self.emit(Integer("table"), x, relax.const(self.numbers((256,), "uint8")))
+
+
+def read_otherwise() -> tvm.IRModule:
+    """Tensors that are read with other zero points and scales than they were written with.
+
+    ``x`` and ``both`` are added to themselves with two factors, and ``both`` has parts of two zero
+    points.
+    """
+    made, plain = IntegerNetwork(0), Rounding("uint8", 0, 0, 255)
+    x = relax.Var("x", relax.TensorType((1, 4, 5, 5), "uint8"))
+    with made.builder.function("main", [x]):
+        with made.builder.dataflow():
+            one = made.emit(Integer("add", plain, (), (0.5, 0.25, 12.0)), x, x)
+            two = made.emit(Integer("multiply", plain, (7, 200), (0.01, 50.0)), one, x)
+            both = made.builder.emit(relax.op.concat([one, two], axis=1))
+            three = made.emit(Integer("add", plain, (), (0.3, 0.6, 5.0)), both, both)
+            rows = made.builder.emit(relax.op.strided_slice(three, [2], [1], [4]))
+            result = made.builder.emit_output(rows)
+        made.builder.emit_func_output(result)
+    return NameOperators()(relax.transform.CanonicalizeBindings()(made.builder.get()))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from engine_targets import compiled, needs_npu, quantised
+from integer_networks import read_otherwise
 from quantised_models import Quantised, qdq
 from quantised_networks import IMAGES
 
@@ -72,3 +73,13 @@ def noise(size: int) -> list[np.ndarray]:
     """Images to quantise with."""
     dice = np.random.default_rng(0)
     return [dice.standard_normal((1, 3, size, size)).astype("float32") for _ in range(2)]
+
+
+def test_tensors_that_are_read_otherwise_and_slices() -> None:
+    """The emulator takes the products and sums that copy a tensor to another zero point."""
+    mod = read_otherwise()
+    model = compiled("npu", mod, "npu")
+    assert set(model.plan.processor_of().values()) == {"npu"}
+    x = np.random.default_rng(0).integers(0, 256, (1, 4, 5, 5)).astype("uint8")
+    expected = ts.compile(mod, "llvm", cpu_threads=1)(x)
+    assert np.abs(model(x).astype(int) - expected.astype(int)).max() <= 2

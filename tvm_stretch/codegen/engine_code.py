@@ -108,7 +108,7 @@ def compiled(engine: Engine, model: bytes) -> bytes:
     if known is not None:
         return known
     with tempfile.TemporaryDirectory() as folder:
-        _, reason = _ask(engine, "contexts", engine.code([model]), f"{folder}/context")
+        reason = _ask(engine, "contexts", engine.code([model]), f"{folder}/context").reason
         made = Path(folder) / "context0.onnx"
         if reason or not made.is_file():
             raise UnsupportedError(
@@ -123,28 +123,39 @@ def compiled(engine: Engine, model: bytes) -> bytes:
 @functools.lru_cache(maxsize=64)
 def describe(engine: Engine) -> str:
     """The versions of ONNX Runtime and of the provider."""
-    text, reason = _ask(engine, "describe", engine.code())
-    if reason:
-        raise InstallError(reason)
-    return text
+    answer = _ask(engine, "describe", engine.code())
+    if answer.reason:
+        raise InstallError(answer.reason)
+    return answer.printed
 
 
 def why_refused(engine: Engine, model: bytes) -> str:
     """Why the provider refuses a model; empty if it takes all of it.
 
-    It is asked once for each version: the answer is kept in the user's cache.
+    It is asked once for each version, and its answer is kept in the user's cache. A provider that
+    was too slow, or was killed, gave no answer: the next compile asks again.
     """
     code = engine.code([model])
     key = digest(b"engine verdict", describe(engine).encode(), code)
     known = cache_of("engines").find(key)
-    if known is None:
-        known = b"=" + _ask(engine, "check", code)[1].encode()
-        cache_of("engines").store(key, known)
-    return known[1:].decode()
+    if known is not None:
+        return known[1:].decode()
+    answer = _ask(engine, "check", code)
+    if answer.is_verdict:
+        cache_of("engines").store(key, b"=" + answer.reason.encode())
+    return answer.reason
 
 
-def _ask(engine: Engine, word: str, code: bytes, *more: str) -> tuple[str, str]:
+@dataclass(frozen=True)
+class _Answer:
     """What the program prints, and why it failed; an empty reason if it did not."""
+
+    printed: str
+    reason: str = ""
+    is_verdict: bool = True  # false if it ended in another way than by its own will
+
+
+def _ask(engine: Engine, word: str, code: bytes, *more: str) -> _Answer:
     with (
         writing("the code of an engine", UnsupportedError),
         tempfile.TemporaryDirectory() as folder,
@@ -164,10 +175,12 @@ def _ask(engine: Engine, word: str, code: bytes, *more: str) -> tuple[str, str]:
                 env=dict(os.environ),
             )
         except subprocess.TimeoutExpired:
-            return "", f"no answer within {_LONGEST_S:.0f} s"
+            return _Answer("", f"no answer within {_LONGEST_S:.0f} s", is_verdict=False)
     if done.returncode == 0:
-        return done.stdout, ""
+        return _Answer(done.stdout)
     said = done.stderr.strip().splitlines()
     if done.returncode < 0:
-        return "", f"it was killed by signal {-done.returncode}: {said[-1] if said else ''}"
-    return "", said[-1] if said else f"it ended with code {done.returncode}"
+        last = said[-1] if said else ""
+        reason = f"it was killed by signal {-done.returncode}: {last}"
+        return _Answer("", reason, is_verdict=False)
+    return _Answer("", said[-1] if said else f"it ended with code {done.returncode}")

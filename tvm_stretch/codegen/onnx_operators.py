@@ -22,7 +22,10 @@ from tvm_stretch.ir.integers import Rounding, integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
 _LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
-_MOVES = ("concat", "maximum", "minimum", "nn.max_pool2d", "permute_dims", "reshape")
+_MOVES = (
+    *("concat", "maximum", "minimum", "nn.max_pool2d"),
+    *("permute_dims", "reshape", "strided_slice"),
+)
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -75,6 +78,8 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
         return f"{kind}: engines take images as NCHW"
     if kind == "nn.avg_pool2d" and _ints(call.attrs.dilation) != [1, 1]:
         return f"{kind}: its windows are dilated"
+    if kind == "strided_slice":
+        return _why_not_slice(call)
     args = [a for arg in call.args for a in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     types = [str(ty.dtype) for expr in (call, *args) for ty in tensor_types(expr)]
     if kind == "astype" or not {"uint8", "int8"} & set(types):
@@ -82,6 +87,14 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
     if kind not in _MOVES or any(isinstance(arg, GenericConst) for arg in args):
         return f"{kind}: engines take integers of 8 bits for scaled numbers; quantise"
     return None
+
+
+def _why_not_slice(call: relax.Call) -> str | None:
+    listed = call.args[1:]
+    if not all(isinstance(arg, relax.Tuple) for arg in listed):
+        return "strided_slice: its borders are computed"
+    steps = listed[3].fields if len(listed) > 3 else ()
+    return "strided_slice: it goes backwards" if any(int(step) < 0 for step in steps) else None
 
 
 def _ints(values: Any) -> list[int]:
@@ -261,6 +274,14 @@ def _concat(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     _plain(graph, var, graph.node("Concat", operands, axis=int(call.attrs.axis)))
 
 
+def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    data, *listed = call.args  # axes, begin, end, strides, as canonical Relax has them
+    lists = [np.array(_ints(one.fields), "int64") for one in listed]
+    axes, begin, end, *strides = map(graph.constant, lists)
+    made = graph.node("Slice", [graph.real(data), begin, end, axes, *strides])
+    _plain(graph, var, made)
+
+
 def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     dtype = str(call.ty.dtype)
     limits = [graph.constant(np.asarray(float(arg.value), dtype)) for arg in call.args[1:]]
@@ -301,6 +322,7 @@ _WRITERS: dict[str, Callable[[Graph, relax.Var, relax.Call], None]] = {
     "reshape": _reshape,
     "permute_dims": _transpose,
     "concat": _concat,
+    "strided_slice": _slice,
     "clip": _clip,
     "nn.silu": _silu,
     "nn.leakyrelu": _leaky,
