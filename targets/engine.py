@@ -14,7 +14,8 @@ each version. Nothing falls back inside an engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,8 +60,16 @@ class Provider:
     emulated: bool = False  # whether this machine only has an emulator, whose time says nothing
     app_files: str = ""  # the libraries that an app has to bring to a device, in words
 
-    def registered(self, *, install: str, nickname: str = "") -> None:
-        """Make the provider a kind of processors; ``install`` is the package that brings it."""
+    def registered(
+        self,
+        *,
+        install: str,  # the package that brings the provider
+        nickname: str = "",
+        stands_for: str = "",
+        # the attributes that a device's description of itself adds to those of a target
+        seen: Callable[[Mapping[str, Any]], Attributes] | None = None,
+    ) -> None:
+        """Make the provider a kind of processors; `ProcessorKind` explains the arguments."""
 
         def why_absent(given: Attributes) -> str:
             reason = _why_absent(self.described(given))
@@ -72,7 +81,21 @@ class Provider:
                 raise TargetError(reason)
             return self.processor(engine, host)
 
-        register(ProcessorKind(self.kind, make, why_absent, by_default=False, nickname=nickname))
+        def on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+            assert seen is not None
+            return make({"device": machine["name"], **seen(machine), **given}, host)
+
+        register(
+            ProcessorKind(
+                self.kind,
+                make,
+                why_absent,
+                by_default=False,
+                nickname=nickname,
+                stands_for=stands_for,
+                on_device=None if seen is None else on_device,
+            )
+        )
 
     def _remark(self, engine: Engine) -> str:
         if engine.runs_here:
@@ -108,8 +131,10 @@ class Provider:
 
         def build(kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
             load_native_library()
-            return engine_module(engine, {name: model_of(k) for name, k in kernels.items()})
+            return engine_module(code, {name: model_of(k) for name, k in kernels.items()})
 
+        # only the device can open an artifact for another architecture: the engine is there
+        code = replace(engine, runs_here=engine.runs_here or not _is_of_this_machine(host))
         remark = self._remark(engine)
         return replace(
             host,
@@ -134,6 +159,12 @@ class Provider:
 def _program() -> str:
     """The program in which engines run."""
     return str(find_file(f"bin/{PROGRAM}"))
+
+
+def _is_of_this_machine(host: Processor) -> bool:
+    """Whether the code of a CPU can run on this machine's."""
+    triple = str(host.target.attrs.get("mtriple", ""))
+    return triple.partition("-")[0] in ("", platform.machine())
 
 
 def _asked(engine: Engine, call: relax.Call) -> str | None:

@@ -53,6 +53,11 @@ class Chip:
         """``"v66"``; empty if there is no Hexagon or the chip is unknown."""
         return _SOCS.get(self.soc, ("", ""))[1] if self.is_there else ""
 
+    @property
+    def has_tensor_unit(self) -> bool:
+        """Whether it has the unit for matrices (HTP) that version 68 brought."""
+        return self.version >= "v68"
+
     def __str__(self) -> str:
         """One line for people."""
         if not self.is_there:

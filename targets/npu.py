@@ -12,13 +12,17 @@ there, because the HTP computes float32 in float16.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 from tvm import relax
 
 from tvm_stretch.codegen.engine_code import Engine
+from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
 
 from .engine import Provider
+from .hexagon_chips import Chip
 from .processor import Speed
 
 # Start of a graph and hand-over are those of a remote call to the DSP with shared memory, as
@@ -60,4 +64,21 @@ PROVIDER = Provider(
         "libQnnHtp for the chip (docs/engines.md)"
     ),
 )
-PROVIDER.registered(install="onnxruntime-qnn")
+
+
+def _seen(machine: Mapping[str, Any]) -> dict[str, str]:
+    """The version of a device's HTP.
+
+    Raises:
+        TargetError: it has none.
+    """
+    chip: Chip = machine["dsp"]
+    if not chip.has_tensor_unit:
+        raise TargetError(
+            f"expected an HTP on {machine['name']}, got: {chip}; name the version if you know "
+            'better: {"kind": "npu", "htp_arch": "73", "device": "<its name>"}'
+        )
+    return {"htp_arch": chip.version[1:]}
+
+
+PROVIDER.registered(install="onnxruntime-qnn", stands_for="hexagon", seen=_seen)

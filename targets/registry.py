@@ -44,6 +44,7 @@ class ProcessorKind:
             None for kinds that devices do not describe.
         by_default: whether it is used if no targets are given.
         nickname: another word that people write for it; an error then tells the name.
+        stands_for: another kind, whose word means this one on devices that have this one instead.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ProcessorKind:
     host_cores: Callable[[Attributes], int] = lambda _target: 0
     by_default: bool = True
     nickname: str = ""
+    stands_for: str = ""
     on_device: Callable[[Attributes, Mapping[str, Any], Processor], Processor] | None = None
 
 
@@ -84,6 +86,11 @@ def used_unasked() -> tuple[str, ...]:
 def nicknames() -> dict[str, str]:
     """Names of kinds by their nicknames."""
     return {kind.nickname: name for name, kind in _KINDS.items() if kind.nickname}
+
+
+def stand_ins(name: str) -> tuple[str, ...]:
+    """Names of the kinds that some devices have instead of a kind."""
+    return tuple(kind.name for kind in _KINDS.values() if kind.stands_for == name)
 
 
 def kind_of(target: Attributes) -> ProcessorKind:

@@ -117,6 +117,7 @@ OWN_FILES = {
     "opencl": ("targets/opencl", "targets/kernels/gpu/rules.py"),
     "hexagon": (
         "targets/hexagon",
+        "targets/npu.py",  # which stands for it
         "tvm_stretch/elf.py",
         "tvm_stretch/cost/calibrate",
     ),

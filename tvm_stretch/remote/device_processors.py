@@ -20,6 +20,7 @@ from tvm_stretch.targets.registry import (
     TargetLike,
     attributes,
     kind_of,
+    stand_ins,
     tvm_target,
     used_unasked,
 )
@@ -107,4 +108,12 @@ def _on_device_or_given(item: Any, found: Description, host: Processor) -> Any:
     """The device's processor of a target, or the target if devices do not describe its kind."""
     if isinstance(item, Processor):
         return item
-    return _on_device(attributes(item), found, host) or item
+    target = attributes(item)
+    try:
+        return _on_device(target, found, host) or item
+    except TargetError:
+        # a target with more attributes than its kind describes the processor that it means
+        for name in stand_ins(target["kind"]) if len(target) == 1 else ():
+            with contextlib.suppress(TargetError):
+                return _on_device({"kind": name}, found, host)
+        raise

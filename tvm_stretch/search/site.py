@@ -29,7 +29,7 @@ from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.twin import twin_costs, twin_processors
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import describe_targets, drop_absent
-from tvm_stretch.targets.registry import TargetLike, kind_of
+from tvm_stretch.targets.registry import TargetLike, kind_of, stand_ins
 
 Targets: TypeAlias = Sequence[TargetLike] | TargetLike | None
 DeviceLike: TypeAlias = Device | str | os.PathLike[str] | None
@@ -151,6 +151,7 @@ def site_of(
     here = all(processor.runs_here for processor in placeable)
     take = place.load if isinstance(place, Device) else _here if here else None
     identity = describe_targets(targets) if here else ""
+    note = note or _stand_ins(targets, [processor.name for processor in processors])
     return Site(processors, placeable, take, processors[0].device, note=note, identity=identity)
 
 
@@ -167,8 +168,25 @@ def _site_of_profile(
             f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} "
             "says how many cores it uses"
         )
-    names = _named_processors(profile, targets, built)
-    return Site(*twin_processors(profile, names, built=built), None, profile.device, profile)
+    names = [_there(profile, name) for name in _named_processors(profile, targets, built)]
+    twins = twin_processors(profile, names, built=built)
+    note = _stand_ins(targets, names)
+    return Site(*twins, None, profile.device, profile, note)
+
+
+def _there(profile: Profile, name: str) -> str:
+    """The name of a device's processor; some kinds have another one's word where that is not."""
+    found = [name, *(other for other in stand_ins(name) if other in profile.processors)]
+    return name if name in profile.processors else found[-1]
+
+
+def _stand_ins(targets: object, names: Sequence[str]) -> str:
+    """Says which words of `targets` mean a processor of another name."""
+    words = [targets] if isinstance(targets, str) else targets
+    listed = words if isinstance(words, Sequence) else []
+    plain = [word for word in listed if isinstance(word, str) and word not in names]
+    pairs = [(word, other) for word in plain for other in stand_ins(word) if other in names]
+    return "; ".join(f"{word} is the {other} of this device" for word, other in pairs)
 
 
 def _named_processors(profile: Profile, targets: object, built: bool) -> list[str]:

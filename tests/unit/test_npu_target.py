@@ -1,0 +1,83 @@
+"""The HTP of phones: which chips have one, what its targets mean, what artifacts say of it."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+from described_phone import DSP, described
+from relax_helpers import module, random_const
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.engine_code import Engine
+from tvm_stretch.remote.device_processors import processors_of
+from tvm_stretch.search.site import site_of
+from tvm_stretch.targets.processor import Processor
+
+PHONE = described(dsp={**DSP, "soc": 519, "chip": "SM8550"})
+"""Its chip is a Snapdragon 8 Gen 2."""
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines for which code was made, which then is not made."""
+    engines: list[Engine] = []
+    monkeypatch.setattr(
+        "tvm_stretch.targets.engine.engine_module", lambda engine, _models: engines.append(engine)
+    )
+    return engines
+
+
+def built(processor: Processor) -> None:
+    """Make its code, of no kernels."""
+    processor.build({}, processor.schedule)
+
+
+def network() -> object:
+    """A convolution."""
+    return module(lambda x: relax.op.nn.conv2d(x, random_const(8, 4, 3, 3)), (1, 4, 8, 8))
+
+
+@pytest.mark.parametrize("word", ["hexagon", {"kind": "hexagon"}, "npu", {"kind": "npu"}])
+def test_a_phone_says_which_version_it_has(word: ts.TargetLike, coded: list[Engine]) -> None:
+    """There its word and that of DSPs mean the same, the HTP."""
+    (_, npu), placeable = processors_of(PHONE, ["llvm", word], None)
+    assert (npu.name, npu.device, npu.runs_here) == ("npu", "pixel", False)
+    assert npu in placeable
+    built(npu)
+    assert dict(coded[0].options)["htp_arch"] == "73" and coded[0].device == "npu of pixel"
+
+
+def test_a_version_that_a_target_names_comes_first(coded: list[Engine]) -> None:
+    (_, npu), _ = processors_of(PHONE, ["llvm", {"kind": "npu", "htp_arch": "69"}], None)
+    built(npu)
+    assert dict(coded[0].options)["htp_arch"] == "69"
+
+
+def test_a_phone_without_one() -> None:
+    with pytest.raises(ts.TargetError, match="an HTP on pixel, got: Hexagon v66 of SM8150"):
+        processors_of(described(), ["llvm", "npu"], None)
+    with pytest.raises(ts.TargetError, match="expected a Hexagon on pixel that runs programs"):
+        processors_of(described(), ["llvm", "hexagon"], None)
+
+
+def test_a_profile_that_has_one() -> None:
+    plan = ts.plan_for(network(), ["llvm", "opencl", "hexagon"], device="snapdragon-8-gen-2")
+    assert plan.processors == ("cpu", "opencl", "npu")
+    assert "hexagon is the npu of this device" in plan.explain()
+    old = ts.plan_for(network(), ["llvm", "hexagon"], device="snapdragon-855")
+    assert "hexagon" in old.processors and "is the npu" not in old.explain()
+    with pytest.raises(ts.CostModelError, match="got 'hexagonal'; choose"):
+        ts.plan_for(network(), ["llvm", "hexagonal"], device="snapdragon-8-gen-2")
+
+
+def test_artifacts_run_where_they_can_be_opened(coded: list[Engine]) -> None:
+    """This machine cannot open one for ARM; one for a phone with its own CPU it could, in vain."""
+    site = site_of("snapdragon-8-gen-2", ["cpu", "npu"])
+    built(site.processors[1])
+    assert coded[0].runs_here is (platform.machine() != "aarch64")
+    elsewhere = {"kind": "engine", "provider": "CPUExecutionProvider", "device": "a-phone"}
+    (_, engine), _ = processors_of(None, ["llvm", elsewhere], None)
+    built(engine)
+    assert not coded[1].runs_here
