@@ -19,6 +19,7 @@ from .gpu import conv as gpu_conv
 from .gpu import dense as gpu_dense
 from .gpu import item_conv as gpu_item_conv
 from .gpu import matmul as gpu_matmul
+from .gpu import mean as gpu_mean
 from .gpu import norm as gpu_norm
 from .gpu import softmax as gpu_softmax
 from .gpu import window as gpu_window
@@ -29,6 +30,7 @@ __all__ = [
     "gpu_dense",
     "gpu_item_conv",
     "gpu_matmul",
+    "gpu_mean",
     "gpu_norm",
     "gpu_softmax",
     "gpu_window",

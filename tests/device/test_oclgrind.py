@@ -55,6 +55,13 @@ def normalised(x):
 gpu.check(module(normalised, (3, 37)))
 """
 
+MEAN = """
+weight = random_const(4, 3, 1, 1)
+def mean(x):
+    return relax.op.mean(relax.op.nn.conv2d(x, weight), [2, 3], keepdims=True)
+gpu.check(module(mean, (1, 3, 5, 9)))
+"""
+
 PRODUCT = """
 gpu.check(module(lambda x, y: relax.op.matmul(x, y), (2, 9, 5), (2, 5, 10)))
 """
@@ -115,7 +122,10 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
     "code",
     [
         # down, across, pixels, quads, depth, slices, splits
-        pytest.param(convolution((8, 1, 1, 1, 1, 2, 2), (1, 6, 3, 5), 6, 3), id="sliced and split"),
+        pytest.param(
+            convolution((8, 1, 1, 1, 1, 2, 2), (1, 6, 3, 5), 6, 3) + MEAN,
+            id="sliced and split, mean",
+        ),
         pytest.param(
             convolution((8, 2, 2, 2, 2, 1, 1), (1, 3, 6, 5), 10, 3),
             id="plain",

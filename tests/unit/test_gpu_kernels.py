@@ -239,6 +239,26 @@ def test_softmax(shape: tuple[int, ...]) -> None:
 
 
 @needs_device
+@pytest.mark.parametrize("size", [(20, 37), (3, 4)], ids=str)
+def test_means_of_feature_maps_are_shared_by_work_items(size: tuple[int, int]) -> None:
+    """Images of more and of fewer pixels than a group has items, and a last block of 2 channels."""
+    weight = random_const(10, 3, 3, 3)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(x, weight, padding=1)
+        return relax.op.sigmoid(relax.op.mean(y, [2, 3], keepdims=True))
+
+    check(module(build, (2, 3, *size)), replace(LARGE, max_group_size=100))
+
+
+def test_a_sum_has_as_many_items_as_pay_and_fit() -> None:
+    assert [H100.sum_items(pixels) for pixels in (1, 49, 784, 12544)] == [32, 32, 128, 256]
+    assert replace(H100, max_group_items=100).sum_items(12544) == 64
+    assert replace(H100, local_bytes=1024).sum_items(12544) == 0
+    assert replace(H100, local_on_chip=False).sum_items(49) == 0
+
+
+@needs_device
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize(("shape", "kernels"), [((1, 7, 48), 1), ((2, 3, 5), 0)])
 def test_layer_normalisation_is_one_kernel(

@@ -29,6 +29,7 @@ from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.gpu.mean import MeanShape
 from tvm_stretch.targets.kernels.gpu.norm import NormShape
 from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -263,7 +264,12 @@ class Rewriter(Layouts):
             return None
         if sorted(int(a) % 4 for a in axes) != [2, 3]:
             return None
-        mean = self.bb.emit(relax.op.mean(self.blocked(call.args[0]), [2, 3], keepdims=True))
+        x = self.blocked(call.args[0])
+        template = choose(MeanShape(tuple(shape_of(x))), self.machine) if _is_f32(call) else None
+        if template is not None:
+            mean = template.call(self.bb, x)
+        else:
+            mean = self.bb.emit(relax.op.mean(x, [2, 3], keepdims=True))
         return Value(tuple(shape_of(call)), blocked=mean)
 
     def _unary(self, call: relax.Call) -> Value | None:

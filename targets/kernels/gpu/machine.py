@@ -41,7 +41,14 @@ class GpuMachine:
 
         A power of two, so that they can add up by halves.
         """
+        items = self._joined_items(extent, 4)
+        return items if _SHORTEST_ROW <= extent <= _MOST_HELD * items else 0
+
+    def sum_items(self, extent: int) -> int:
+        """Work-items of a group that adds up quads of numbers; 0 if it cannot."""
+        return self._joined_items(extent, 16)
+
+    def _joined_items(self, extent: int, item_bytes: int) -> int:
         wanted = min(max(extent // _HELD, self.wave), _LARGEST_ROW_GROUP, self.max_group_items)
         items = 1 << (max(1, wanted).bit_length() - 1)
-        fits = self.local_on_chip and 4 * items <= self.local_bytes
-        return items if fits and _SHORTEST_ROW <= extent <= _MOST_HELD * items else 0
+        return items if self.local_on_chip and item_bytes * items <= self.local_bytes else 0
