@@ -5,7 +5,8 @@
     python -m benchmarks.gpu FILES resnet18 --kernels             # ours: what its kernels take
 
 Every engine has a process of its own and computes in float32, from NumPy to NumPy; the answer is
-compared with PyTorch's on the CPU before anything is timed; then all take turns.  Printed are
+compared with PyTorch's on the CPU before anything is timed; then all take turns.  `litert_half`
+computes in float16, and only if it is named.  Printed are
 medians, the ratio to the best of LiteRT and ncnn, and the sum of our kernels by the device's clock.
 """
 
@@ -26,7 +27,9 @@ import numpy as np
 
 ENGINES = ("ours", "litert", "ncnn", "cudnn")
 PHONE_ENGINES = ("litert", "ncnn")
-_TOLERANCE = {"ours": 1e-4, "litert": 1e-3, "ncnn": 1e-3, "cudnn": 1e-3}
+HALF_ENGINES = ("litert_half",)
+"""These compute in float16, LiteRT's default; NVIDIA's OpenCL has no float16 for ours."""
+_TOLERANCE = {"ours": 1e-4, "litert": 1e-3, "ncnn": 1e-3, "cudnn": 1e-3, "litert_half": 3e-2}
 """As a share of the answer's largest number; LiteRT and ncnn sum in another order."""
 
 Run = Callable[[np.ndarray], np.ndarray]
@@ -57,7 +60,11 @@ def _ours(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
     return lambda x: np.asarray(model(x))
 
 
-def _litert(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
+def _litert_half(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
+    return _litert(name, files, batch, said, in_f32=False)
+
+
+def _litert(name: str, files: Path, batch: int, said: dict[str, Any], in_f32: bool = True) -> Run:
     from ai_edge_litert.compiled_model import (  # type: ignore[import-not-found]
         CompiledModel,
         GpuOptions,
@@ -66,7 +73,7 @@ def _litert(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
     )
 
     options = Options(
-        hardware_accelerators=HardwareAccelerator.GPU, gpu_options=GpuOptions(enforce_f32=True)
+        hardware_accelerators=HardwareAccelerator.GPU, gpu_options=GpuOptions(enforce_f32=in_f32)
     )
     model = CompiledModel.from_file(str(files / f"{name}.tflite"), options=options)
     said["whole"] = model.is_fully_accelerated()
@@ -128,7 +135,13 @@ def _cudnn(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
     return run
 
 
-_MAKERS = {"ours": _ours, "litert": _litert, "ncnn": _ncnn, "cudnn": _cudnn}
+_MAKERS = {
+    "ours": _ours,
+    "litert": _litert,
+    "ncnn": _ncnn,
+    "cudnn": _cudnn,
+    "litert_half": _litert_half,
+}
 
 
 def _serve(engine: str, name: str, files: Path, batch: int) -> None:
@@ -242,11 +255,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("files", type=Path)
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    every = (*ENGINES, *HALF_ENGINES)
+    parser.add_argument("--engines", nargs="+", choices=every, default=ENGINES)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--kernels", action="store_true", help="print what each of ours takes")
     parser.add_argument("--json", type=Path, help="write everything there")
-    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=every, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
         _serve(options.serve, options.networks[0], options.files, options.batch)
