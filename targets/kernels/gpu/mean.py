@@ -37,7 +37,7 @@ from .groups import (
 class MeanShape:
     """Feature maps in blocks of channels: images, blocks, rows, columns, channels of a block."""
 
-    shape: tuple[int, int, int, int, int]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GroupMeanConfig(Template):
     layers: ClassVar[tuple[type, ...]] = (MeanShape,)
     machines: ClassVar[tuple[str, ...]] = ("gpu",)
 
-    shape: tuple[int, int, int, int, int]
+    shape: tuple[int, ...]
     items: int
 
     @property
