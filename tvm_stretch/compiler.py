@@ -18,6 +18,8 @@ from tvm_stretch.build.precision import read_precision
 from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import require_file
+from tvm_stretch.frontend.lengths import Lengths
+from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
@@ -28,6 +30,7 @@ from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, with_plans
 from tvm_stretch.search.choose import choose, find, predict
 from tvm_stretch.search.front import PlanFront, front_of
+from tvm_stretch.search.lengths import SizedNetwork, model_of_lengths
 from tvm_stretch.search.limits import NO_LIMITS
 from tvm_stretch.search.objective import Objective, read_objective
 from tvm_stretch.search.site import DeviceLike, Targets, site_of
@@ -41,7 +44,8 @@ def compile(
     device: DeviceLike = None,
     plan: PlanLike | None = None,
     plans: PlansLike | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes = None,
+    lengths: Lengths | None = None,
     states: States | None = None,
     cpu_threads: int | None = None,
     spare: bool = False,
@@ -76,7 +80,11 @@ def compile(
         plans: makes a model with several plans, which can switch to the one that is fastest at
             present; see ``Model.adapt``. Either plans by name, or True for ``plan`` (or the fastest
             plan) and a plan without each of the processors. The plans share their weights.
-        shapes: shapes of inputs whose dimensions the network leaves open.
+        shapes: shapes of inputs whose dimensions the network leaves open; a name instead of a size
+            is a dimension of `lengths`.
+        lengths: the sizes of dimensions that the network or `shapes` name: ``{"n": [64, 128]}``.
+            The model takes inputs of each of these lengths, with one set of weights;
+            ``docs/lengths.md``.
         states: inputs that the model keeps from run to run, by name, and the output that each holds
             after a run: ``{"past.*": "present.*"}``; ``docs/states.md``.
         cpu_threads: the number of cores for CPU kernels; by default the cores that this process may
@@ -113,6 +121,7 @@ def compile(
         plan=plan,
         plans=plans,
         shapes=shapes,
+        lengths=lengths,
         states=states,
         cpu_threads=cpu_threads,
         spare=spare,
@@ -128,9 +137,19 @@ def compile(
         site = request.site()
         limits = request.limits(site)
         widen = site.lacks_half or request.precision != "float32"
-        mod, notes = read_network(source, request.shapes, request.precision, request.states, widen)
-        site = site.in_precision(request.precision, has_integers(mod["main"]))
+        precision, states = request.precision, request.states
+        networks = [
+            SizedNetwork(
+                sizes, *read_network(source, request.shapes, precision, states, widen, sizes)
+            )
+            for sizes in request.sizes or [{}]
+        ]
+        mod, notes = networks[0].mod, networks[0].notes
+        site = site.in_precision(precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
+        if request.sizes:
+            plan = request.first_plan
+            return model_of_lengths(networks, site, limits, plan, request.spare, observer)
         decision = choose(mod, site, limits, request.first_plan, observer)
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)

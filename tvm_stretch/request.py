@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path
+from tvm_stretch.frontend.lengths import Lengths, read_lengths
+from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.scheduling import Scheduler
@@ -31,7 +33,8 @@ class Request:
     device: DeviceLike = None  # where the network is to run
     cpu_threads: int | None = None  # the number of cores for CPU kernels
     # shapes of inputs whose dimensions the network leaves open
-    shapes: Mapping[str, Sequence[int]] | None = None
+    shapes: Shapes = None
+    lengths: Lengths | None = None  # sizes of named dimensions, each of which the model takes
     states: States | None = None  # inputs that hold what outputs had after the last run
     precision: str = "float32"  # one of `PRECISIONS`
     plan: PlanLike | None = None  # the plan, or its file, if the caller chose it
@@ -45,6 +48,11 @@ class Request:
     debug: bool = False  # whether every phase is verified
 
     def __post_init__(self) -> None:
+        if self.lengths is not None and self.plans:
+            raise InputError(
+                "expected no plans beside lengths, got some: a model of several lengths has one "
+                "plan for each; leave one of them out"
+            )
         if self.dump_dir is not None:
             as_path(self.dump_dir, "the folder for the phases")
         if self.states is not None and not isinstance(self.states, Mapping):
@@ -71,6 +79,11 @@ class Request:
             raise InputError(
                 "expected no scheduler where a plan is given, got both; leave one of them out"
             )
+
+    @cached_property
+    def sizes(self) -> list[dict[str, int]]:
+        """The sizes of named dimensions, for each length; empty if there are none."""
+        return read_lengths(self.lengths)
 
     @cached_property
     def named_plans(self) -> Mapping[str, Plan] | None:

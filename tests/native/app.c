@@ -6,6 +6,7 @@
  *   app MODEL callbacks INPUT OUTPUT        a chain of runs, each begun by the callback before
  *   app MODEL cancels INPUT OUTPUT          runs that are cancelled at any time, and freed
  *   app MODEL threads INPUT OUTPUT          clones on threads of their own
+ *   app MODEL lengths INPUT OUTPUT          a model of two lengths with a state; files of the first
  *   app MODEL time INPUT OUTPUT             nanoseconds of a call
  *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
  */
@@ -144,6 +145,30 @@ static void RunOnce(TvmStretchModel* one) {
   REQUIRE(RunOn(one, results) == TVM_STRETCH_OK);
   Compare(results);
   FreeResults(results);
+}
+
+/* A state doubles the answer of a second run, so the files hold that of a run after a reset. */
+static void Lengths(void) {
+  REQUIRE(tvm_stretch_length_count(model) == 2 && tvm_stretch_plan_count(model) == 1);
+  REQUIRE(strcmp(tvm_stretch_length_name(model, 1), "n=48") == 0);
+  REQUIRE(tvm_stretch_length_name(model, 2) == NULL && tvm_stretch_length_name(NULL, 0) == NULL);
+  EXPECT(TVM_STRETCH_INVALID, "the length", tvm_stretch_use_length(model, 2));
+  EXPECT(TVM_STRETCH_INVALID, "use_plan", tvm_stretch_use_plan(model, 1));
+  EXPECT(TVM_STRETCH_INVALID, "adapt", tvm_stretch_adapt(model));
+  RunOnce(model);
+  const TvmStretchTensor* small = tvm_stretch_input(model, 0);
+  REQUIRE(tvm_stretch_use_length(model, 1) == TVM_STRETCH_OK);
+  const TvmStretchTensor* large = tvm_stretch_input(model, 0);
+  REQUIRE(large->bytes == 2 * small->bytes && large->shape[2] == 2 * small->shape[2]);
+  TvmStretchBuffer results[kMost], wide = {calloc(1, large->bytes), large->bytes};
+  NewResults(results);
+  REQUIRE(tvm_stretch_run(model, &wide, 1, results, output_count) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_INVALID, "bytes for the input", RunOn(model, results));
+  free(wide.data);
+  FreeResults(results);
+  REQUIRE(tvm_stretch_use_length(model, 0) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_reset(model) == TVM_STRETCH_OK);
+  RunOnce(model);
 }
 
 static void Ways(void) {
@@ -328,7 +353,7 @@ int main(int count, char** words) {
     void (*call)(void);
   } tasks[] = {{"describe", Describe},   {"mistakes", Mistakes}, {"ways", Ways},
                {"callbacks", Callbacks}, {"cancels", Cancels},   {"threads", Threads},
-               {"time", Time},           {"trace", Trace}};
+               {"lengths", Lengths},     {"time", Time},         {"trace", Trace}};
   int found = 0;
   for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); ++i) {
     if (strcmp(tasks[i].name, task) != 0) continue;

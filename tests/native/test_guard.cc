@@ -28,12 +28,12 @@ std::string Said(std::vector<T> values, std::vector<int64_t> low, std::vector<in
   const DLDataType dtype{static_cast<uint8_t>(std::is_signed_v<T> ? kDLInt : kDLUInt),
                          8 * sizeof(T), 1};
   graph.tensors.push_back({shape, {columns, 1}, dtype, Memory::kInput, 0, 0, 0});
-  graph.inputs.push_back({"x", 0});
-  graph.guards.push_back({0, low, high, "x"});
+  graph.inputs.push_back({"x", 0, 0});
+  const std::vector<GuardSpec> guards{{0, low, high, "x"}};
   MemoryMap memory;
   memory.inputs.push_back(reinterpret_cast<char*>(values.data()));
   BoundTensors tensors(graph, memory);
-  return testing::ErrorOf([&] { Guards(graph, &tensors).Check(); });
+  return testing::ErrorOf([&] { Guards(guards, &tensors).Check(); });
 }
 
 template <typename T>
@@ -98,13 +98,13 @@ TYPED_TEST(Guard, NoZeroButAnythingElse) {
 TEST(Guards, FollowTheInput) {
   GraphSpec graph{};
   graph.tensors.push_back({{1}, {1}, {kDLInt, 32, 1}, Memory::kInput, 0, 0, 0});
-  graph.inputs.push_back({"x", 0});
-  graph.guards.push_back({0, {0}, {3}, "x"});
+  graph.inputs.push_back({"x", 0, 0});
+  const std::vector<GuardSpec> specs{{0, {0}, {3}, "x"}};
   int32_t good = 3, bad = 4;
   MemoryMap memory;
   memory.inputs.push_back(reinterpret_cast<char*>(&good));
   BoundTensors tensors(graph, memory);
-  const Guards guards(graph, &tensors);
+  const Guards guards(specs, &tensors);
   EXPECT_EQ(testing::ErrorOf([&] { guards.Check(); }), "");
   tensors.BindInput(0, reinterpret_cast<char*>(&bad));
   EXPECT_EQ(testing::ErrorOf([&] { guards.Check(); }),

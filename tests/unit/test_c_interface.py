@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cpu_targets import TARGET
 from native.build_native import ENVIRONMENT, ROOT, built
+from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import module, random_const
 from tvm import relax
 
@@ -102,6 +103,32 @@ def test_an_app(app: Path, alone: Case, task: str) -> None:
 @pytest.mark.parametrize("program", ["checked_app", "threaded_app"])
 def test_an_app_under_sanitizers(alone: Case, task: str, program: str) -> None:
     alone.run(built(program) / program, task)
+
+
+def test_an_app_with_lengths_and_states(app: Path, tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype("float32")
+    nodes = [
+        helper.make_node("Conv", ["x", "weight"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c"], ["mean"]),
+        helper.make_node("Add", ["sum", "mean"], ["next"]),
+        helper.make_node("Add", ["c", "next"], ["y"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in {
+            "x": [1, 16, "n", 24],
+            "sum": [1, 16, 1, 1],
+            "y": [1, 16, "n", 24],
+            "next": [1, 16, 1, 1],
+        }.items()
+    ]
+    constants = [numpy_helper.from_array(weight, "weight")]
+    graph = helper.make_graph(nodes, "sums", ports[:2], ports[2:], constants)
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = ts.compile(
+        network, [TARGET], lengths={"n": [24, 48]}, states={"sum": "next"}, cpu_threads=1
+    )
+    Case(tmp_path, model).run(app, "lengths")
 
 
 def test_traces_and_statistics(app: Path, alone: Case) -> None:

@@ -58,6 +58,7 @@ def assemble(
     # the same network with other plans, between which the model can change
     others: Sequence[Planned] = (),
     weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
+    lengths: Sequence[Mapping[str, int]] = (),  # one for each of the plans; see `lower`
 ) -> Parts:
     """Compile the kernels of kernel-level Relax."""
     if target.kind.name != "llvm":
@@ -71,6 +72,7 @@ def assemble(
         threads=threads,
         output_names=output_names,
         weights=weights,
+        lengths=lengths,
         alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
     )
     plans = [plan, *(other.plan for other in others)]

@@ -6,7 +6,7 @@ canonical Relax + plan --branching, regions--> each processor's phases --> kerne
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +57,38 @@ def build_parts(
     observer.begin(mod)
     first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
     more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
-    placed = {region.processor for one in (first, *more) for region in one.plan.regions}
+    return _assembled([first, *more], mod, processors, observer, spare)
+
+
+def build_lengths(
+    # the canonical module of each length, and the plan for it, as of `build_parts`
+    networks: Sequence[tuple[tvm.IRModule, Plan | None]],
+    lengths: Sequence[Mapping[str, int]],  # the sizes of named dimensions in each network
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: Observer,
+    spare: bool = False,
+) -> Parts:
+    """Compile one network for inputs of several lengths."""
+    planned = []
+    for mod, requested in networks:
+        observer.begin(mod)
+        planned.append(_by_plan(mod, requested, processors, placeable, observer, spare=spare))
+    return _assembled(planned, networks[0][0], processors, observer, spare, lengths)
+
+
+def _assembled(
+    planned: Sequence[Planned],
+    network: tvm.IRModule,  # whose constants come first in the weights
+    processors: Sequence[Processor],
+    observer: Observer,
+    spare: bool,
+    lengths: Sequence[Mapping[str, int]] = (),
+) -> Parts:
+    first, *more = planned
+    placed = {region.processor for one in planned for region in one.plan.regions}
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
-    for one in (first, *more):
+    for one in planned:
         observer.see_scheduled(one.mod, processors)
     # models of engines hold their weights, which then would stand in the artifact twice
     has_models = any(device.model is not None for device in devices)
@@ -72,7 +101,8 @@ def build_parts(
         plan=first.plan,
         spare=spare,
         others=more,
-        weights=None if has_models else WeightsBlob(mod),
+        weights=None if has_models else WeightsBlob(network),
+        lengths=lengths,
     )
 
 

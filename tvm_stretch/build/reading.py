@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tvm
 
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
 from tvm_stretch.build.precision import PRECISIONS, WIDE_SUMS
-from tvm_stretch.frontend.load import WIDENED, load_network
+from tvm_stretch.frontend.load import WIDENED, Shapes, load_network
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.progress import say
@@ -16,19 +16,20 @@ from tvm_stretch.progress import say
 
 def read_network(
     source: object,
-    shapes: Mapping[str, Sequence[int]] | None,
+    shapes: Shapes,
     precision: str = "float32",
     states: States | None = None,
     widen: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[tvm.IRModule, list[str]]:
-    """The network as canonical Relax, and remarks for people; `widen` as in `load_network`.
+    """The network as canonical Relax, and remarks for people; see `load_network` for the rest.
 
     Raises:
         ModelError: the source is no network.
         UnsupportedError: it computes what we do not.
     """
     say("reading the network")
-    mod = load_network(source, shapes, states, widen)
+    mod = load_network(source, shapes, states, widen, sizes)
     notes = [describe_integers(mod["main"])]
     if precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
         notes.append("float16 is computed in float32, as not all processors have its arithmetic")

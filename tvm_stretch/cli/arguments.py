@@ -97,6 +97,14 @@ _SHAPES = _several(
     metavar="INPUT=N,N,..",
     help="the shape of an input that the network leaves open",
 )
+_LENGTHS = _several(
+    "--length",
+    dest="lengths",
+    type=types.length,
+    default=[],
+    metavar="NAME=N,N,..",
+    help="the sizes that a named dimension may have when the model runs: n=64,128",
+)
 _NETWORK = _file("network", help="an ONNX file, a .tflite file, or a .pt2 of torch.export")
 _COMPILING = (
     _TARGETS,
@@ -104,6 +112,7 @@ _COMPILING = (
     _PROFILE,
     _file("--plan", metavar="FILE", help="the plan to follow, instead of a search"),
     _SHAPES,
+    _LENGTHS,
     _several(
         "--max-share",
         dest="max_shares",
@@ -134,6 +143,7 @@ ONLY_NETWORKS = {
     "threads": "--threads",
     "plan": "--plan",
     "shapes": "--shape",
+    "lengths": "--length",
     "max_shares": "--max-share",
     "share_parts": "--share-parts",
     "spare": "--spare",

@@ -50,6 +50,7 @@ def _compiled(args: argparse.Namespace, network: str, device: Any, **options: An
         device=device,
         plan=args.plan,
         shapes=dict(args.shapes) or None,
+        lengths=dict(args.lengths) or None,
         cpu_threads=args.threads,
         spare=args.spare,
         max_share=dict(args.max_shares) or None,

@@ -18,15 +18,29 @@ def target(text: str) -> str | dict[str, Any]:
         raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text[:80]!r}") from error
 
 
-def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """``x=1,3,224,224``."""
+def shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    """``x=1,3,224,224``, or ``tokens=1,n`` with a name for a dimension of ``--length``."""
     name, _, sizes = text.rpartition("=")
+    found = tuple(size if size.isidentifier() else _integer(size) for size in sizes.split(","))
+    if not name or None in found:
+        raise argparse.ArgumentTypeError(f"expected INPUT=1,3,224,224 or the like, got {text!r}")
+    return name, tuple(size for size in found if size is not None)
+
+
+def length(text: str) -> tuple[str, tuple[int, ...]]:
+    """``n=64,128``."""
+    name, _, sizes = text.rpartition("=")
+    found = tuple(map(_integer, sizes.split(",")))
+    if not name or None in found:
+        raise argparse.ArgumentTypeError(f"expected n=64,128 or the like, got {text!r}")
+    return name, tuple(size for size in found if size is not None)
+
+
+def _integer(text: str) -> int | None:
     try:
-        return name, tuple(int(size) for size in sizes.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected INPUT=1,3,224,224 or the like, got {text!r}"
-        ) from error
+        return int(text)
+    except ValueError:
+        return None
 
 
 def share(text: str) -> tuple[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import tvm
 
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.files import open_regular, reason_of
+from tvm_stretch.frontend.lengths import Shape, sized
 from tvm_stretch.frontend.network_limits import check_sizes
 from tvm_stretch.frontend.onnx_halves import widen_halves
 from tvm_stretch.frontend.onnx_importer import import_onnx
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 WIDENED = "widened"
 """Attribute of ``main``: an ONNX network of float16 that is computed in float32."""
 
-Shapes = Mapping[str, Sequence[int]] | None
+Shapes = Mapping[str, Shape] | None
 
 
 # mypy does not see that TVM's decorator makes a pass of the class
@@ -49,6 +50,7 @@ def load_network(
     shapes: Shapes = None,  # Shapes of inputs by name; they fix dynamic dimensions
     states: States | None = None,  # inputs that hold what outputs had after the last run
     widen: bool = False,  # whether an ONNX network of float16 becomes one of float32
+    sizes: Mapping[str, int] | None = None,  # of dimensions that the network or `shapes` name
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
@@ -62,7 +64,7 @@ def load_network(
         InputError: ``shapes`` or ``states`` do not fit the network, or ``source`` is of another
             type.
     """
-    mod = _read(source, shapes, widen)
+    mod = _read(source, sized(shapes, sizes or {}), widen, sizes)
     step()
     check_sizes(mod)
     with blaming(mod):
@@ -98,7 +100,9 @@ def load_trainable(
         return _trainable(mod)
 
 
-def _read(source: Any, shapes: Any, widen: bool = False) -> tvm.IRModule:
+def _read(
+    source: Any, shapes: Any, widen: bool = False, sizes: Mapping[str, int] | None = None
+) -> tvm.IRModule:
     """A module with static shapes."""
     require_file(source)
     if shapes is not None and not isinstance(shapes, Mapping):
@@ -107,15 +111,15 @@ def _read(source: Any, shapes: Any, widen: bool = False) -> tvm.IRModule:
             "its name, such as {'x': (1, 3, 224, 224)}"
         )
     if isinstance(source, tvm.IRModule):
-        mod = read_relax(source, shapes)
+        mod = read_relax(source, shapes, sizes)
         return keep_names(mod) if branch_operators(mod) else mod
     if isinstance(source, str | Path) and Path(source).suffix == ".pt2":
         source = load_torch(Path(source))
     if is_tflite(source):
-        return read_relax(read_tflite(source), shapes)
+        return read_relax(read_tflite(source), shapes, sizes)
     if isinstance(source, str | Path | bytes | onnx.ModelProto):
         network = read_onnx(source)
-        fix_shapes(network, shapes)
+        fix_shapes(network, shapes, sizes)
         widened = widen and widen_halves(network)
         mod = import_onnx(network)
         mod["main"] = mod["main"].with_attr("output_names", network.outputs)
@@ -124,7 +128,7 @@ def _read(source: Any, shapes: Any, widen: bool = False) -> tvm.IRModule:
         return mod
     # Torch's classes are asked by name: importing torch takes seconds.
     if type(source).__name__ == "ExportedProgram":
-        return read_relax(read_torch(source), shapes)
+        return read_relax(read_torch(source), shapes, sizes)
     if any(kind.__module__.startswith("torch.nn") for kind in type(source).__mro__):
         raise InputError(
             f"expected an exported network for source, got the torch module "

@@ -21,7 +21,11 @@ _MOST = (1 << 63) - 1
 """The largest extent that a file can hold; `network_limits.py` limits the size of tensors."""
 
 
-def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None) -> None:
+def fix_shapes(
+    network: OnnxNetwork,
+    shapes: Mapping[str, Sequence[int]] | None,
+    sizes: Mapping[str, int] | None = None,  # of dimensions that the network names
+) -> None:
     """Give every input of ``network`` the static shape of ``shapes``, in place.
 
     Raises:
@@ -39,7 +43,7 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
     by_name = {value.name: value for value in network.model.graph.input}
     for name in names:
         _forget_placeholders(by_name[name])
-    bound: dict[str, int] = {}
+    bound: dict[str, int] = dict(sizes or {})
     for name in names:
         if name in wanted:
             _set_shape(by_name[name], wanted[name], bound)

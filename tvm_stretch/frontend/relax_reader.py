@@ -16,7 +16,9 @@ from tvm_stretch.frontend.relax_ordering import expand_ordering
 
 
 def read_relax(
-    mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]] | None = None
+    mod: tvm.IRModule,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    sizes: Mapping[str, int] | None = None,  # of dimensions that the module names
 ) -> tvm.IRModule:
     """Check ``mod`` and give every parameter of ``main`` a static shape.
 
@@ -35,7 +37,8 @@ def read_relax(
             "expected a well-formed IRModule, got one that relax.analysis.well_formed refuses; "
             "fix it"
         )
-    bindings = _bind_dimensions(main.params, dict(shapes or {}))
+    bindings = _bind_names(main.params, sizes or {})
+    _bind_dimensions(main.params, dict(shapes or {}), bindings)
     if bindings:
         mod = relax.transform.BindSymbolicVars(bindings, "main")(mod)
     _check_static(mod["main"].params)
@@ -46,12 +49,19 @@ def _names(mod: tvm.IRModule) -> set[str]:
     return {var.name_hint for var in mod.get_global_vars()}
 
 
+def _bind_names(params: Sequence[relax.Var], sizes: Mapping[str, int]) -> dict[tvm.tirx.Var, int]:
+    """The symbolic dimensions of ``params`` that have a size by name."""
+    dims = [dim for param in params for dim in _dimensions(param) or ()]
+    return {d: sizes[d.name] for d in dims if isinstance(d, tvm.ir.Var) and d.name in sizes}
+
+
 def _bind_dimensions(
-    params: Sequence[relax.Var], shapes: dict[str, Sequence[int]]
-) -> dict[tvm.tirx.Var, int]:
+    params: Sequence[relax.Var],
+    shapes: dict[str, Sequence[int]],
+    bound: dict[tvm.tirx.Var, int],
+) -> None:
     """Match the symbolic dimensions of ``params`` with the sizes in ``shapes``."""
     by_name = {param.name: param for param in params}
-    bound: dict[tvm.tirx.Var, int] = {}
     for name, wanted in shapes.items():
         if name not in by_name:
             raise InputError(
@@ -80,7 +90,6 @@ def _bind_dimensions(
                         "first"
                     )
                 bound[dim] = int(size)
-    return bound
 
 
 def _dimensions(param: relax.Var) -> list[tvm.ir.Expr] | None:

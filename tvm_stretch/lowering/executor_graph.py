@@ -121,6 +121,19 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class LengthSpec:
+    """The ports of the plan at the same position, if a graph has several lengths."""
+
+    name: str  # for people: "n=64"
+    sizes: dict[str, int]  # of the dimensions that `lengths` of ``ts.compile`` names
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    held: tuple[Port, ...] = ()
+    kept: tuple[Port, ...] = ()
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlanSpec:
     """One of several plans of a graph; the graph lists the regions of all plans in order."""
 
@@ -137,7 +150,9 @@ class Graph:
     With `spare`, the CPU has the kernels of all nodes and runs them if another processor fails.
     `kept` are outputs after `outputs` that only `guards` read, or that become `states`: the inputs
     after `inputs`, which the executor keeps from run to run. If there are `plans`, a run uses the
-    regions of one of them; all plans use the same weights and the same arena.
+    regions of one of them; all plans use the same weights and the same arena. If there are
+    `lengths`, each plan computes the network for inputs of its own shapes; the graph's own ports
+    are those of the first length, and a port's memory has room for any length.
     """
 
     inputs: tuple[Port, ...]
@@ -161,6 +176,7 @@ class Graph:
     held: tuple[Port, ...] = ()
     states: tuple[State, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
+    lengths: tuple[LengthSpec, ...] = ()
 
     def first_region(self, number: int) -> int:
         """Index of a plan's first region."""
@@ -186,7 +202,21 @@ class Graph:
             for region in own
         )
         nodes = self.nodes[node : node + count]
-        return replace(self, nodes=nodes, regions=regions, plan=chosen.plan, plans=())
+        ports = self.with_length(number) if self.lengths else self
+        return replace(ports, nodes=nodes, regions=regions, plan=chosen.plan, plans=())
+
+    def with_length(self, number: int) -> Graph:
+        """The graph whose ports are those of one of its lengths."""
+        own = self.lengths[number]
+        return replace(
+            self,
+            inputs=own.inputs,
+            outputs=own.outputs,
+            held=own.held,
+            kept=own.kept,
+            guards=own.guards,
+            lengths=(),
+        )
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
@@ -32,6 +32,7 @@ from tvm_stretch.lowering.executor_graph import (
     CPU,
     Graph,
     Guard,
+    LengthSpec,
     PlanSpec,
     Port,
     ProcessorSpec,
@@ -78,6 +79,9 @@ def lower(
     weights: WeightsBlob | None = None,
     # of tensors in the arena, in bytes; parts of other tensors need not keep it
     alignment: int = ALIGNMENT,
+    # sizes of named dimensions, for each module, if the modules are one network for inputs of
+    # several lengths; then each module has ports of its own
+    lengths: Sequence[Mapping[str, int]] = (),
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
@@ -93,26 +97,20 @@ def lower(
         region.steps = [*in_pieces(region.steps)]
     read = [view for draft in drafts for step in draft.steps for view in step.inputs]
     prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read)
-    table, first = TensorTable(), drafts[0]
-    main = relax.analysis.remove_all_unused(mod["main"])
-    inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, first.inputs)))
-    results, found = read_guards(main)
-    held, states = read_states(main)
-    results = len(first.outputs) if results is None else results
-    results = results if held is None else held
-    names = [*_output_names(main, results, output_names)]
-    names += [f"kept{i}" for i in range(results, len(first.outputs))]
-    ports = tuple(map(Port, names, map(table.add, first.outputs)))
-    places = {port.name: port.tensor for port in inputs}
+    table = TensorTable()
+    ports = [_ports(draft, table, output_names) for draft in (drafts if lengths else drafts[:1])]
+    first = ports[0]
+    _, states = read_states(mod["main"])
     graph = Graph(
-        inputs=inputs[: len(inputs) - len(states)],
-        held=inputs[len(inputs) - len(states) :],
+        inputs=first.inputs,
+        held=first.held,
         states=tuple(State(result) for result in states),
-        outputs=ports[:results],
-        kept=ports[results:],
-        guards=tuple(
-            Guard(places[g.input] if g.input else ports[g.result].tensor, g.low, g.high, g.what)
-            for g in found
+        outputs=first.outputs,
+        kept=first.kept,
+        guards=first.guards,
+        lengths=tuple(
+            replace(own, name=length_name(sizes), sizes=dict(sizes))
+            for own, sizes in zip(ports, lengths, strict=False)
         ),
         prepare=tuple(map(table.add_step, walk.prepare)),
         nodes=tuple(table.add_step(step) for draft in drafts for step in draft.steps),
@@ -125,16 +123,22 @@ def lower(
         threads=threads,
         plans=tuple(
             PlanSpec(f"plan{number}", len(draft.regions))
-            for number, draft in enumerate(drafts if others else ())
+            for number, draft in enumerate(drafts if others or lengths else ())
         ),
     )
     return Lowered(graph, weights.tensor(), weights.own_bytes, walk.kernels)
+
+
+def length_name(sizes: Mapping[str, int]) -> str:
+    """``batch=1, n=64``."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 @dataclass(frozen=True)
 class _Draft:
     """One plan of the network as regions; its tensors have no numbers yet."""
 
+    main: relax.Function
     inputs: Sequence[View]
     outputs: Sequence[View]
     regions: Sequence[RegionSteps]
@@ -156,7 +160,33 @@ def _draft(walk: Walk, alignment: int) -> _Draft:
     order = happens_before(regions, before)
     arena_bytes = place_buffers(steps, "arena", earlier=order, alignment=alignment)
     walk.done.extend(regions)
-    return _Draft(walk.inputs, outputs, regions, links, arena_bytes)
+    return _Draft(walk.mod["main"], walk.inputs, outputs, regions, links, arena_bytes)
+
+
+def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None) -> LengthSpec:
+    """Inputs, outputs, states and guards of one draft, as a length that has no name yet."""
+    main = relax.analysis.remove_all_unused(draft.main)
+    inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, draft.inputs)))
+    results, found = read_guards(main)
+    held, states = read_states(main)
+    results = len(draft.outputs) if results is None else results
+    results = results if held is None else held
+    names = [*_output_names(main, results, output_names)]
+    names += [f"kept{i}" for i in range(results, len(draft.outputs))]
+    ports = tuple(map(Port, names, map(table.add, draft.outputs)))
+    places = {port.name: port.tensor for port in inputs}
+    return LengthSpec(
+        name="",
+        sizes={},
+        inputs=inputs[: len(inputs) - len(states)],
+        held=inputs[len(inputs) - len(states) :],
+        outputs=ports[:results],
+        kept=ports[results:],
+        guards=tuple(
+            Guard(places[g.input] if g.input else ports[g.result].tensor, g.low, g.high, g.what)
+            for g in found
+        ),
+    )
 
 
 def _output_names(

@@ -101,7 +101,8 @@ class RemoteExecutor:
         self.device = device
         self._open = open_it
         self._opened: RemoteModule | None = None
-        self._buffers: list[tvm.runtime.Tensor] = []
+        # on the device, for each list of shapes
+        self._buffers: dict[object, list[tvm.runtime.Tensor]] = {}
         self._lock = threading.RLock()  # guards the session's state
         self._kept: dict[str, tuple[Any, ...]] = {}  # arguments of `keep`, the newest last
 
@@ -113,7 +114,7 @@ class RemoteExecutor:
         """
         with self._lock:
             if self._opened is None or self._opened.session != self.device.session_number:
-                self._buffers = []
+                self._buffers = {}
                 opened = self._open()
                 for method, given in self._kept.items():
                     opened[method](*given)
@@ -140,15 +141,17 @@ class RemoteExecutor:
             ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
 
             def action(link: Link) -> list[tvm.runtime.Tensor]:
-                if not self._buffers:
+                key = tuple(p.shape for p in ports)
+                if key not in self._buffers:
                     there = link.session.cpu(0)
                     made = [tvm.runtime.empty(p.shape, p.dtype, there) for p in ports]
-                    self._buffers = made
-                for value, buffer in zip(inputs, self._buffers, strict=False):
+                    self._buffers[key] = made
+                buffers = self._buffers[key]
+                for value, buffer in zip(inputs, buffers, strict=False):
                     value.copyto(buffer)
                 with run.on(link) if run else contextlib.nullcontext():
-                    module.method("invoke")(*self._buffers)
-                return [buffer.copyto(tvm.cpu()) for buffer in self._buffers[len(inputs) :]]
+                    module.method("invoke")(*buffers)
+                return [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
 
             found: list[tvm.runtime.Tensor] = self.device.ask(
                 "to run the model", action, session=module.session
@@ -239,7 +242,9 @@ class RemoteModel(Model):
         inputs: Sequence[tvm.runtime.Tensor],
         run: RemoteRun | None = None,
     ) -> Any:
-        outputs = [present(value) for value in self.module.invoke(inputs, self.graph, run)]
+        outputs = [
+            present(value) for value in self.module.invoke(inputs, self._graph_for(inputs), run)
+        ]
         self._warn_once()
         return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
 

@@ -287,6 +287,11 @@ def _numbers(
 
 def _ways(model: Model) -> Iterator[Way]:
     """The plans of a model, measured one by one."""
+    if model.lengths:
+        raise InputError(
+            f"expected models of one length for a group, got one of {len(model.lengths)}; compile "
+            "it without lengths="
+        )
     for name in model.plans:
         instance = model.create_instance()
         instance.use(name)

@@ -20,13 +20,13 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph, Tensor
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.lengths_of_model import LengthsOfModel
 from tvm_stretch.runtime.meters import Meters, measure_energy, read_meters
-from tvm_stretch.runtime.plans_of_model import PlansOfModel
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import taking_memory
 
 
-class MeasuresOfModel(PlansOfModel):
+class MeasuresOfModel(LengthsOfModel):
     """What a `Model` measures."""
 
     @property
@@ -37,11 +37,6 @@ class MeasuresOfModel(PlansOfModel):
     @abc.abstractmethod
     def _load(self) -> None:
         """Prepare the weights, unless that is done already."""
-
-    @functools.cached_property
-    def _input_specs(self) -> dict[str, Tensor]:
-        graph = self.graph
-        return {port.name: graph.tensors[port.tensor] for port in graph.inputs}
 
     def timed_run(self) -> Callable[[], float]:
         """Set every input to noise; returns what runs the network and tells the seconds."""
@@ -124,12 +119,13 @@ class MeasuresOfModel(PlansOfModel):
         """Set every input to noise; returns the function that runs the network."""
         self._load()
         generator = np.random.default_rng(0)
-        for name, spec in self._input_specs.items():
-            self.module["set_input"](name, _noise(generator, spec))
+        graph = self.running
+        for port in graph.inputs:
+            self.module["set_input"](port.name, _noise(generator, graph.tensors[port.tensor]))
         run = self.module["run"]
-        if self.graph.states:  # noise does not belong into them
+        if graph.states:  # noise does not belong into them
             run = functools.partial(run, False)
-        return functools.partial(_run_anyway, run) if self.graph.guards else run
+        return functools.partial(_run_anyway, run) if graph.guards else run
 
 
 def _noise(generator: np.random.Generator, spec: Tensor) -> tvm.runtime.Tensor:

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tvm
 
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
-from tvm_stretch.lowering.executor_graph import Graph, Port
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import (
@@ -94,16 +94,24 @@ class Model(StatesOfModel):
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
         """Name, shape and dtype of each input."""
-        return tuple(map(self._info, self.graph.inputs))
+        return self._infos("inputs")
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Name, shape and dtype of each output."""
-        return tuple(map(self._info, self.graph.outputs))
+        return self._infos("outputs")
 
-    def _info(self, port: Port) -> TensorInfo:
-        tensor = self.graph.tensors[port.tensor]
-        return TensorInfo(port.name, tensor.shape, tensor.dtype)
+    def _infos(self, ports: Literal["inputs", "outputs"]) -> tuple[TensorInfo, ...]:
+        graph = self.graph
+        now = getattr(graph.with_length(self._number()) if graph.lengths else graph, ports)
+        found = []
+        for place, port in enumerate(now):
+            tensors = [graph.tensors[getattr(own, ports)[place].tensor] for own in graph.lengths]
+            shapes = tuple(dict.fromkeys(tensor.shape for tensor in tensors))
+            tensor = graph.tensors[port.tensor]
+            several = shapes if len(shapes) > 1 else ()
+            found.append(TensorInfo(port.name, tensor.shape, tensor.dtype, several))
+        return tuple(found)
 
     @property
     def lost(self) -> str | None:
@@ -285,7 +293,7 @@ class Model(StatesOfModel):
         self, args: tuple[object, ...], kwargs: Mapping[str, object], steps: int = 0
     ) -> tuple[Present, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
-        specs = self._input_specs
+        specs = self._specs_of_lengths[0]
         names = list(specs)
         if len(args) > len(names):
             raise InputError(
@@ -306,6 +314,7 @@ class Model(StatesOfModel):
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
+        specs = self._specs_of_lengths[self._length_of(given, steps)]
         inputs = [one_or_more(name, given[name], spec, steps) for name, spec in specs.items()]
         return like([given[name] for name in names]), inputs
 

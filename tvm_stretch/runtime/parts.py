@@ -80,18 +80,23 @@ class Parts:
         create = tvm.get_global_func("tvm_stretch.create_executor")
         return create(self.graph.to_json(), self.weights, kernels, *self.devices)
 
-    def explained(self, reason: str, considered: Sequence[Considered] | None = None) -> Parts:
+    def explained(
+        self, reason: str, considered: Sequence[Considered] | None = None, number: int = 0
+    ) -> Parts:
         """The parts, with a plan that says why it was chosen.
 
         Args:
             considered: the candidates among which it was; by default those of its plan.
+            number: which of several plans.
         """
-        plan, plans = {**self.graph.plan, "reason": reason}, self.graph.plans
+        plans = [*self.graph.plans]
+        plan = {**(plans[number].plan if plans else self.graph.plan), "reason": reason}
         if considered is not None:
             plan["considered"] = [asdict(one) for one in considered]
         if plans:
-            plans = (replace(plans[0], plan=plan), *plans[1:])
-        return replace(self, graph=replace(self.graph, plan=plan, plans=plans))
+            plans[number] = replace(plans[number], plan=plan)
+        first = self.graph.plan if number else plan
+        return replace(self, graph=replace(self.graph, plan=first, plans=tuple(plans)))
 
     def named(self, names: Sequence[str], expected: Sequence[float]) -> Parts:
         """The parts, whose plans have names, and seconds that a run of each should take."""

@@ -73,6 +73,8 @@ class PlansOfModel(abc.ABC):
     def use(self, name: str) -> None:
         """Let all runs take one of `plans`, until `adapt` is called.
 
+        Of a model with several lengths, that is the length which measurements take.
+
         Raises:
             InputError: there is no plan of that name.
         """
@@ -98,8 +100,13 @@ class PlansOfModel(abc.ABC):
             pause: the number of runs after which a plan that was slow is tried again.
 
         Raises:
-            InputError: a number is too small.
+            InputError: a number is too small, or the shapes of inputs choose the plan.
         """
+        if self.graph.lengths:
+            raise InputError(
+                f"expected a model of one length for adapt, got one of {len(self.graph.lengths)}; "
+                "the shapes of its inputs choose the plan"
+            )
         if not factor > 1 or runs < 1 or pause < 1:
             raise InputError(
                 f"expected a factor above 1 and at least 1 run for adapt, got {factor}, {runs} "

@@ -97,7 +97,7 @@ class StatesOfModel(MeasuresOfModel):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"expected at least 1 for count, got {count!r}; run at least one step")
         present, inputs = self._bind(args, kwargs, steps=count)
-        graph = self.graph
+        graph = self._graph_for(inputs, steps=count)
         outputs = []
         for spec in (graph.tensors[port.tensor] for port in graph.outputs):
             with taking_memory(count * spec.bytes):

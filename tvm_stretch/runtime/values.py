@@ -28,12 +28,14 @@ class TensorInfo:
     """An input or output of a model."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a model with several lengths, that of the next run
     dtype: str
+    shapes: tuple[tuple[int, ...], ...] = ()  # all that it may have, if there are several
 
     def __str__(self) -> str:
-        """`x: float32[1, 3, 224, 224]`."""
-        return f"{self.name}: {_describe(self.dtype, self.shape)}"
+        """`x: float32[1, 3, 224, 224]`, `tokens: int64[1, 64|128]`."""
+        sizes = [sorted(set(sizes)) for sizes in zip(*(self.shapes or (self.shape,)), strict=True)]
+        return f"{self.name}: {self.dtype}[{', '.join('|'.join(map(str, s)) for s in sizes)}]"
 
 
 def to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:

@@ -1,6 +1,6 @@
 // The module `tvm_stretch.executor`: one instance of a model, ready to run.
 //
-//   set_input(name or index, tensor)      copies
+//   set_input(name or index, tensor)      copies; its shape chooses one of several lengths
 //   run([advance])                        false: the states stay as they are
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
@@ -18,7 +18,8 @@
 //                                         files that hold them, concatenated
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
 //   plan()                                the number of the next run's plan
-//   use_plan(number)                      all runs use that plan
+//   use_plan(number)                      all runs use that plan; if there are several lengths, it
+//                                         chooses one, until inputs of another come
 //   adapt(factor, runs, pause)            runs use the plan that is fastest now; plan_chooser.h
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
@@ -114,6 +115,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GraphJSON(Args) { return bytes_.json; }
   ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.arguments); }
   ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.results); }
+  size_t UseLengthOf(const std::vector<const DLTensor*>& inputs);
   ffi::Any SetInput(Args args);
   ffi::Any Run(Args args);
   ffi::Any GetOutput(Args args);
@@ -247,9 +249,21 @@ ffi::Any Executor::SetInput(Args args) {
   RequireCount(args, 2, 2, "set_input");
   size_t i = InputIndex(spec_, args[0]);
   const DLTensor& tensor = *args[1].cast<DLTensor*>();
-  CheckTensor(tensor, spec_.input(i), "input", spec_.inputs[i].name);
+  const size_t length = staging_.LengthWith(i, tensor, instance().length());
+  CheckTensor(tensor, spec_.input(i, length), "input", spec_.inputs[i].name);
+  instance().UseLength(length);
   staging_.Set(&instance(), i, tensor);
   return ffi::Any();
+}
+
+// Chooses the length of these inputs for the next run, and checks the inputs.
+size_t Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs) {
+  const size_t length = FindLength(spec_, inputs, instance().length());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckTensor(*inputs[i], spec_.input(i, length), "input", spec_.inputs[i].name);
+  }
+  instance().UseLength(length);
+  return length;
 }
 
 ffi::Any Executor::Run(Args args) {
@@ -264,7 +278,7 @@ ffi::Any Executor::Run(Args args) {
 ffi::Any Executor::GetOutput(Args args) {
   RequireCount(args, 1, 2, "get_output");
   size_t i = OutputIndex(spec_, args[0]);
-  const TensorSpec& spec = spec_.output(i);
+  const TensorSpec& spec = spec_.output(i, instance().last_length());
   if (args.size() == 2) {
     const DLTensor& tensor = *args[1].cast<DLTensor*>();
     CheckTensor(tensor, spec, "output", spec_.outputs[i].name);
@@ -283,19 +297,17 @@ ffi::Any Executor::Invoke(Args args) {
     RequireCount(args, num_inputs + num_outputs, num_inputs + num_outputs, "invoke");
   }
   std::vector<const DLTensor*> inputs, outputs;
-  for (int i = 0; i < num_inputs; ++i) {
-    inputs.push_back(args[i].cast<DLTensor*>());
-    CheckTensor(*inputs[i], spec_.input(i), "input", spec_.inputs[i].name);
-  }
+  for (int i = 0; i < num_inputs; ++i) inputs.push_back(args[i].cast<DLTensor*>());
+  const size_t length = UseLengthOf(inputs);
   for (int i = 0; i < args.size() - num_inputs; ++i) {
     outputs.push_back(args[num_inputs + i].cast<DLTensor*>());
-    CheckTensor(*outputs[i], spec_.output(i), "output", spec_.outputs[i].name);
+    CheckTensor(*outputs[i], spec_.output(i, length), "output", spec_.outputs[i].name);
     CheckApart(outputs);
   }
   if (args.size() != num_inputs) return staging_.Run(&instance(), inputs, outputs), ffi::Any();
   ffi::Array<ffi::Tensor> fresh;
   for (int i = 0; i < num_outputs; ++i) {
-    fresh.push_back(NewTensor(spec_.output(i)));
+    fresh.push_back(NewTensor(spec_.output(i, length)));
     outputs.push_back(fresh[i].GetDLTensorPtr());
   }
   staging_.Run(&instance(), inputs, outputs);
@@ -308,17 +320,18 @@ ffi::Any Executor::RunSteps(Args args) {
   RequireCount(args, 1 + num_inputs + num_outputs, 1 + num_inputs + num_outputs, "run_steps");
   const int64_t count = args[0].cast<int64_t>();
   std::vector<SteppedTensor> inputs, outputs;
-  std::vector<const DLTensor*> whole;
+  std::vector<const DLTensor*> whole, first;
   for (int i = 0; i < num_inputs; ++i) {
     const DLTensor& tensor = *args[1 + i].cast<DLTensor*>();
     const bool same = tensor.ndim == static_cast<int32_t>(spec_.input(i).shape.size());
     inputs.emplace_back(tensor, same ? SteppedTensor::kSame : count);
-    CheckTensor(inputs[i].at(0), spec_.input(i), "input", spec_.inputs[i].name);
   }
+  for (SteppedTensor& input : inputs) first.push_back(&input.at(0));
+  const size_t length = UseLengthOf(first);
   for (int i = 0; i < num_outputs; ++i) {
     whole.push_back(args[1 + num_inputs + i].cast<DLTensor*>());
     outputs.emplace_back(*whole[i], count);
-    CheckTensor(outputs[i].at(0), spec_.output(i), "output", spec_.outputs[i].name);
+    CheckTensor(outputs[i].at(0), spec_.output(i, length), "output", spec_.outputs[i].name);
     CheckApart(whole);
   }
   for (int64_t step = 0; step < count; ++step) {
@@ -390,6 +403,10 @@ ffi::Any Executor::UsePlan(Args args) {
 
 ffi::Any Executor::Adapt(Args args) {
   RequireCount(args, 3, 3, "adapt");
+  if (spec_.lengths.size() > 1) {
+    TVM_FFI_THROW(ValueError) << "expected a model of one length for adapt, got one of "
+                              << spec_.lengths.size() << "; its inputs choose the plan";
+  }
   instance().chooser().Adapt(
       {args[0].cast<double>(), args[1].cast<int64_t>(), args[2].cast<int64_t>()});
   return ffi::Any();

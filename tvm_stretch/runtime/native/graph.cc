@@ -4,6 +4,7 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/json.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace tvm_stretch {
@@ -199,7 +200,28 @@ void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>&
         tensor.offset != 0) {
       Refuse("a tensor that starts the port's own memory", item.where());
     }
-    ports->push_back(PortSpec{item["name"].Str(), id});
+    ports->push_back(PortSpec{item["name"].Str(), id, tensor.bytes});
+  }
+}
+
+// Reads ports of another length, whose names and types have to be those of the first one.
+void ReadMorePorts(const Reader& length, const char* first, const char* rest, Memory memory,
+                   const std::vector<TensorSpec>& tensors, std::vector<PortSpec>* ports,
+                   std::vector<int64_t>* ids) {
+  std::vector<PortSpec> own;
+  ReadPorts(length[first], memory, tensors, &own);
+  ReadPorts(length[rest], memory, tensors, &own);
+  if (own.size() != ports->size()) Refuse("as many ports as the first length has", length.where());
+  for (size_t i = 0; i < own.size(); ++i) {
+    PortSpec& port = (*ports)[i];
+    const TensorSpec& known = tensors[port.tensor];
+    const TensorSpec& other = tensors[own[i].tensor];
+    if (own[i].name != port.name || !(known.dtype == other.dtype) ||
+        known.shape.size() != other.shape.size()) {
+      Refuse("the names, types and numbers of dimensions of the first length", length.where());
+    }
+    port.bytes = std::max(port.bytes, own[i].bytes);
+    ids->push_back(own[i].tensor);
   }
 }
 
@@ -233,8 +255,8 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
       if (other.output == output) Refuse("an output of its own", item.where());
     }
     if (input >= graph->inputs.size()) Refuse("an input of its own", item.where());
-    const TensorSpec& from = graph->output(output);
-    const TensorSpec& to = graph->input(input);
+    const TensorSpec& from = graph->tensors[graph->outputs[output].tensor];
+    const TensorSpec& to = graph->tensors[graph->inputs[input].tensor];
     if (from.shape != to.shape || !(from.dtype == to.dtype)) {
       Refuse("an output with the shape and type of its input", item.where());
     }
@@ -243,6 +265,41 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
     Refuse("a state for each held input", list.where());
   }
+}
+
+std::vector<GuardSpec> ReadGuards(const Reader& owner, const std::vector<TensorSpec>& tensors) {
+  std::vector<GuardSpec> guards;
+  if (!owner.Has("guards")) return guards;
+  for (const Reader& item : owner["guards"].List()) guards.push_back(ReadGuard(item, tensors));
+  return guards;
+}
+
+// Reads the lengths, the first of which has the graph's own ports. States are the same in all.
+void ReadLengths(const Reader& root, GraphSpec* graph) {
+  std::vector<Reader> list = root.Has("lengths") ? root["lengths"].List() : std::vector<Reader>();
+  for (const Reader& item : list) {
+    LengthSpec length;
+    length.name = item["name"].Str();
+    ReadMorePorts(item, "inputs", "held", Memory::kInput, graph->tensors, &graph->inputs,
+                  &length.inputs);
+    ReadMorePorts(item, "outputs", "kept", Memory::kOutput, graph->tensors, &graph->outputs,
+                  &length.outputs);
+    length.guards = ReadGuards(item, graph->tensors);
+    for (const StateSpec& state : graph->states) {
+      const std::vector<int64_t>& shape = graph->tensors[graph->inputs[state.input].tensor].shape;
+      if (graph->tensors[length.inputs[state.input]].shape != shape ||
+          graph->tensors[length.outputs[state.output]].shape != shape) {
+        Refuse("states of one shape", item.where());
+      }
+    }
+    graph->lengths.push_back(std::move(length));
+  }
+  if (!graph->lengths.empty()) return;
+  LengthSpec only;
+  for (const PortSpec& port : graph->inputs) only.inputs.push_back(port.tensor);
+  for (const PortSpec& port : graph->outputs) only.outputs.push_back(port.tensor);
+  only.guards = ReadGuards(root, graph->tensors);
+  graph->lengths.push_back(std::move(only));
 }
 
 // The compiler of the artifact, and its CPU.
@@ -260,7 +317,7 @@ std::string ReadOrigin(const Reader& root) {
 int64_t MemoryBytes(const GraphSpec& graph, const TensorSpec& tensor) {
   auto port = [&](const std::vector<PortSpec>& ports) {
     bool exists = tensor.buffer < static_cast<int64_t>(ports.size());
-    return exists ? graph.tensors[ports[tensor.buffer].tensor].bytes : int64_t{-1};
+    return exists ? ports[tensor.buffer].bytes : int64_t{-1};
   };
   switch (tensor.memory) {
     case Memory::kInput:
@@ -352,6 +409,9 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
   } else if (next != graph->regions.size()) {
     Refuse("a plan of every region", "plans");
   }
+  if (graph->lengths.size() > 1 && graph->lengths.size() != graph->plans.size()) {
+    Refuse("a plan for each length", "lengths");
+  }
 }
 
 }  // namespace
@@ -385,11 +445,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.results = graph.outputs.size();
   if (root.Has("kept")) ReadPorts(root["kept"], Memory::kOutput, graph.tensors, &graph.outputs);
   if (root.Has("states")) ReadStates(root["states"], &graph);
-  if (root.Has("guards")) {
-    for (const Reader& item : root["guards"].List()) {
-      graph.guards.push_back(ReadGuard(item, graph.tensors));
-    }
-  }
+  ReadLengths(root, &graph);
   graph.origin = ReadOrigin(root);
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const TensorSpec& tensor = graph.tensors[i];

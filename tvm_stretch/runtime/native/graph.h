@@ -74,13 +74,22 @@ struct GuardSpec {
 
 struct PortSpec {
   std::string name;
-  int64_t tensor;
+  int64_t tensor;  // of the first length
+  int64_t bytes;   // of its memory: those of the largest length
 };
 
 // An input that holds what an output had after the last run that succeeded.
 struct StateSpec {
   size_t input;
   size_t output;
+};
+
+// The ports of the networks whose inputs have one of the lengths for which a graph was compiled.
+struct LengthSpec {
+  std::string name;              // "n=64"; empty if the graph has one length only
+  std::vector<int64_t> inputs;   // their tensors, in the order of the graph's inputs
+  std::vector<int64_t> outputs;  // their tensors, in the order of the graph's outputs
+  std::vector<GuardSpec> guards;
 };
 
 // The regions of one plan, each of which computes the whole network. They are consecutive.
@@ -97,7 +106,7 @@ struct GraphSpec {
   size_t arguments;  // the caller's inputs; the following ones are states
   size_t results;    // the caller's outputs; the following ones become states or are read by guards
   std::vector<StateSpec> states;
-  std::vector<GuardSpec> guards;
+  std::vector<LengthSpec> lengths;  // at least one; if there are several, one for each plan
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;
   std::vector<NodeSpec> nodes;
@@ -112,8 +121,13 @@ struct GraphSpec {
   int threads;
   bool spare;  // the CPU has kernels of all nodes, in case a device fails
 
-  const TensorSpec& input(size_t i) const { return tensors[inputs[i].tensor]; }
-  const TensorSpec& output(size_t i) const { return tensors[outputs[i].tensor]; }
+  const TensorSpec& input(size_t i, size_t length = 0) const {
+    return tensors[lengths[length].inputs[i]];
+  }
+  const TensorSpec& output(size_t i, size_t length = 0) const {
+    return tensors[lengths[length].outputs[i]];
+  }
+  size_t LengthOf(size_t plan) const { return lengths.size() == 1 ? 0 : plan; }
 
   // Reads and checks the graph: afterwards every id is valid, every tensor lies within its memory
   // and every node belongs to one region. Throws ValueError.

@@ -212,8 +212,8 @@ std::unique_ptr<Look> Prepare(const GuardSpec& guard, const DLTensor& tensor) {
 
 }  // namespace
 
-Guards::Guards(const GraphSpec& graph, BoundTensors* tensors) {
-  for (const GuardSpec& guard : graph.guards) {
+Guards::Guards(const std::vector<GuardSpec>& guards, BoundTensors* tensors) {
+  for (const GuardSpec& guard : guards) {
     looks_.push_back(Prepare(guard, *tensors->at(guard.tensor)));
   }
 }

@@ -23,7 +23,7 @@ class Look {
 class Guards {
  public:
   // The arguments must outlive this.
-  Guards(const GraphSpec& graph, BoundTensors* tensors);
+  Guards(const std::vector<GuardSpec>& guards, BoundTensors* tensors);
 
   // Throws InputError if a tensor has a value that its guard forbids.
   void Check() const {

@@ -16,10 +16,10 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 size_t BlockBytes(const GraphSpec& spec) {
   size_t bytes = RoundUp(spec.arena_bytes, kPageBytes);
   for (size_t i = 0; i < spec.inputs.size(); ++i) {
-    bytes += RoundUp(spec.input(i).bytes, kPageBytes);
+    bytes += RoundUp(spec.inputs[i].bytes, kPageBytes);
   }
   for (size_t i = 0; i < spec.outputs.size(); ++i) {
-    bytes += RoundUp(spec.output(i).bytes, kPageBytes);
+    bytes += RoundUp(spec.outputs[i].bytes, kPageBytes);
   }
   return bytes;
 }
@@ -65,8 +65,9 @@ Instance::Instance(std::shared_ptr<const Program> program)
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
       chooser_(ExpectedTimes(spec_)),
-      cpu_(spec_, program_->kernels(), memory_),
-      guards_(spec_, &cpu_.tensors()) {
+      cpu_(spec_, program_->kernels(), memory_) {
+  for (const LengthSpec& own : spec_.lengths) guards_.emplace_back(own.guards, &cpu_.tensors());
+  UseLength(0);
   lost_on_.resize(spec_.processors.size());
   DescribePlans();
   for (const StateSpec& state : spec_.states) {
@@ -112,10 +113,10 @@ MemoryMap Instance::PlaceMemory() {
   };
   memory.arena = take(spec_.arena_bytes);
   for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    memory.inputs.push_back(take(spec_.input(i).bytes));
+    memory.inputs.push_back(take(spec_.inputs[i].bytes));
   }
   for (size_t i = 0; i < spec_.outputs.size(); ++i) {
-    memory.outputs.push_back(take(spec_.output(i).bytes));
+    memory.outputs.push_back(take(spec_.outputs[i].bytes));
   }
   return memory;
 }

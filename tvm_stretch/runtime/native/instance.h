@@ -48,7 +48,15 @@ class Instance {
   void ResetStates();
 
   // Throws InputError if the last run had values that its guards forbid.
-  void CheckValues() const { guards_.Check(); }
+  void CheckValues() const { guards_[last_length()].Check(); }
+
+  // The next run takes inputs of this length; see GraphSpec::lengths.
+  void UseLength(size_t length) {
+    if (spec_.lengths.size() > 1) chooser_.Pin(static_cast<int64_t>(length));
+  }
+  // The lengths of the next run and of the last one; before the first run, both are the same.
+  size_t length() const { return spec_.LengthOf(chooser_.plan()); }
+  size_t last_length() const { return last_run_ ? spec_.LengthOf(last_plan()) : length(); }
 
   // Why the CPU runs everything; empty while the processors of the current plan work.
   std::string lost() const { return IsLost() ? lost_->message() : ""; }
@@ -118,7 +126,7 @@ class Instance {
   std::vector<BoundPlan> plans_;
   PlanChooser chooser_;
   CpuProcessor cpu_;
-  const Guards guards_;
+  std::vector<Guards> guards_;                       // one for each length
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::optional<Spare> spare_;                       // where the CPU has kernels for it

@@ -41,6 +41,42 @@ size_t InputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
   TVM_FFI_UNREACHABLE();
 }
 
+bool HasShape(const DLTensor& tensor, const TensorSpec& spec) {
+  return spec.shape == std::vector<int64_t>(tensor.shape, tensor.shape + tensor.ndim);
+}
+
+size_t FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
+                  size_t current) {
+  if (graph.lengths.size() == 1) return 0;  // CheckTensor names the fault
+  const auto fits = [&](size_t length) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!HasShape(*inputs[i], graph.input(i, length))) return false;
+    }
+    return true;
+  };
+  if (fits(current)) return current;
+  for (size_t length = 0; length < graph.lengths.size(); ++length) {
+    if (fits(length)) return length;
+  }
+  RefuseLength(graph, inputs);
+}
+
+void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs) {
+  std::string names, got;
+  for (const LengthSpec& length : graph.lengths) {
+    names += (names.empty() ? "" : "; ") + length.name;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == nullptr) continue;
+    got += (got.empty() ? "" : ", ") + graph.inputs[i].name + ": " +
+           Describe(ffi::Shape(inputs[i]->shape, inputs[i]->shape + inputs[i]->ndim),
+                    inputs[i]->dtype);
+  }
+  TVM_FFI_THROW(ValueError) << "expected inputs of one of the lengths " << names << ", got " << got
+                            << "; pad the inputs, or compile the model with that length";
+  TVM_FFI_UNREACHABLE();
+}
+
 size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
   auto index = key.try_cast<int64_t>();
   if (!index || *index < 0 || *index >= static_cast<int64_t>(graph.results)) {

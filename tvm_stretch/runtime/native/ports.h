@@ -17,6 +17,17 @@ namespace tvm_stretch {
 size_t InputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 
+// The length whose inputs have the shapes of these tensors; with several such lengths, `current` if
+// it is one of them, otherwise the first. Throws ValueError if there is none.
+size_t FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
+                  size_t current);
+
+// Throws ValueError because no length has inputs like these tensors, some of which may be null.
+[[noreturn]] void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs);
+
+// Whether a tensor has this shape.
+bool HasShape(const DLTensor& tensor, const TensorSpec& spec);
+
 // A new tensor, for an output without memory of the caller.
 ffi::Tensor NewTensor(const TensorSpec& spec);
 

@@ -5,19 +5,45 @@
 #include <algorithm>
 
 #include "memory.h"
+#include "ports.h"
 
 namespace tvm_stretch {
 
+size_t Staging::LengthWith(size_t i, const DLTensor& tensor, size_t current) const {
+  size_t best = current;
+  int64_t most = -1;
+  for (size_t length = 0; length < spec_.lengths.size(); ++length) {
+    if (!HasShape(tensor, spec_.input(i, length))) continue;
+    int64_t fitting = 0;
+    for (size_t j = 0; j < set_.size(); ++j) {
+      fitting += j != i && set_[j] == spec_.lengths[length].inputs[j] ? 1 : 0;
+    }
+    if (fitting < most || (fitting == most && length != current)) continue;
+    most = fitting;
+    best = length;
+  }
+  if (most < 0 && spec_.lengths.size() > 1) {
+    std::vector<const DLTensor*> inputs(spec_.inputs.size());
+    inputs[i] = &tensor;
+    RefuseLength(spec_, inputs);
+  }
+  return best;
+}
+
 void Staging::Set(Instance* instance, size_t i, const DLTensor& tensor) {
   CopyToContiguous(tensor, instance->input(i));
-  if (i < spec_.arguments) is_set_[i] = true;
+  if (i < spec_.arguments) set_[i] = spec_.lengths[instance->length()].inputs[i];
 }
 
 void Staging::BindOwn(Instance* instance) const {
+  const LengthSpec& own = spec_.lengths[instance->length()];
   for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    if (i < spec_.arguments && !is_set_[i]) {
+    if (i < spec_.arguments && set_[i] != own.inputs[i]) {
       TVM_FFI_THROW(ValueError) << "expected set_input('" << spec_.inputs[i].name
-                                << "', ...) before run, got none; set every input once";
+                                << "', ...) before run, got "
+                                << (set_[i] == kNotSet ? "none"
+                                                       : "one of another length than " + own.name)
+                                << "; set every input once";
     }
     instance->BindInput(i, instance->input(i));
   }

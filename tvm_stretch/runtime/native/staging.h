@@ -12,7 +12,12 @@ namespace tvm_stretch {
 
 class Staging {
  public:
-  explicit Staging(const GraphSpec& spec) : spec_(spec), is_set_(spec.arguments) {}
+  explicit Staging(const GraphSpec& spec) : spec_(spec), set_(spec.arguments, kNotSet) {}
+
+  // The length that an input with the shape of this tensor asks for: of those that have such an
+  // input, the one that fits most of the other inputs that were set; `current` if that is one.
+  // Throws ValueError if several lengths have other shapes.
+  size_t LengthWith(size_t i, const DLTensor& tensor, size_t current) const;
 
   // Copies an input into the instance's memory, for all runs until the next copy.
   void Set(Instance* instance, size_t i, const DLTensor& tensor);
@@ -25,8 +30,10 @@ class Staging {
            const std::vector<const DLTensor*>& outputs);
 
  private:
+  static constexpr int64_t kNotSet = -1;
+
   const GraphSpec& spec_;
-  std::vector<bool> is_set_;
+  std::vector<int64_t> set_;  // the port's tensor when each input was set
 };
 
 }  // namespace tvm_stretch

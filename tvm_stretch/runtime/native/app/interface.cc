@@ -236,7 +236,25 @@ TvmStretchStatus tvm_stretch_cancel(TvmStretchModel* model) {
   return app::With(model, [](app::Model& own) { own.Cancel(); });
 }
 
+size_t tvm_stretch_length_count(const TvmStretchModel* model) {
+  return model == nullptr ? 0 : model->model->spec().lengths.size();
+}
+
+const char* tvm_stretch_length_name(const TvmStretchModel* model, size_t number) {
+  if (number >= tvm_stretch_length_count(model)) return nullptr;
+  return model->model->spec().lengths[number].name.c_str();
+}
+
+TvmStretchStatus tvm_stretch_use_length(TvmStretchModel* model, size_t number) {
+  return app::With(model, [number](app::Model& own) { own.UseLength(number); });
+}
+
+TvmStretchStatus tvm_stretch_reset(TvmStretchModel* model) {
+  return app::With(model, [](app::Model& own) { own.Reset(); });
+}
+
 size_t tvm_stretch_plan_count(const TvmStretchModel* model) {
+  if (tvm_stretch_length_count(model) > 1) return 1;  // its plans are those of the lengths
   return model == nullptr ? 0 : model->model->spec().plans.size();
 }
 
@@ -246,7 +264,11 @@ const char* tvm_stretch_plan_name(const TvmStretchModel* model, size_t number) {
 }
 
 TvmStretchStatus tvm_stretch_use_plan(TvmStretchModel* model, size_t number) {
-  return app::With(model, [number](app::Model& own) { own.UsePlan(number); });
+  return app::With(model, [number](app::Model& own) {
+    if (own.spec().lengths.size() == 1) return own.UsePlan(number);
+    TVM_FFI_THROW(ValueError) << "expected a model of one length for use_plan, got one of "
+                              << own.spec().lengths.size() << "; call tvm_stretch_use_length";
+  });
 }
 
 TvmStretchStatus tvm_stretch_adapt(TvmStretchModel* model) {

@@ -77,11 +77,15 @@ Model::Model(std::shared_ptr<const ArtifactFile> file, ffi::Module executor,
       spec_(spec ? std::move(*spec) : SpecOf(executor_)),
       invoke_(Method("invoke")),
       cancel_(Method("cancel")) {
-  for (const PortSpec& port : spec_.inputs) {
-    inputs_.push_back(std::make_unique<Port>(port, spec_.tensors[port.tensor]));
-  }
-  for (size_t i = 0; i < spec_.results; ++i) {
-    outputs_.push_back(std::make_unique<Port>(spec_.outputs[i], spec_.output(i)));
+  for (size_t length = 0; length < spec_.lengths.size(); ++length) {
+    LengthPorts one;
+    for (size_t i = 0; i < spec_.arguments; ++i) {
+      one.inputs.push_back(std::make_unique<Port>(spec_.inputs[i], spec_.input(i, length)));
+    }
+    for (size_t i = 0; i < spec_.results; ++i) {
+      one.outputs.push_back(std::make_unique<Port>(spec_.outputs[i], spec_.output(i, length)));
+    }
+    ports_.push_back(std::move(one));
   }
   Method("load")();
 }
@@ -96,29 +100,34 @@ ffi::Function Model::Method(const char* name) const {
 }
 
 void Model::Check(const Buffers& buffers) const {
-  CheckCount("inputs", buffers.input_count, inputs_.size());
-  CheckCount("outputs", buffers.output_count, outputs_.size());
-  for (size_t i = 0; i < inputs_.size(); ++i) CheckBuffer("input", buffers.inputs[i], *inputs_[i]);
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    CheckBuffer("output", buffers.outputs[i], *outputs_[i]);
+  const LengthPorts& own = ports();
+  CheckCount("inputs", buffers.input_count, own.inputs.size());
+  CheckCount("outputs", buffers.output_count, own.outputs.size());
+  for (size_t i = 0; i < own.inputs.size(); ++i) {
+    CheckBuffer("input", buffers.inputs[i], *own.inputs[i]);
+  }
+  for (size_t i = 0; i < own.outputs.size(); ++i) {
+    CheckBuffer("output", buffers.outputs[i], *own.outputs[i]);
   }
 }
 
 // Points the tensors of the ports to the caller's memory.
-void Model::Bind(const Buffers& buffers) {
+void Model::Bind(const LengthPorts& own, const Buffers& buffers) {
   arguments_.clear();
   const auto bind = [this](Port* port, const TvmStretchBuffer& buffer) {
     port->tensor.data = buffer.data;
     arguments_.emplace_back(&port->tensor);
   };
-  for (size_t i = 0; i < inputs_.size(); ++i) bind(inputs_[i].get(), buffers.inputs[i]);
-  for (size_t i = 0; i < outputs_.size(); ++i) bind(outputs_[i].get(), buffers.outputs[i]);
+  for (size_t i = 0; i < own.inputs.size(); ++i) bind(own.inputs[i].get(), buffers.inputs[i]);
+  for (size_t i = 0; i < own.outputs.size(); ++i) {
+    bind(own.outputs[i].get(), buffers.outputs[i]);
+  }
 }
 
 void Model::Run(const Buffers& buffers) {
-  Check(buffers);
   const std::lock_guard<std::mutex> lock(mutex_);
-  Bind(buffers);
+  Check(buffers);
+  Bind(ports(), buffers);
   ffi::Any nothing;
   const int64_t start = Now();
   invoke_.CallPacked(arguments_.data(), static_cast<int32_t>(arguments_.size()), &nothing);
@@ -137,22 +146,36 @@ void Model::Cancel() {
 }
 
 const std::string& Model::Trace(const Buffers& buffers) {
-  Check(buffers);
   const std::lock_guard<std::mutex> lock(mutex_);
-  Bind(buffers);
+  Check(buffers);
+  const LengthPorts& own = ports();
+  Bind(own, buffers);
   const ffi::Function set_input = Method("set_input"), get_output = Method("get_output");
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    set_input(static_cast<int64_t>(i), &inputs_[i]->tensor);
+  for (size_t i = 0; i < own.inputs.size(); ++i) {
+    set_input(static_cast<int64_t>(i), &own.inputs[i]->tensor);
   }
   text_ = TraceEvents(spec_, Method("trace")().cast<ffi::String>());
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    get_output(static_cast<int64_t>(i), &outputs_[i]->tensor);
+  for (size_t i = 0; i < own.outputs.size(); ++i) {
+    get_output(static_cast<int64_t>(i), &own.outputs[i]->tensor);
   }
   ++runs_;
   return text_;
 }
 
 void Model::UsePlan(size_t number) { Method("use_plan")(static_cast<int64_t>(number)); }
+
+void Model::UseLength(size_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (number >= ports_.size()) {
+    TVM_FFI_THROW(ValueError) << "expected a number below " << ports_.size()
+                              << " for the length, got " << number
+                              << "; tvm_stretch_length_count tells how many there are";
+  }
+  if (ports_.size() > 1) UsePlan(number);
+  length_ = number;
+}
+
+void Model::Reset() { Method("reset")(); }
 
 void Model::Adapt() {
   const Patience usual;

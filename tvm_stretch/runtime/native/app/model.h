@@ -27,6 +27,12 @@ struct Port {
   DLTensor tensor;  // a run gives it its data
 };
 
+// The inputs and outputs of one of the model's lengths.
+struct LengthPorts {
+  std::vector<std::unique_ptr<Port>> inputs;
+  std::vector<std::unique_ptr<Port>> outputs;
+};
+
 // The caller's memory for one run.
 struct Buffers {
   const TvmStretchBuffer* inputs;
@@ -41,8 +47,8 @@ class Model {
   std::unique_ptr<Model> Clone();
 
   const GraphSpec& spec() const { return spec_; }
-  const std::vector<std::unique_ptr<Port>>& inputs() const { return inputs_; }
-  const std::vector<std::unique_ptr<Port>>& outputs() const { return outputs_; }
+  const std::vector<std::unique_ptr<Port>>& inputs() const { return ports().inputs; }
+  const std::vector<std::unique_ptr<Port>>& outputs() const { return ports().outputs; }
   Worker& worker() { return worker_; }
 
   // Throws ValueError unless there is a buffer for each input and output, large enough.
@@ -52,6 +58,8 @@ class Model {
   int64_t Announce();
   void Cancel();
   void UsePlan(size_t number);
+  void UseLength(size_t number);
+  void Reset();
   void Adapt();
   void SetCores(const char* cores);
 
@@ -63,13 +71,14 @@ class Model {
   Model(std::shared_ptr<const ArtifactFile> file, ffi::Module executor,
         std::optional<GraphSpec> spec);
   ffi::Function Method(const char* name) const;
-  void Bind(const Buffers& buffers);
+  void Bind(const LengthPorts& own, const Buffers& buffers);
+  const LengthPorts& ports() const { return ports_[length_]; }
 
   const std::shared_ptr<const ArtifactFile> file_;  // outlives the code of `executor_`
   const ffi::Module executor_;
   const GraphSpec spec_;
-  std::vector<std::unique_ptr<Port>> inputs_;
-  std::vector<std::unique_ptr<Port>> outputs_;
+  std::vector<LengthPorts> ports_;  // one for each length
+  std::atomic<size_t> length_{0};
   const ffi::Function invoke_;
   const ffi::Function cancel_;
   std::atomic<int64_t> announced_{0};  // the number of the last asynchronous run

@@ -35,7 +35,7 @@ extern "C" {
 #define TVM_STRETCH_EXPORT __attribute__((visibility("default")))
 
 /* The version of this header. It grows when functions are added; those that exist stay. */
-#define TVM_STRETCH_INTERFACE_VERSION 1
+#define TVM_STRETCH_INTERFACE_VERSION 2
 
 /* The version that the loaded library implements: at least that of the header, or do not use it. */
 TVM_STRETCH_EXPORT int32_t tvm_stretch_interface_version(void);
@@ -129,6 +129,21 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_run_async(
 
 /* Stops the run in progress, if there is one: it ends with TVM_STRETCH_CANCELLED. */
 TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_cancel(TvmStretchModel* model);
+
+/* The lengths of the artifact: a network that was compiled for several has inputs and outputs of
+ * several shapes. 1 for all others. Since version 2 of the interface. */
+TVM_STRETCH_EXPORT size_t tvm_stretch_length_count(const TvmStretchModel* model);
+/* As it was compiled, "n=64"; "" if there is one length. */
+TVM_STRETCH_EXPORT const char* tvm_stretch_length_name(const TvmStretchModel* model, size_t number);
+
+/* Runs from now on have inputs and outputs of this length, and tvm_stretch_input and
+ * tvm_stretch_output describe those. Descriptions of other lengths stay valid. A model begins with
+ * length 0; states are the same for all lengths. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_use_length(TvmStretchModel* model, size_t number);
+
+/* Sets all states to zero, as they were before the first run: what a model that was compiled with
+ * states= keeps from run to run. They are neither inputs nor outputs. Since version 2. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_reset(TvmStretchModel* model);
 
 /* The plans of the artifact: each computes the whole network, with other processors. */
 TVM_STRETCH_EXPORT size_t tvm_stretch_plan_count(const TvmStretchModel* model);

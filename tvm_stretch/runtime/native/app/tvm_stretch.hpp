@@ -91,6 +91,18 @@ class Model {
 
   void cancel() { Check(tvm_stretch_cancel(model_.get())); }
 
+  // The lengths for which the model was compiled, such as "n=64"; "" if there are no others.
+  std::vector<std::string> lengths() const {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < tvm_stretch_length_count(model_.get()); ++i) {
+      names.emplace_back(tvm_stretch_length_name(model_.get(), i));
+    }
+    return names;
+  }
+  void use_length(size_t number) { Check(tvm_stretch_use_length(model_.get(), number)); }
+
+  void reset() { Check(tvm_stretch_reset(model_.get())); }
+
   std::vector<std::string> plans() const {
     std::vector<std::string> names;
     for (size_t i = 0; i < tvm_stretch_plan_count(model_.get()); ++i) {
