@@ -83,17 +83,21 @@ def find_device() -> OpenCLDevice:
 
 
 def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
-    """The limits that a driver reports, here or elsewhere (`tvm_stretch.opencl_devices`)."""
+    """The limits that a driver reports, here or elsewhere (`tvm_stretch.opencl_devices`).
+
+    A driver that does not answer a question reports 0: such a device has one unit, whose groups
+    have one work-item. A driver that reports too much is found out when a model is loaded.
+    """
     return OpenCLDevice(
         "cpu" if found["type"] == "cpu" else "gpu",
         found["name"],
         driver=found["driver"],
         fp16=found["fp16"],
         fp64=found["fp64"],
-        max_group_size=found["max_group_size"],
-        local_bytes=found["local_bytes"],
+        max_group_size=max(1, found["max_group_size"]),
+        local_bytes=min(found["local_bytes"], 2**31 - 1),
         local_on_chip=found["local_is_fast"],
-        compute_units=found["compute_units"],
+        compute_units=max(1, found["compute_units"]),
         max_buffer_bytes=found["max_buffer_bytes"],
         image_size=(found["max_image_width"], found["max_image_height"])
         if found["has_images"]

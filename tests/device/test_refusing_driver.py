@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
+LIBRARY = ctypes.util.find_library("OpenCL") or ctypes.util.find_library("pocl")
 
 CASE = """
 import sys, time
@@ -36,11 +37,10 @@ tune.tune(workshop, bench, networks, Path({path!r}), time.monotonic() + 60)
 
 
 @pytest.mark.full
-@pytest.mark.skipif(ctypes.util.find_library("OpenCL") is None, reason="no OpenCL loader")
+@pytest.mark.skipif(LIBRARY is None, reason="neither an OpenCL loader nor PoCL")
 def test_what_the_driver_does_wrong_is_dropped(tmp_path: Path) -> None:
     shim, path = tmp_path / "refusing.so", tmp_path / "opencl.tuned.json"
     source = TESTS / "native" / "refusing_opencl.c"
-    library = str(ctypes.util.find_library("OpenCL"))
     subprocess.run(
         [
             "cc",
@@ -50,7 +50,7 @@ def test_what_the_driver_does_wrong_is_dropped(tmp_path: Path) -> None:
             "-o",
             shim,
             source,
-            f"-l:{library}",
+            f"-l:{LIBRARY}",
             "-ldl",
         ],
         check=True,

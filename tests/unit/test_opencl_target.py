@@ -24,6 +24,7 @@ from tvm_stretch.targets.opencl_device import (
     FAMILIES,
     PHONE_GPU,
     OpenCLDevice,
+    described_device,
     device_of,
     local_device,
 )
@@ -116,6 +117,38 @@ def test_families_of_devices() -> None:
         device_of(Target(ADRENO)) == device_of(Target("qcom/adreno-opencl")) == FAMILIES["adreno"]
     )
     assert device_of(Target({"kind": "opencl", "device": "gpu"})) == PHONE_GPU
+
+
+REPORT = {
+    **{"type": "gpu", "name": "odd", "driver": "1", "fp16": False, "fp64": False},
+    **{"max_group_size": 256, "local_bytes": 16384, "local_is_fast": True, "compute_units": 4},
+    **{"max_buffer_bytes": 2**30, "has_images": False},
+    **{"max_image_width": 0, "max_image_height": 0},
+}
+"""What a driver may say of itself."""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compute_units": 0},
+        {"max_group_size": 0},
+        {"local_bytes": 0},
+        {"compute_units": 2**32 - 1, "max_group_size": 2**63, "local_bytes": 2**63},
+    ],
+    ids=str,
+)
+def test_limits_that_no_device_has_still_make_kernels(wrong: dict[str, int]) -> None:
+    device = described_device({**REPORT, **wrong})
+    model = ts.compile(convolutions(), [processor_of(device)])
+    most = wrong.get("max_group_size", 256) or 1
+    assert all(math.prod(launch["group_size"]) <= most for launch in launches(model))
+
+
+def test_a_device_without_room_for_a_tensor_is_refused() -> None:
+    device = described_device({**REPORT, "max_buffer_bytes": 0})
+    with pytest.raises(ts.UnsupportedError, match=r"a buffer of odd holds 0\.0 MiB"):
+        ts.compile(convolutions(), [processor_of(device)])
 
 
 # --- kernels within the limits --------------------------------------------------------------------
