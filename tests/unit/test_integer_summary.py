@@ -26,8 +26,6 @@ def test_explain_counts_what_stays_in_float() -> None:
 @pytest.mark.parametrize(
     ("kind", "block", "reason"),
     [
-        (TensorProto.INT4, 0, "weights of int4"),
-        (TensorProto.UINT4, 16, "weights of uint4 in blocks of 16"),
         (TensorProto.FLOAT8E4M3FN, 0, "weights of float8_e4m3fn"),
         (TensorProto.INT8, 16, "weights of int8 in blocks of 16"),
         (TensorProto.INT16, 0, "weights of int16"),

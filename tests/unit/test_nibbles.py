@@ -162,3 +162,105 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     scale[3, 1] = np.nan
     with pytest.raises(ModelError, match="expected finite scales"):
         ts.compile(nbits(1, values, scale, zero, 32))
+
+
+def dequantised(
+    op: str, kind: int, rows: int, shape: tuple[int, int], size: int, axis: int, turned: bool
+) -> onnx.ModelProto:
+    """A product with a matrix that `DequantizeLinear` makes of 4 bits; `shape` is the matrix's."""
+    rng = np.random.default_rng(size)
+    low = -8 if kind == TensorProto.INT4 else 0
+    scales = [*shape]
+    scales[axis] = -(-shape[axis] // size) if size else 1
+    if not size:
+        scales = [] if axis < 0 else [shape[axis]]
+    arrays = {
+        "w": rng.integers(low, low + 16, shape),
+        "z": rng.integers(low, low + 16, scales),
+    }
+    scale = rng.uniform(0.5, 1, scales).astype("float32")
+    tensors = [
+        helper.make_tensor(name, kind, array.shape, array.ravel().tolist())
+        for name, array in arrays.items()
+    ]
+    tensors.append(numpy_helper.from_array(scale, "s"))
+    given = {"axis": axis, "block_size": size} if size else {"axis": axis} if axis >= 0 else {}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"], **given)]
+    if turned and op == "MatMul":
+        nodes.append(helper.make_node("Transpose", ["f"], ["t"], perm=[1, 0]))
+    depth, outputs = shape[::-1] if turned else shape
+    inputs = ["x", "t" if turned and op == "MatMul" else "f"]
+    if op == "Gemm":
+        inputs.append("bias")
+        tensors.append(numpy_helper.from_array(np.arange(outputs, dtype="float32"), "bias"))
+    attrs = {"transB": 1} if turned and op == "Gemm" else {}
+    nodes.append(helper.make_node(op, inputs, ["y"], name="fc", **attrs))
+    lead = [rows] if op == "Gemm" else [1, rows]
+    graph = helper.make_graph(
+        nodes,
+        "dequantised",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*lead, depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [*lead, outputs])],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def in_float(network: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """ONNX Runtime's answer; its optimiser would round the inputs to 8 bits."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(network.SerializeToString(), options)
+    answer: np.ndarray = session.run(None, {"x": x})[0]
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "rows", "shape", "size", "axis", "turned"),
+    [
+        ("MatMul", TensorProto.INT4, 1, (96, 48), 32, 0, False),
+        ("MatMul", TensorProto.UINT4, 3, (90, 20), 32, 0, False),  # blocks that do not divide
+        ("MatMul", TensorProto.UINT4, 1, (33, 20), 16, 0, False),  # an odd depth
+        ("MatMul", TensorProto.INT4, 6, (31, 7), 31, 0, False),  # one odd block
+        ("MatMul", TensorProto.INT4, 1, (20, 64), 16, 1, True),
+        ("MatMul", TensorProto.INT4, 2, (64, 20), 0, 1, False),  # a scale for each output
+        ("MatMul", TensorProto.UINT4, 1, (64, 20), 0, -1, True),  # one scale
+        ("Gemm", TensorProto.INT4, 5, (20, 64), 32, 1, True),
+        ("Gemm", TensorProto.UINT4, 1, (64, 20), 32, 0, False),
+    ],
+)
+def test_dequantised_weights_keep_their_bits(
+    op: str, kind: int, rows: int, shape: tuple[int, int], size: int, axis: int, turned: bool
+) -> None:
+    network = dequantised(op, kind, rows, shape, size, axis, turned)
+    model = ts.compile(network, cpu_threads=1)
+    assert any("nibbles" in node.kernel for node in model.graph.nodes)
+    assert "in float" not in model.plan.explain()
+    x = np.random.default_rng(2).standard_normal(model.inputs[0].shape).astype("float32")
+    wanted = in_float(network, x)
+    depth = shape[1 if turned else 0]
+    np.testing.assert_allclose(model(x), wanted, rtol=0, atol=2 * bound(x, depth))
+
+
+@pytest.mark.parametrize(
+    ("size", "axis"),
+    [(3, 0), (16, 1), (0, 0)],  # odd blocks, blocks of outputs, a scale for each input
+)
+def test_other_blocks_are_computed_in_float(size: int, axis: int) -> None:
+    network = dequantised("MatMul", TensorProto.INT4, 2, (48, 32), size, axis, False)
+    model = ts.compile(network, cpu_threads=1)
+    assert not any("nibbles" in node.kernel for node in model.graph.nodes)
+    assert "in float for weights of int4" in model.plan.explain()
+    x = np.random.default_rng(2).standard_normal((1, 2, 48)).astype("float32")
+    np.testing.assert_allclose(model(x), in_float(network, x), rtol=0, atol=bound(x, 48))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_scales_of_dequantised_weights(bad: float) -> None:
+    network = dequantised("MatMul", TensorProto.INT4, 1, (32, 16), 32, 0, False)
+    network.graph.initializer[2].CopyFrom(
+        numpy_helper.from_array(np.full((1, 16), bad, "float32"), "s")
+    )
+    with pytest.raises(ModelError, match="scales above zero"):
+        ts.compile(network, cpu_threads=1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_stretch.analysis.quantised_values import EIGHT_BITS
+from tvm_stretch.frontend.onnx_block_weights import blocks_of_product
 from tvm_stretch.frontend.onnx_node import Node, Value
 from tvm_stretch.frontend.onnx_ops.quantised import is_plain
 
@@ -44,7 +45,11 @@ class Floats:
                 self._quantised |= known
         elif node.op in _MOVES and self._reads_quantised(node):
             self._quantised |= known
-        elif reason and not (reason.endswith(_ALONE) and self._reads_quantised(node)):
+        elif (
+            blocks_of_product(node) is None
+            and reason
+            and not (reason.endswith(_ALONE) and self._reads_quantised(node))
+        ):
             names = self.by_reason.setdefault(reason, [])
             if (name := node.name or node.op) not in names:
                 names.append(name)

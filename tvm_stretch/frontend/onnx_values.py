@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from tvm_stretch.frontend.onnx_block_weights import block_weights
 from tvm_stretch.frontend.onnx_check import Results
 from tvm_stretch.frontend.onnx_node import Node, numpy_dtype
 
@@ -54,6 +55,8 @@ def evaluate(proto: onnx.NodeProto, node: Node, expected: Results) -> tuple[np.n
         return None
     if node.op in ("Div", "Mod") and given[1].dtype.kind in "iu" and not given[1].all():
         return None  # NumPy's answer is 0; `guard_operators` refuses it
+    if (weights := block_weights(node)) is not None:
+        return (weights,)
     size = sum(value.size for value in given)
     if size > SMALL and node.op not in _CHEAP:
         return None

@@ -1,18 +1,21 @@
-"""Products whose weights ONNX Runtime's tools quantised in blocks: `MatMulNBits`.
+"""Products whose weights have 4 bits: `MatMulNBits`, and matrices that were dequantised.
 
 y = com.microsoft.MatMulNBits(x, B, scales, zero_points)       # B: two weights of 4 bits a byte
+y = MatMul(x, DequantizeLinear(int4, scales, zero_points, block_size=32))
 ->
 y = R.call_tir(nibbles, (x, weight, scale, offset))            # `targets/kernels/nibbles.py`
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 from tvm import relax
 
 from tvm_stretch.errors import ModelError
+from tvm_stretch.frontend.onnx_block_weights import Blocks
 from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.ir.expressions import constant
 from tvm_stretch.targets.kernels.nibbles import nibbles_call
@@ -45,28 +48,27 @@ def _matmul(node: Node) -> relax.Expr:
         zero = _unpacked(node, 3, "zero points", outputs, blocks + blocks % 2)[:, :blocks]
     elif node.has(3):
         zero = _of(node, node.const(3, "zero points"), outputs, blocks)
-    shape = node.shape()
-    x = node.emit(relax.op.reshape(node[0], (prod(shape[:-1]), depth)))
-    y = node.emit(_product(node, x, values, scale, zero.astype("float32"), size))
-    y = node.emit(relax.op.reshape(y, (*shape[:-1], outputs)))
-    return relax.op.add(y, node[5]) if node.has(5) else y
+    blocks = Blocks(values, scale, zero.astype("float32"), size, axis=1)
+    y = block_product(node, node[0], blocks)
+    return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
 
 
-def _product(
-    node: Node,
-    x: relax.Expr,
-    values: np.ndarray,
-    scale: np.ndarray,
-    zero: np.ndarray,
-    size: int,
-) -> relax.Expr:
-    """By the kernel; with floats for what it does not take: an odd depth, other types."""
-    if values.shape[1] % 2 == 0 and node.dtype() == "float32":
-        return nibbles_call(node.bb, x, values, scale, zero, size)
-    depth = values.shape[1]
-    factor, offset = (np.repeat(part, size, axis=1)[:, :depth] for part in (scale, zero))
-    weight = (values - offset) * factor
-    return relax.op.matmul(x, constant(weight.T.astype(node.dtype())))
+def block_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
+    """``x @ weights.T`` by the kernel; with floats for what it does not take."""
+    shape = [int(size) for size in x.ty.shape.values]
+    rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
+    x = node.emit(relax.op.reshape(x, (rows, depth)))
+    if node.dtype() != "float32":
+        weight = replace(blocks, axis=0).floats().astype(node.dtype())
+        y = relax.op.matmul(x, constant(weight))
+    else:
+        values = blocks.values
+        if depth % 2:  # a byte holds two weights; the second one of the last byte meets a zero
+            values = np.pad(values, ((0, 0), (0, 1)))
+            x = node.emit(relax.op.concat([x, constant(np.zeros((rows, 1), "float32"))], axis=1))
+        size = min(blocks.size, values.shape[1])
+        y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size + size % 2)
+    return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
 
 
 def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.onnx_block_weights import blocks_of_product
 from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
+from tvm_stretch.frontend.onnx_ops.blocks import block_product
 
 _CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 _TRANSPOSED = {
@@ -166,16 +168,18 @@ def _transposed_padding(
 
 @converter("MatMul")
 def _matmul(node: Node) -> relax.Expr:
+    if blocks := blocks_of_product(node):
+        return block_product(node, node[0], blocks)
     return relax.op.matmul(node[0], node[1])
 
 
 @converter("Gemm")
 def _gemm(node: Node) -> relax.Expr:
     a = relax.op.permute_dims(node[0]) if node.attr("transA", 0) else node[0]
-    b = node.inputs[1]
-    if node.attr("transB", 0):
-        b = np.ascontiguousarray(b.T) if isinstance(b, np.ndarray) else relax.op.permute_dims(b)
-    result = node.emit(relax.op.matmul(a, as_expr(b)))
+    if blocks := blocks_of_product(node):
+        result = node.emit(block_product(node, node.emit(a), blocks))
+    else:
+        result = node.emit(relax.op.matmul(a, _right(node)))
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
     if alpha != 1.0:
         result = node.emit(relax.op.multiply(result, node.scalar(alpha)))
@@ -183,6 +187,14 @@ def _gemm(node: Node) -> relax.Expr:
         bias = node[2] if beta == 1.0 else relax.op.multiply(node[2], node.scalar(beta))
         result = relax.op.add(result, bias)
     return result
+
+
+def _right(node: Node) -> relax.Expr:
+    """The right operand of a Gemm."""
+    b = node.inputs[1]
+    if node.attr("transB", 0):
+        b = np.ascontiguousarray(b.T) if isinstance(b, np.ndarray) else relax.op.permute_dims(b)
+    return as_expr(b)
 
 
 @converter("Einsum")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.errors import ModelError
+from tvm_stretch.frontend.onnx_block_weights import check_scale
 from tvm_stretch.frontend.onnx_node import Node, check_dtype, converter, dtype_of
 from tvm_stretch.frontend.onnx_ops.layers import convolve
 from tvm_stretch.ir.expressions import constant
@@ -34,7 +34,7 @@ def _dequantize(node: Node) -> relax.Expr:
     dtype = node.dtype(1)
     if node.attr("output_dtype", 0):
         dtype = check_dtype(dtype_of(node.attr("output_dtype")), "output_dtype")
-    _check_scale(node)
+    check_scale(node)
     if is_plain(node, node.dtype(0), dtype):
         scale, zero = _constants(node, node.dtype(0))
         return relax.op.dequantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
@@ -49,26 +49,13 @@ def _quantize(node: Node) -> relax.Expr:
     if node.attr("output_dtype", 0):
         dtype = dtype_of(node.attr("output_dtype"))
     check_dtype(dtype, f"the result of {node.op} {node.name!r}")
-    _check_scale(node)
+    check_scale(node)
     if is_plain(node, dtype, node.dtype(0)):
         scale, zero = _constants(node, dtype)
         return relax.op.quantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
     zero = _along_axis(node, 2, axis) if node.has(2) else None
     scale = relax.op.astype(_along_axis(node, 1, axis), node.dtype())
     return quantised(node[0], scale, zero, dtype)
-
-
-def _check_scale(node: Node) -> None:
-    """Refuse constant scales that nothing can be divided by."""
-    scale = node.inputs[1]
-    if not isinstance(scale, np.ndarray):
-        return
-    values = scale.astype("float32")
-    if not (np.isfinite(values) & (values > 0)).all():
-        bad = values[~(np.isfinite(values) & (values > 0))].flat[0]
-        raise ModelError(
-            f"expected scales above zero for {node.label}, got {bad:g}; quantise the model again"
-        )
 
 
 def is_plain(node: Node, integer: str, real: str) -> bool:
