@@ -136,5 +136,8 @@ def _read(node: Node) -> Blocks | None:
     wanted[axis] = -(-wanted[axis] // max(size, 1))
     if [*scale.shape] != wanted or [*zero.shape] != wanted:
         return None
-    tables = [part if axis == 1 else part.T for part in (numbers.astype("uint8"), scale, zero)]
-    return Blocks(*map(np.ascontiguousarray, tables), size, axis)
+    values, scale, zero = (
+        np.ascontiguousarray(part if axis == 1 else part.T)
+        for part in (numbers.astype("uint8"), scale, zero)
+    )
+    return Blocks(values, scale, zero, size, axis)

@@ -48,8 +48,8 @@ def _matmul(node: Node) -> relax.Expr:
         zero = _unpacked(node, 3, "zero points", outputs, blocks + blocks % 2)[:, :blocks]
     elif node.has(3):
         zero = _of(node, node.const(3, "zero points"), outputs, blocks)
-    blocks = Blocks(values, scale, zero.astype("float32"), size, axis=1)
-    y = block_product(node, node[0], blocks)
+    weights = Blocks(values, scale, zero.astype("float32"), size, axis=1)
+    y = block_product(node, node[0], weights)
     return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
 
 
