@@ -152,7 +152,7 @@ class Provider:
             on_host_cores=False,
             runs_here=engine.runs_here and not self.emulated,
             remark=lambda calls: dict.fromkeys(calls, remark) if remark else {},
-            driver=describe(engine).replace("\n", " ").strip() if engine.runs_here else "",
+            driver=describe(engine) if engine.runs_here else "",
         )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import subprocess
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from integer_networks import IntegerNetwork
 import tvm_stretch as ts
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.split_outputs import can_be_shared
+from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.targets.opencl_device import local_device
 
 pytestmark = [
@@ -22,19 +26,21 @@ pytestmark = [
     pytest.mark.skipif(local_device() is None, reason="no OpenCL device"),
 ]
 _BLOCK = 32
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTED = ROOT / "tests" / "native" / "scripted_ort.cc"
 
 
-def network() -> object:
+def network(size: int) -> object:
     """Two convolutions of 96 channels, in integers."""
     conv = ("conv", (3, 3), 1, (1, 1, 1, 1), 1, 1, 96)
-    mod = IntegerNetwork(0).main([conv, conv], (1, 8, 12, 10))
+    mod = IntegerNetwork(0).main([conv, conv], (1, 8, size, size))
     assert mod is not None
     return mod
 
 
-def together(target: object, name: str) -> tuple[ts.Model, ts.Model]:
+def together(target: object, name: str, size: int = 12) -> tuple[ts.Model, ts.Model]:
     """The network in shares of three processors, and on the CPU alone."""
-    mod = network()
+    mod = network(size)
     wide = [op for op in Operators(mod["main"]) if op.kind == "integer.conv2d"]
     assert all(can_be_shared(op.call) for op in wide)
     shares = {op.name: (op.shape[1] - 2 * _BLOCK, _BLOCK, _BLOCK) for op in wide}
@@ -43,9 +49,52 @@ def together(target: object, name: str) -> tuple[ts.Model, ts.Model]:
     return model, ts.compile(mod, "llvm", cpu_threads=1)
 
 
-def image(seed: int) -> np.ndarray:
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is a script that takes 100 ms for a region and computes nothing."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = f"-I{ROOT}/tvm_stretch/runtime/native"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", folder, str(SCRIPTED), "-o"]
+    subprocess.run([*command, str(tmp_path / "libonnxruntime.so")], check=True)
+    monkeypatch.setenv("TVM_STRETCH_ENGINE_PATH", str(tmp_path))
+    monkeypatch.setenv("SCRIPTED_MS", "100")
+
+
+def test_three_processors_work_at_once(slow: None) -> None:
+    """A trace has regions of OpenCL beside those of both others, and no region waits in vain.
+
+    On two cores, the CPU's kernels may be over before a core is free for the engine's process.
+    """
+    scripted = {"kind": "engine", "provider": "Scripted", "library": "libscripted.so"}
+    model, _ = together(scripted, "engine", size=96)
+    pairs = {("cpu", "opencl"), ("engine", "opencl")}
+    x = image(0, size=96)
+    for _ in range(10):  # a thread that begins late on a busy machine may miss the others
+        model(x)
+        timeline = model.timeline()
+        engines = [region for region in timeline.regions if region.processor == "engine"]
+        free = [r for r in timeline.regions if r.processor == "cpu" and not r.after]
+        assert len(engines) == len(free) == 2
+        assert all(own.end < engine.end for own, engine in zip(free, engines, strict=True))
+        pairs -= overlapping(timeline)
+        if not pairs:
+            return
+    raise AssertionError(f"never at once: {pairs}")
+
+
+def overlapping(timeline: Timeline) -> set[tuple[str, str]]:
+    """The pairs of processors of which two regions overlap."""
+    return {
+        (one.processor, other.processor)
+        for one, other in itertools.permutations(timeline.regions, 2)
+        if one.start < other.end and other.start < one.end
+    }
+
+
+def image(seed: int, size: int = 12) -> np.ndarray:
     """A random input."""
-    return np.random.default_rng(seed).integers(0, 256, (1, 8, 12, 10)).astype("uint8")
+    return np.random.default_rng(seed).integers(0, 256, (1, 8, size, size)).astype("uint8")
 
 
 def test_shares_of_three_processors() -> None:

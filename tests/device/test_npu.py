@@ -14,6 +14,7 @@ from quantised_networks import IMAGES
 
 import tvm_stretch as ts
 from tutorials import zoo
+from tvm_stretch.codegen import engine_code
 from tvm_stretch.codegen.engine_code import compiled as ahead
 from tvm_stretch.codegen.engine_code import why_refused
 from tvm_stretch.codegen.onnx_operators import onnx_of
@@ -59,6 +60,29 @@ def test_a_damaged_context(damage: str) -> None:
     assert "Failed to load from EpContext" in why_refused(engine, model.SerializeToString())
 
 
+def test_a_context_that_cannot_be_opened_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a version that is not installed."""
+    monkeypatch.setattr(engine_code, "compiled", lambda engine, model: cut(ahead(engine, model)))
+    model = compiled("npu", quantised(), "npu")
+    model.export(tmp_path / "net.so")
+    with pytest.raises(ts.DeviceError) as caught:
+        ts.load(tmp_path / "net.so")(IMAGES[:1])
+    text = str(caught.value)
+    assert "got some that were compiled with onnxruntime" in text and ":73:" in text
+    assert "Failed to load from EpContext" in text
+    assert "compile the network again for this device and these versions, or install" in text
+
+
+def cut(context: bytes) -> bytes:
+    """The first half of a context."""
+    model = onnx.load_model_from_string(context)
+    (found,) = (a for a in model.graph.node[0].attribute if a.name == "ep_cache_context")
+    found.s = found.s[: len(found.s) // 2]
+    return model.SerializeToString()
+
+
 def test_a_phone_gets_the_middle_of_the_network_on_its_npu(tmp_path: Path) -> None:
     """The CPU quantises and dequantises; the artifact is for aarch64 and the HTP."""
     source = ts.quantize(zoo.build("resnet18", size=64), noise(64))
@@ -66,7 +90,8 @@ def test_a_phone_gets_the_middle_of_the_network_on_its_npu(tmp_path: Path) -> No
     owners = [*model.plan.processor_of().values()]
     assert owners[0] == owners[-1] == "cpu" and owners.count("npu") >= 30
     model.export(tmp_path / "net.so")
-    assert b"EPContext" in (tmp_path / "net.so").read_bytes()
+    data = (tmp_path / "net.so").read_bytes()
+    assert b"EPContext" in data and b"compiled onnxruntime" in data
 
 
 def noise(size: int) -> list[np.ndarray]:

@@ -7,17 +7,16 @@
 #include <thread>
 #include <vector>
 
-#include "graphs.h"
-#include "kernels.h"
+#include "dsp_graphs.h"
 
 namespace tvm_stretch {
 namespace {
 
 using testing::Call;
+using testing::Compute;
 using testing::Create;
 using testing::ErrorOf;
-using testing::Filled;
-using testing::First;
+using testing::Health;
 using testing::Kernels;
 
 ffi::Module Code(int spin_us, int deadline_ms) {
@@ -32,41 +31,14 @@ ffi::Module Code(int spin_us, int deadline_ms) {
   return create(ffi::String(text), ffi::Bytes(program)).cast<ffi::Module>();
 }
 
-std::string Replaced(std::string text, const std::string& from, const std::string& to) {
-  return text.replace(text.find(from), from.size(), to);
-}
-
-// y = (x - w) + (x - w): the first sum on the DSP by `kernel`, the second on the CPU, and the copy
-// on the DSP again.
-std::string Graph(const std::string& kernel = "add") {
-  std::string text = testing::SmallGraph();
-  text = Replaced(text, R"({"name":"cpu","kind":"cpu"})",
-                  R"({"name":"cpu","kind":"cpu"},{"name":"hexagon","kind":"dsp"})");
-  text = Replaced(
-      text, R"({"name":"r0","processor":0,"nodes":[0,1,2],"after":[],"receives":[0],"sends":[1]})",
-      R"({"name":"r0","processor":1,"nodes":[0],"after":[],"receives":[0],"sends":[4]},)"
-      R"({"name":"r1","processor":0,"nodes":[1],"after":[0],"receives":[4],"sends":[5]},)"
-      R"({"name":"r2","processor":1,"nodes":[2],"after":[1],"receives":[6],"sends":[1]})");
-  return Replaced(text, R"({"kernel":"add","name":"a")",
-                  R"({"kernel":")" + kernel + R"(","name":"a")");
-}
-
 ffi::Module Executor(const std::string& graph, int spin_us = 50, int deadline_ms = 20'000) {
   return Create(graph, ffi::Module(ffi::make_object<Kernels>()), Code(spin_us, deadline_ms));
 }
 
-float Compute(const ffi::Module& module, float x) {
-  ffi::Tensor y = Filled({4, 4}, 0.0f);
-  Call(module, "invoke", Filled({16}, x), y);
-  return First(y);
-}
-
-std::string Health(const ffi::Module& module) { return Call(module, "health").cast<ffi::String>(); }
-
 class Dsp : public ::testing::TestWithParam<int> {};  // how long both sides spin
 
 TEST_P(Dsp, RunsItsRegions) {
-  ffi::Module module = Executor(Graph(), GetParam());
+  ffi::Module module = Executor(testing::DspGraph(), GetParam());
   for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(Compute(module, static_cast<float>(i)), 2.0f * static_cast<float>(i) - 6.0f);
   }
@@ -76,7 +48,7 @@ TEST_P(Dsp, RunsItsRegions) {
 INSTANTIATE_TEST_SUITE_P(Spins, Dsp, ::testing::Values(0, 50));
 
 TEST(DspSession, InstancesRunOnThreadsWhileOthersAskForTheirHealth) {
-  ffi::Module module = Executor(Graph());
+  ffi::Module module = Executor(testing::DspGraph());
   Call(module, "load");
   std::atomic<bool> done{false};
   std::thread watcher([&] {
@@ -95,14 +67,14 @@ TEST(DspSession, InstancesRunOnThreadsWhileOthersAskForTheirHealth) {
 }
 
 TEST(DspSession, EndsWhileItStarts) {
-  for (int i = 0; i < 5; ++i) Call(Executor(Graph()), "load");
+  for (int i = 0; i < 5; ++i) Call(Executor(testing::DspGraph()), "load");
 }
 
 TEST(DspSession, FailuresAreErrorsOfTheRun) {
   const std::pair<const char*, const char*> cases[] = {
       {"refuse", "refused"}, {"exit", "ended with code 3"}, {"hang", "within the deadline"}};
   for (const auto& [kernel, message] : cases) {
-    ffi::Module module = Executor(Graph(kernel), 50, 100);
+    ffi::Module module = Executor(testing::DspGraph(kernel), 50, 100);
     EXPECT_NE(ErrorOf([&] { Compute(module, 1.0f); }).find(message), std::string::npos) << kernel;
     EXPECT_NE(Health(module).find(R"("failures":1)"), std::string::npos) << Health(module);
     EXPECT_NE(ErrorOf([&] { Compute(module, 1.0f); }), "")
@@ -111,7 +83,7 @@ TEST(DspSession, FailuresAreErrorsOfTheRun) {
 }
 
 TEST(DspSession, CancelledAtAnyTime) {
-  ffi::Module module = Executor(Graph());
+  ffi::Module module = Executor(testing::DspGraph());
   Compute(module, 1.0f);
   std::atomic<bool> done{false};
   std::thread canceller([&] {

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+from engine_regions import regions
 from integer_networks import read_otherwise
 from quantised_models import Quantised, integers, qdq
 from quantised_networks import IMAGES, grouped, residual
@@ -22,9 +23,6 @@ from tvm_stretch.codegen.onnx_tables import rescaling_of
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.integers import integer_of
-from tvm_stretch.passes.partition_regions import PartitionRegions
-from tvm_stretch.passes.tag import TagOperators
-from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 
 def run(model: bytes, *inputs: np.ndarray) -> list[np.ndarray]:
@@ -74,35 +72,10 @@ def test_floats(name: str) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
 
 
-def regions(network: onnx.ModelProto) -> tuple[tvm.IRModule, list[relax.Function]]:
-    """A quantised network's canonical module, and its longest runs of operators of 8 bits."""
-    mod = load_network(ts.quantize(network, [image[None] for image in IMAGES]))
-    runs: list[list[str]] = [[]]
-    for name, call in Calls(mod["main"]).calls.items():
-        eight = all(
-            str(e.ty.dtype) in ("uint8", "int8")
-            for e in (call, *call.args)
-            if isinstance(e, relax.Var) or e is call
-        )
-        if eight and why_not_onnx(call) is None:
-            runs[-1].append(name)
-        else:
-            runs += [[name], []]
-    listed = tuple(PlannedRegion(f"r{n}", "cpu", tuple(r)) for n, r in enumerate(runs) if r)
-    cut = PartitionRegions()(TagOperators(Plan(("cpu",), listed))(mod))
-    return cut, [f for v, f in cut.functions.items() if v.name_hint[:1] == "r" and long(f)]
-
-
-def long(function: object) -> bool:
-    """Whether it is a region with several integer operators."""
-    if not isinstance(function, relax.Function):
-        return False
-    return sum(integer_of(value) is not None for _, value in bindings(function)) > 1
-
-
 @pytest.mark.parametrize("network", [residual, grouped])
 def test_integers_are_the_same(network: Callable[[], onnx.ModelProto]) -> None:
-    mod, found = regions(network())
+    quantised = ts.quantize(network(), [image[None] for image in IMAGES])
+    mod, found = regions(quantised)
     assert found
     for function in found:
         dice = np.random.default_rng(0)

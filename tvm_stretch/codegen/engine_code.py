@@ -57,13 +57,14 @@ class Engine:
         """Whether ONNX Runtime has the provider; its own CPU provider takes all operators."""
         return not self.library
 
-    def code(self, models: Sequence[bytes] = ()) -> bytes:
-        """What `tvm_stretch_engine` reads."""
+    def code(self, models: Sequence[bytes] = (), made_with: str = "") -> bytes:
+        """What `tvm_stretch_engine` reads; for models compiled ahead, it says with what."""
         lines = ["tvm_stretch.engine 1", f"provider {self.provider}"]
         lines += [f"package {self.package}"] if self.package else []
         lines += [f"library {self.library}"] if self.library else []
         lines += [f"hardware {self.hardware}"] if self.hardware else []
         lines += [f"threads {self.threads}"]
+        lines += [f"compiled {made_with}"] if made_with else []
         lines += [f"file {key} {value}" for key, value in self.files]
         lines += [f"option {key} {value}" for key, value in self.options]
         for model in models:
@@ -85,9 +86,10 @@ def engine_module(engine: Engine, models: Mapping[str, bytes]) -> tvm.runtime.Mo
         UnsupportedError: the provider refuses a model.
     """
     names = sorted(models)
-    listed = [models[name] for name in names]
-    if engine.contexts:
+    listed, made_with = [models[name] for name in names], ""
+    if engine.contexts and listed:
         listed = [compiled(engine, model) for model in listed]
+        made_with = f"{describe(engine)} ({_versions(listed[0])})"
     description = {
         "kernels": names,
         "emulator": [],
@@ -98,7 +100,17 @@ def engine_module(engine: Engine, models: Mapping[str, bytes]) -> tvm.runtime.Mo
         "deadline_ms": engine.deadline_ms,
     }
     create = tvm_ffi.get_global_func("tvm_stretch.create_dsp_code")
-    return cast(tvm.runtime.Module, create(json.dumps(description), engine.code(listed)))
+    return cast(tvm.runtime.Module, create(json.dumps(description), engine.code(listed, made_with)))
+
+
+def _versions(model: bytes) -> str:
+    """What a provider says of a model that it compiled: versions of its libraries and of the chip.
+
+    A context of ``v2:6:2.51.0:5.51.0:73:0:0:0`` was made by version 2.51.0 of QNN for HTP v73.
+    """
+    found = onnx.load_model_from_string(model).metadata_props
+    said = [entry.value for entry in found if entry.key.startswith("ep_compatibility_info.")]
+    return " ".join(" ".join(said).split()) or "no version of its libraries"
 
 
 def compiled(engine: Engine, model: bytes) -> bytes:
@@ -126,7 +138,7 @@ def describe(engine: Engine) -> str:
     answer = _ask(engine, "describe", engine.code())
     if answer.reason:
         raise InstallError(answer.reason)
-    return answer.printed
+    return answer.printed.strip()
 
 
 def why_refused(engine: Engine, model: bytes) -> str:

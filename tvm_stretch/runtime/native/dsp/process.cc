@@ -22,7 +22,7 @@ namespace tvm_stretch::dsp {
 namespace {
 
 constexpr int kFirstFile = 3;  // after the standard ones
-constexpr size_t kLastWords = 300;
+constexpr size_t kLastWords = 800;
 
 int Call(long number, long a, long b, long c) { return static_cast<int>(syscall(number, a, b, c)); }
 

@@ -68,7 +68,7 @@ int Run(int argc, char** argv) {
   }
   const EngineSpec spec = EngineSpec::FromFile(argv[place]);
   const Runtime runtime(spec);
-  if (word == "describe") std::fputs(runtime.Describe().c_str(), stdout);
+  if (word == "describe") std::puts(runtime.Versions().c_str());
   if (word == "contexts" && argc > place + 1) {
     for (size_t i = 0; i < spec.models.size(); ++i) {
       runtime.NewSession(spec.models[i].bytes, argv[place + 1] + std::to_string(i) + ".onnx");

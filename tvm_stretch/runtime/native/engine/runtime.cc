@@ -108,13 +108,16 @@ void Runtime::FindDevice() {
 }
 
 void Runtime::Check(OrtStatus* status, const std::string& what) const {
-  if (status == nullptr) return;
+  if (status != nullptr) Refuse("expected success of " + what + ", got: " + Message(status));
+}
+
+std::string Runtime::Message(OrtStatus* status) const {
   std::string message = api_.GetErrorMessage(status);
   api_.ReleaseStatus(status);
   for (char& letter : message) {  // one line: the last one is what the host reports
     if (letter == '\n') letter = ' ';
   }
-  Refuse("expected success of " + what + ", got: " + message);
+  return message;
 }
 
 void Runtime::SetOptions(OrtSessionOptions* options, const std::string& context) const {
@@ -155,15 +158,23 @@ OrtSession* Runtime::NewSession(const std::string& model, const std::string& con
   OrtStatus* const status =
       api_.CreateSessionFromArray(env_, model.data(), model.size(), options, &session);
   api_.ReleaseSessionOptions(options);
-  Check(status, "a session of " + spec_.provider);
+  if (spec_.compiled.empty()) {
+    Check(status, "a session of " + spec_.provider);
+  } else if (status != nullptr) {
+    Refuse("expected models that " + spec_.provider +
+           " can open here, got some that were compiled " + "with " + spec_.compiled +
+           ", and here is " + Versions() + ", which says: " + Message(status) +
+           "; compile the network again for this device and these versions, or "
+           "install those of the models");
+  }
   return session;
 }
 
-std::string Runtime::Describe() const {
-  std::string text = "onnxruntime " + version_ + "\n";
+std::string Runtime::Versions() const {
+  const std::string text = "onnxruntime " + version_;
   if (device_ == nullptr) return text;
   const char* version = api_.GetKeyValue(api_.EpDevice_EpMetadata(device_), "version");
-  return text + spec_.provider + " " + (version == nullptr ? "" : version) + "\n";
+  return text + ", " + spec_.provider + " " + (version == nullptr ? "" : version);
 }
 
 }  // namespace tvm_stretch::engine

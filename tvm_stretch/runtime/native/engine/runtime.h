@@ -24,12 +24,14 @@ class Runtime {
   // model as the provider compiled it to that file.
   OrtSession* NewSession(const std::string& model, const std::string& context = "") const;
 
-  // Versions, one a line: "onnxruntime 1.32.0", "QNNExecutionProvider 0.1.0".
-  std::string Describe() const;
+  // "onnxruntime 1.32.0, QNNExecutionProvider 0.1.0"
+  std::string Versions() const;
 
  private:
   void Load();
   void FindDevice();
+  // The message of a status, in one line; releases it.
+  std::string Message(OrtStatus* status) const;
   void SetOptions(OrtSessionOptions* options, const std::string& context) const;
 
   const EngineSpec& spec_;

@@ -35,6 +35,8 @@ void ReadLine(const std::string& line, EngineSpec* spec, std::vector<size_t>* si
     spec->library = Rest(&words);
   } else if (word == "hardware") {
     spec->hardware = Rest(&words);
+  } else if (word == "compiled") {
+    spec->compiled = Rest(&words);
   } else if (word == "threads") {
     words >> spec->threads;
   } else if (word == "file" || word == "option") {

@@ -8,6 +8,7 @@
 //   threads 1                                of ONNX Runtime's own kernels
 //   file backend_path libQnnHtp.so           an option of the provider that names a library
 //   option htp_arch 73                       another option
+//   compiled QNNExecutionProvider 0.1.0 ..   what compiled the models ahead; left out: nothing did
 //   model 123456 1 2                         bytes, number of inputs and of outputs
 //   end
 //   (the bytes of the models)
@@ -29,7 +30,7 @@ struct ModelSpec {
 };
 
 struct EngineSpec {
-  std::string provider, package, library, hardware;
+  std::string provider, package, library, hardware, compiled;
   int threads = 1;
   std::vector<std::pair<std::string, std::string>> files, options;
   std::vector<ModelSpec> models;
