@@ -30,6 +30,10 @@ _CPUS = {
 _SSE = {**_X86, "mcpu": "x86-64"}
 _WIDE = {**_X86, "mcpu": CPUS[WIDE]}
 ALL_LANES = tuple(_CPUS)
+QUICK_LANES = tuple(
+    lanes if lanes == 8 else pytest.param(lanes, marks=pytest.mark.full) for lanes in ALL_LANES
+)
+"""For tests of what hardly depends on them."""
 
 HERE = cpu_processor(TARGET, 1).machine.lanes
 """What this machine has."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.build.pipeline import Observer
 from tvm_stretch.build.precision import read_precision
-from tvm_stretch.build.reading import read_network
+from tvm_stretch.build.reading import name_of, read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import require_file
 from tvm_stretch.frontend.lengths import Lengths
@@ -154,7 +154,7 @@ def compile(
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
-        return decision.build(mod, request.spare, observer)
+        return replace(decision, network=name_of(source)).build(mod, request.spare, observer)
 
 
 @named_arguments

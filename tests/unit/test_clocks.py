@@ -72,6 +72,7 @@ def test_only_verdicts_know_the_time_of_day() -> None:
     assert asking == REMEMBERS
 
 
+@pytest.mark.full
 def test_the_clocks_of_a_phone_and_of_its_client_jump(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:

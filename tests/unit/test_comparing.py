@@ -82,6 +82,7 @@ def phones() -> Iterator[list[ts.Device]]:
         ]
 
 
+@pytest.mark.full
 def test_two_phones_of_which_one_lacks_cores(phones: list[ts.Device]) -> None:
     """What both can run is best for both, however fast the other plan is on one of them."""
     mod = emit(["conv", "conv"], size=12)

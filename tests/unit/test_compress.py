@@ -171,6 +171,7 @@ def test_weights_of_low_rank_are_found_exactly() -> None:
     np.testing.assert_allclose(answers(smaller, images), wanted, atol=1e-3 * np.abs(wanted).max())
 
 
+@pytest.mark.full
 def test_both_together_compile_and_run() -> None:
     mod = residual((32, 32))
     small = ts.compress(mod, prune=0.25, low_rank=0.6, data=IMAGES, steps=4)

@@ -439,7 +439,10 @@ def test_bad_arguments(tmp_path: Path) -> None:
         measure(device="phone", cache=tmp_path)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_here", [True, False], ids=["here", "session"])
+@pytest.mark.parametrize(
+    "is_here",
+    [pytest.param(True, id="here", marks=pytest.mark.full), pytest.param(False, id="session")],
+)
 def test_handovers_and_slowdown(is_here: bool) -> None:
     other = fake_processor("npu")
     device = None if is_here else ts.connect(tvm.rpc.LocalSession())

@@ -336,6 +336,7 @@ def reordered(mod: tvm.IRModule, seed: int) -> tvm.IRModule:
 
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(sorted(BLOCKS)), st.integers(0, 99))
+@pytest.mark.full
 def test_names_and_order_do_not_matter(kind: str, seed: int):
     mod = network(BLOCKS[kind])
     other = reordered(mod, seed)

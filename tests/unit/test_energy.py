@@ -49,6 +49,7 @@ def test_energy_is_work_by_power_and_idle_time() -> None:
     assert power.millijoules(0, [0, 0], 1_000_000_000) == pytest.approx(40)
 
 
+@pytest.mark.full
 def test_the_thriftiest_plan_is_another_one_than_the_fastest(mod: tvm.IRModule) -> None:
     """A processor that takes a tenth of the power does everything, though both are faster."""
     found = search(mod, powered(5.0, 0.5), limits=FRUGAL)

@@ -164,6 +164,7 @@ def farm() -> Iterator[tuple[Tracker, list[Phone]]]:
     tracker.kill()
 
 
+@pytest.mark.full
 def test_a_fleet_of_which_one_is_killed(
     farm: tuple[Tracker, list[Phone]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

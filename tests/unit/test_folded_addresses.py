@@ -109,6 +109,7 @@ model(np.zeros((1, 64, 14, 14), "float32"))
     (device := local_device()) is None or device.type != "cpu" or "x86_64" not in os.uname(),
     reason="no OpenCL driver for this x86 CPU",
 )
+@pytest.mark.full
 def test_the_drivers_code_has_no_addresses_of_its_own_in_the_loop(tmp_path: Path):
     """Per multiply-add, an operand or two; sums stay in registers, and nothing is an OR."""
     environment = {**os.environ, "POCL_CACHE_DIR": str(tmp_path), "TVM_STRETCH_CACHE_DIR": ""}

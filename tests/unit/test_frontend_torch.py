@@ -96,7 +96,10 @@ RECURRENT = {
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("lstm", "gru") else pytest.param(n, marks=pytest.mark.full) for n in RECURRENT],
+)
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_recurrent_layers(name: str) -> None:
     """Weights of a state add up to less than an eighth, so that steps make errors smaller."""

@@ -185,6 +185,7 @@ LOST = (
 CONNECTED = 200  # bytes of answers; before, `rpc.connect` is still at work
 
 
+@pytest.mark.full
 def test_a_device_that_falls_silent(servers: Servers) -> None:
     """TVM would wait for ever."""
     said = measured_through(servers, 6_000, lambda _data: None)

@@ -87,6 +87,7 @@ def start() -> Iterator[Callable[[], Server]]:
 LOST = r"^expected cpu to be there .*, got .*; its \d+ kernels are kept in .*: bring it back"
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_and_comes_back(
     start: Callable[[], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def interpreter(code: str, artifact: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_daemon_threads_in_runs(artifact: Path) -> None:
     """Some in a call, some waiting for their turn; what is registered with atexit still runs."""
     code = """

@@ -47,6 +47,7 @@ def apart(net: TrainableNetwork, teacher: TrainableNetwork) -> float:
         pytest.param("mb_conv", "project", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_nearer_than_layer_by_layer(kind: str, merge: str):
     net, teacher = pair(kind, merge)
     imitate(net, teacher, IMAGES)

@@ -31,6 +31,7 @@ from tvm_stretch.lowering.executor_graph import (
     Tensor,
 )
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.runtime.advice import CoreSpeed, limit_of, measure_core
 from tvm_stretch.runtime.dataflow import arena_use, find_edges
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.report import TEMPLATE, collect, render
@@ -163,6 +164,45 @@ def test_what_does_not_run_here_is_shown_without_times(
     assert data["nodes"] and all(node["ns"] is None for node in data["nodes"])
 
 
+def test_what_would_make_it_faster() -> None:
+    """Of the CPU's kernels, what their limit leaves; waits; what refused operators take."""
+    core = CoreSpeed(gflops=0, gbytes=1)  # a byte each nanosecond
+    data = collect(GRAPH, PLAN, RUN, [1e-6, 2e-6, 3e-6, 4e-6, 5e-6], core)
+    found = [(k["name"], k["ns"], k["by"], k["saves"]) for k in data["advice"]["kernels"]]
+    assert found == [
+        ("e", 5000, "memory", 5000 - 128),
+        ("d", 4000, "memory", 4000 - 192),
+        ("c", 3000, "memory", 3000 - 256),
+        ("a", 1000, "memory", 1000 - 128),
+    ]
+    assert data["advice"]["waits"] == [
+        {"processor": "cpu", "region": "r1", "of": "fake", "ns": 1600}
+    ]
+    assert data["advice"]["refused"] == [
+        {"processor": "fake", "reason": HOSTILE, "operators": ["c"], "ns": 3000}
+    ]
+    assert data["nodes"][1]["limit"] is None  # it is on the other processor
+
+
+@pytest.mark.parametrize(("points", "outputs"), [(36, 16), (16, 4)])
+def test_limit_of_winograd_is_its_own_arithmetic(points: int, outputs: int) -> None:
+    tensors = (
+        Tensor((1, points, 2, 4, 16, 32), "float32", "prepared", 0, 0, 4),
+        Tensor((1, 4, 32, 32, 16), "float32", "output", 0, 0, 4 * 64 * 1024),
+    )
+    node = Node("fused_winograd_conv2d", "n", (0,), (1,))
+    graph = dataclasses.replace(GRAPH, tensors=tensors, nodes=(node,))
+    limit = limit_of(graph, node, CoreSpeed(gflops=1, gbytes=1e9))
+    assert limit == ("arithmetic", 2 * 32 * 32 * 128 * 32 * points / outputs)
+
+
+def test_core_speed_is_plausible() -> None:
+    """A core of the last decade; a memory that is neither a disk nor a register."""
+    core = measure_core(GRAPH)
+    assert 0 <= core.gflops < 1e4 and 0.1 < core.gbytes < 1e4
+    assert measure_core(GRAPH, 50).gflops == 50
+
+
 def test_hostile_names_stay_data() -> None:
     data = collect(GRAPH, PLAN, RUN)
     page = render(data)
@@ -210,7 +250,7 @@ def test_report_of_a_model(tmp_path: Path) -> None:
     data = data_in((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [node["name"] for node in data["nodes"]] == [node.name for node in model.graph.nodes]
     assert all(node["ns"] > 0 for node in data["nodes"])
-    assert data["title"] == "page" and data["peak_gflops"] == 50 and not data["problem"]
+    assert data["title"] == "page" and data["core"]["gflops"] == 50 and not data["problem"]
     assert data["picture"] == picture
     with pytest.raises(InputError, match="the text of an SVG for picture, got 'front"):
         model.report(tmp_path / "other.html", picture="front.svg")

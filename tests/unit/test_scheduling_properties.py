@@ -60,6 +60,7 @@ def test_exhaustive_equals_program_and_beats_every_other(problem):
 # The same graphs every time: nothing keeps a search from missing an optimum that the program finds.
 @given(problem=problems(most=16, splittable=True))
 @settings(slow, max_examples=60, derandomize=True)
+@pytest.mark.full
 def test_ours_is_never_worse_than_any_other(problem):
     ours = schedule(problem).makespan
     for name, scheduler in SCHEDULERS.items():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import ALL_LANES, TARGET, host_of
+from cpu_targets import ALL_LANES, QUICK_LANES, TARGET, host_of
 from fake_targets import fake_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ LAYERS = st.lists(
 SPEED = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(LAYERS, st.lists(SPEED, min_size=1, max_size=3), st.sampled_from([0, 2_000, 10**6]))
 def test_never_predicted_worse_than_the_best_processor_alone(
     layers: list[str], speeds: list[float], meeting: int
@@ -66,6 +66,7 @@ def test_never_predicted_worse_than_the_best_processor_alone(
 
 @settings(max_examples=15)
 @given(LAYERS, st.lists(SPEED, min_size=2, max_size=3))
+@pytest.mark.full
 def test_every_plan_fits_its_network(layers: list[str], speeds: list[float]) -> None:
     mod = emit(layers)
     given_costs = costs(*speeds)
@@ -103,7 +104,7 @@ def test_kernels_unlike_those_measured_are_said() -> None:
     assert "ts.tune.measure(..., networks={...})" in note
 
 
-@pytest.mark.parametrize("lanes", ALL_LANES)
+@pytest.mark.parametrize("lanes", QUICK_LANES)
 def test_equal_processors_nearly_halve_a_chain(lanes: int) -> None:
     mod = emit(["conv"] * 4, size=56, channels=64)
     found = search(mod, costs(1.0, 1.0, lanes=lanes))
@@ -112,6 +113,7 @@ def test_equal_processors_nearly_halve_a_chain(lanes: int) -> None:
     assert max(rival.busy) < 1.25 * min(rival.busy)
 
 
+@pytest.mark.full
 def test_costs_are_compared_by_an_objective() -> None:
     mod, known = emit(["conv"] * 3, size=56, channels=64), costs(1.0, 2.0)
     quick = search(mod, known).singles
@@ -124,14 +126,14 @@ def test_costs_are_compared_by_an_objective() -> None:
     assert rival.cost.bytes and rival.cost.millijoules is None
 
 
-@pytest.mark.parametrize("lanes", ALL_LANES)
+@pytest.mark.parametrize("lanes", QUICK_LANES)
 def test_shares_follow_the_speeds(lanes: int) -> None:
     found = search(emit(["conv"] * 3, size=56, channels=64), costs(1.0, 3.0, lanes=lanes))
     for widths in found.rivals[0].plan.shares.values():
         assert widths[0] < widths[1] and sum(widths) == 64
 
 
-@pytest.mark.parametrize("lanes", ALL_LANES)
+@pytest.mark.parametrize("lanes", QUICK_LANES)
 def test_three_processors_work(lanes: int) -> None:
     mod = emit(["conv"] * 4, size=56, channels=96)
     found = search(mod, costs(1.0, 1.0, 1.0, lanes=lanes))
@@ -146,7 +148,7 @@ def test_nothing_to_win_is_said() -> None:
     assert "no way to use several processors is predicted to be faster" in found.notes
 
 
-@pytest.mark.parametrize("lanes", ALL_LANES)
+@pytest.mark.parametrize("lanes", QUICK_LANES)
 def test_meetings_that_cost_much_make_fewer_of_them(lanes: int) -> None:
     mod = emit(["residual"] * 4, size=56, channels=64)
     cheap, dear = (

@@ -112,6 +112,7 @@ def test_a_tensor_with_other_readers_stays() -> None:
     padding=st.tuples(*[st.integers(0, 2)] * 4),
     batch=st.integers(1, 2),
 )
+@pytest.mark.full
 def test_any_split_answers_the_same(
     size: tuple[int, int], cut: int, padding: tuple[int, ...], batch: int
 ) -> None:

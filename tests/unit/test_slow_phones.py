@@ -41,6 +41,7 @@ class Paced(ts.Device):
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core: no second processor")
+@pytest.mark.full
 def test_a_slow_phone_gets_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
     mod = emit(["conv", "conv"], size=28, channels=32)

@@ -85,6 +85,7 @@ def test_the_sandwich_rule():
     assert not torch.equal(found[0].tuplegetitem.running_mean, found[1].tuplegetitem.running_mean)
 
 
+@pytest.mark.full
 def test_checkpoints_have_the_statistics_of_all_candidates(tmp_path):
     """A call that finds all epochs done gives what the one that trained gave."""
     trained, found = ts.training.Supernet(candidates()), ts.training.Supernet(candidates())

@@ -50,6 +50,7 @@ def test_the_plan_says_that_nothing_was_measured(wide: tvm.IRModule) -> None:
     assert plan.predicted_ns is not None and alone is not None and plan.predicted_ns < 0.8 * alone
 
 
+@pytest.mark.full
 def test_three_processors_are_never_predicted_slower_than_two(
     wide: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_model_for_the_phone(wide: tvm.IRModule) -> None:
     assert "hexagon" not in model.plan.processors
 
 
+@pytest.mark.full
 def test_several_plans_for_the_phone() -> None:
     """Nothing is known of how long they take there, so all of them expect nothing."""
     model = ts.compile(emit(["conv"], size=28, channels=64), device=PHONE, plans=True)

@@ -13,6 +13,8 @@ from tutorials import zoo
 from tutorials.zoo.regnet import stages
 from tvm_stretch.errors import InputError
 
+SLOW = FULL_ONLY | {"resnet34", "regnetx_4gf", "inception_v3"}
+
 NETWORKS_OF_THE_PAPERS = {
     "resnet18",
     "resnet34",
@@ -104,7 +106,7 @@ def check_answers(name: str, model: onnx.ModelProto):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.full if name in FULL_ONLY else ())
+        pytest.param(name, marks=pytest.mark.full if name in SLOW else ())
         for name in sorted(NETWORKS_OF_THE_PAPERS)
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import tvm
 
@@ -39,3 +40,8 @@ def read_network(
     use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == WIDE_SUMS)
     mod = use_half(mod)
     return mod, [*notes, describe_halves(mod["main"])]
+
+
+def name_of(source: object) -> str:
+    """What a network is called, for people: the name of its file, if it comes from one."""
+    return Path(source).stem if isinstance(source, str | Path) else ""

@@ -191,8 +191,18 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "report": (
         "write a page that shows network, plan and runs",
         *_MODEL,
-        _output("the page (.html)", required=True),
-        _option("--peak", type=float, metavar="GFLOPS", help="what one core can do at best"),
+        _output("the page (.html), or a graph for Model Explorer (.json), Netron (.onnx)", True),
+        _option(
+            "--peak",
+            type=float,
+            metavar="GFLOPS",
+            help="what one core can do at best (default: measured)",
+        ),
+    ),
+    "diff": (
+        "say what changed between two reports",
+        _file("before", help="a page that report wrote (.html)"),
+        _file("after", help="another one"),
     ),
     "plan": (
         "predict the fastest plan, without building anything",

@@ -16,6 +16,7 @@ from tvm_stretch.cli.arguments import ONLY_NETWORKS, parser
 from tvm_stretch.errors import InputError, StretchError
 from tvm_stretch.files import write_whole, writing
 from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.runtime.report_difference import compare_reports, read_report
 
 # --- which model, which device --------------------------------------------------------------------
 
@@ -179,7 +180,19 @@ def timeline(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace) -> None:
     """Write the page."""
     _opened(args).report(args.output, args.peak)
-    _show(args, {"report": args.output}, f"{args.output}: open it in a browser")
+    _show(args, {"report": args.output}, f"{args.output}: {_viewer(args.output)}")
+
+
+def _viewer(path: str) -> str:
+    viewers = {".json": "open it in Model Explorer", ".onnx": "open it in Netron"}
+    return viewers.get(Path(path).suffix, "open it in a browser")
+
+
+def diff(args: argparse.Namespace) -> None:
+    """Say what changed between two reports."""
+    before, after = (read_report(Path(path)) for path in (args.before, args.after))
+    difference = compare_reports(before, after)
+    _show(args, vars(difference), str(difference))
 
 
 def plan(args: argparse.Namespace) -> None:

@@ -177,6 +177,7 @@ class Graph:
     states: tuple[State, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
     lengths: tuple[LengthSpec, ...] = ()
+    network: str = ""  # what the network is called, for people
 
     def first_region(self, number: int) -> int:
         """Index of a plan's first region."""

@@ -169,11 +169,13 @@ class Model(StatesOfModel):
     def report(
         self, path: str | Path, peak_gflops: float | None = None, picture: str | None = None
     ) -> None:
-        """Write a page for the browser: network, plan, timeline, kernels and memory in one file.
+        """Write a page for the browser: what would make it faster, plan, timeline, kernels, memory.
 
         Args:
-            path: the HTML file to write.
-            peak_gflops: what one core can do at best; the page says which share kernels reach.
+            path: the HTML file to write. A ``.json`` file is a graph for Model Explorer, coloured
+                by processor, with the times of kernels in a second file, ``.times.json``; an
+                ``.onnx`` file shows the kernels in Netron.
+            peak_gflops: what one core can do at best; by default it is measured.
             picture: an SVG that the page shows beside that, such as ``st.front().svg()``.
         """
         write_report(self, path, peak_gflops, picture=picture)

@@ -81,13 +81,19 @@ class Parts:
         return create(self.graph.to_json(), self.weights, kernels, *self.devices)
 
     def explained(
-        self, reason: str, considered: Sequence[Considered] | None = None, number: int = 0
+        self,
+        reason: str,
+        considered: Sequence[Considered] | None = None,
+        number: int = 0,
+        network: str = "",
     ) -> Parts:
         """The parts, with a plan that says why it was chosen.
 
         Args:
+            reason: in words.
             considered: the candidates among which it was; by default those of its plan.
             number: which of several plans.
+            network: what the network is called; by default as before.
         """
         plans = [*self.graph.plans]
         plan = {**(plans[number].plan if plans else self.graph.plan), "reason": reason}
@@ -96,7 +102,9 @@ class Parts:
         if plans:
             plans[number] = replace(plans[number], plan=plan)
         first = self.graph.plan if number else plan
-        return replace(self, graph=replace(self.graph, plan=first, plans=tuple(plans)))
+        network = network or self.graph.network
+        graph = replace(self.graph, plan=first, plans=tuple(plans), network=network)
+        return replace(self, graph=graph)
 
     def named(self, names: Sequence[str], expected: Sequence[float]) -> Parts:
         """The parts, whose plans have names, and seconds that a run of each should take."""

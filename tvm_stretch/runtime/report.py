@@ -8,18 +8,20 @@ runs   ─┘
 from __future__ import annotations
 
 import json
-import math
+import platform
 import re
+import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.files import as_path, is_finite, write_whole, writing
 from tvm_stretch.lowering.executor_graph import Graph, Node, Tensor
-from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data
+from tvm_stretch.runtime.advice import CoreSpeed, advise, flops_of, limit_of, measure_core
 from tvm_stretch.runtime.dataflow import arena_use, find_edges, running_order
 from tvm_stretch.runtime.timeline import Timeline
 
@@ -52,18 +54,35 @@ def write_report(
         name, model = model.in_use, model.create_instance()
         model.use(name)
     plan = model.plan if model.graph.plan else None
-    timeline, seconds, problem = None, None, ""
+    timeline, seconds, core, problem = None, None, None, ""
     try:
         timeline = model.timeline(repeat=repeat)
         seconds = [kernel.seconds for kernel in model.profile(repeat).kernels]
+        core = measure_core(model.running, peak_gflops)
     except ArtifactError as error:  # a model for another machine
         problem = str(error)
-    data = collect(model.running, plan, timeline, seconds)
-    data.update(title=path.stem, problem=problem, peak_gflops=peak_gflops)
-    data.update(network=repr(model), picture=picture)
-    text = render(data)
+    data = collect(model.running, plan, timeline, seconds, core)
+    data.update(title=model.graph.network or path.stem, problem=problem)
+    data.update(model=repr(model), picture=picture, date=time.strftime("%Y-%m-%d %H:%M"))
+    data.update(machine=_machine(model.running) if seconds is not None else "")
     with writing("the report", ArtifactError):
-        write_whole(path, text)
+        for place, text in _files(path, data).items():
+            write_whole(place, text)
+
+
+def _files(path: Path, data: Mapping[str, Any]) -> dict[Path, str | bytes]:
+    """What is written where, by the suffix of the path."""
+    from tvm_stretch.runtime import placed_graph  # imports onnx, which running does not need
+
+    if path.suffix == ".onnx":
+        return {path: placed_graph.netron_network(data).SerializeToString()}
+    if path.suffix == ".json":
+        times = path.with_suffix(".times.json")
+        return {
+            path: placed_graph.model_explorer_graph(data),
+            times: placed_graph.model_explorer_times(data),
+        }
+    return {path: render(data)}
 
 
 def collect(
@@ -71,6 +90,7 @@ def collect(
     plan: Plan | None = None,  # what was wanted
     timeline: Timeline | None = None,  # a run, if there was one
     seconds: list[float] | None = None,  # of each node, the median of several runs
+    core: CoreSpeed | None = None,  # of the machine that ran it
 ) -> dict[str, Any]:
     """What the page shows, as JSON has it; times in nanoseconds."""
     edges = find_edges(graph)
@@ -79,11 +99,15 @@ def collect(
     region_of = {node: i for i, region in enumerate(graph.regions) for node in region.nodes}
     nodes = []
     for index in order:
-        data = _node_data(graph, graph.nodes[index])
+        is_of_cpu = graph.regions[region_of[index]].processor == 0
+        data = _node_data(graph, graph.nodes[index], core if is_of_cpu else None)
         data["region"] = region_of[index]
         data["after"] = [step[source] for source in edges[index]]
         data["ns"] = None if seconds is None else round(seconds[index] * 1e9)
         nodes.append(data)
+    advice = advise(graph, plan, timeline, seconds, core)
+    for kernel in advice["kernels"]:
+        kernel["node"] = step[kernel["node"]]
     return {
         "processors": [processor.name for processor in graph.processors],
         "nodes": nodes,
@@ -91,6 +115,8 @@ def collect(
         "plan": None if plan is None else _plan_data(plan),
         "run": None if timeline is None else _run_data(graph, timeline),
         "memory": {"arena": graph.arena_bytes, "steps": arena_use(graph, edges)},
+        "advice": advice,
+        "core": None if core is None else asdict(core),
         "threads": graph.threads,
         "version": graph.package_version,
     }
@@ -105,7 +131,14 @@ def render(data: Mapping[str, Any]) -> str:
     return before + text + after
 
 
-def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
+def _machine(graph: Graph) -> str:
+    """The machine that ran it: its name, its CPU, and the cores that the model uses."""
+    cpu = str(graph.target.get("mcpu", "")) or platform.machine()
+    cores = "1 core" if graph.threads == 1 else f"{graph.threads} cores"
+    return f"{platform.node()} ({cpu}, {cores} for the CPU)"
+
+
+def _node_data(graph: Graph, node: Node, core: CoreSpeed | None) -> dict[str, Any]:
     kernel = _HASH.sub("", node.kernel)
     inputs = [graph.tensors[i] for i in node.inputs]
     outputs = [graph.tensors[i] for i in node.outputs]
@@ -117,28 +150,13 @@ def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
         "inputs": [_shape(t) for t in inputs if t.kind not in ("constant", "prepared")],
         "weights": [_shape(t) for t in inputs if t.kind in ("constant", "prepared")],
         "outputs": [_shape(tensor) for tensor in outputs],
-        "flops": _flops(kernel, inputs, outputs),
+        "flops": flops_of(graph, node),
+        "limit": None if core is None else limit_of(graph, node, core),
     }
 
 
 def _shape(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-
-
-def _flops(kernel: str, inputs: list[Tensor], outputs: list[Tensor]) -> int | None:
-    """Twice the multiply-adds of a convolution or dense layer, None where it cannot be told.
-
-    A direct one uses every weight once for each place of the output. Weights are packed as
-    (channel blocks, …, channels of a block); channels that only fill up the last block count too.
-    Winograd's are 4x4 or 6x6 for each 3x3 filter.
-    """
-    weights = [t.shape for t in inputs if t.kind in ("constant", "prepared") and len(t.shape) == 6]
-    is_product = ("conv2d" in kernel or "dense" in kernel) and "transpose" not in kernel
-    if not is_product or len(weights) != 1 or len(outputs) != 1 or len(outputs[0].shape) != 5:
-        return None
-    batch, _, height, width, _ = outputs[0].shape
-    uses = batch * height * width * math.prod(weights[0])
-    return 2 * uses * 9 // weights[0][1] if "winograd" in kernel else 2 * uses
 
 
 def _regions(graph: Graph, plan: Plan | None, timeline: Timeline | None) -> list[dict[str, Any]]:
@@ -163,9 +181,9 @@ def _regions(graph: Graph, plan: Plan | None, timeline: Timeline | None) -> list
 
 def _plan_data(plan: Plan) -> dict[str, Any]:
     execution = plan.execution
-    table = considered_lines(plan.considered) if plan.considered else ()
     return {
-        "reason": "\n".join(filter(None, [*table, plan.reason])),
+        "reason": plan.reason,
+        "candidates": [asdict(one) for one in plan.considered],
         "costs": plan.costs,
         "predicted": plan.predicted_ns,
         "processors": list(plan.processors),

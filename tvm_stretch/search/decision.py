@@ -33,6 +33,7 @@ class Decision:
     branched: Branching | None = None  # the network with the plan's parts, if it is known
     lowered: tvm.IRModule | None = None  # the same as kernel-level Relax, if it is known
     trial: Model | None = None  # the plan's model that was measured, if one was
+    network: str = ""  # what the network is called, for people
     # all plans of a model that can switch between several, by name, this one first
     plans: Mapping[str, Plan] = field(default_factory=dict)
 
@@ -50,7 +51,7 @@ class Decision:
         trial, site, plans = self.trial, self.site, self.plans
         is_complete = not plans and not (spare and trial and len(trial.graph.processors) > 1)
         if trial is not None and trial.parts is not None and is_complete:
-            parts = trial.parts.explained(self.reason, self.considered)
+            parts = trial.parts.explained(self.reason, self.considered, network=self.network)
             return Model(trial.module, parts=parts)
         first, *others = plans.values() or (self.plan,)
         known = (self.branched, self.lowered) if trial is None else (None, None)
@@ -63,7 +64,7 @@ class Decision:
                 say(f"measuring {len(plans)} plans in turns")
                 expected = expected_seconds(Model.from_parts(parts), site.take)
             parts = parts.named(list(plans), expected)
-        return Model.from_parts(parts.explained(self.reason, self.considered))
+        return Model.from_parts(parts.explained(self.reason, self.considered, network=self.network))
 
 
 def decided(

@@ -87,7 +87,7 @@ std::string Field(const std::string& path, const std::string& name) {
 }
 
 // Bytes of "MemTotal:  123 kB".
-int64_t Memory(const std::string& name) {
+int64_t MeminfoBytes(const std::string& name) {
   return 1024 * std::strtoll(Field("/proc/meminfo", name).c_str(), nullptr, 10);
 }
 
@@ -181,8 +181,8 @@ ffi::String DescribeMachine() {
   for (int number : AllowedCores()) cores.push_back(Core(number));
   machine.Set(ffi::String("features"), features);
   machine.Set(ffi::String("cores"), cores);
-  machine.Set(ffi::String("memory"), Memory("MemTotal"));
-  machine.Set(ffi::String("free"), Memory("MemAvailable"));
+  machine.Set(ffi::String("memory"), MeminfoBytes("MemTotal"));
+  machine.Set(ffi::String("free"), MeminfoBytes("MemAvailable"));
   ffi::Any opencl = json::Array();
   std::string why_not;
   try {
