@@ -30,7 +30,7 @@ _LAST_LEVEL = 1 << 26  # what no cache of a core holds: more bytes tell nothing 
 
 @dataclass(frozen=True)
 class CoreSpeed:
-    """What one core can do at best; 0 for what is not known."""
+    """What one core can do at best; 0 if unknown."""
 
     gflops: float
     gbytes: float

@@ -83,7 +83,7 @@ def netron_network(data: Mapping[str, Any]) -> ModelProto:
 
 
 def _attributes(node: Mapping[str, Any], processor: str) -> dict[str, str]:
-    """What is known of a kernel, as words."""
+    """The known facts of a kernel, as words."""
     known = {
         "processor": processor,
         "operators": ", ".join(node["operators"]),

@@ -71,7 +71,7 @@ def write_report(
 
 
 def _files(path: Path, data: Mapping[str, Any]) -> dict[Path, str | bytes]:
-    """What is written where, by the suffix of the path."""
+    """The files to write and their content, by the suffix of the path."""
     from tvm_stretch.runtime import placed_graph  # imports onnx, which running does not need
 
     if path.suffix == ".onnx":
