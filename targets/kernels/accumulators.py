@@ -6,8 +6,9 @@ within(acc.buffers, [*acc.start(), acc.add_products(..), *acc.each(finish)])
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tvm import tirx
@@ -79,6 +80,21 @@ class Accumulators:
             scratch(f"acc{i}", size, inner, count, scope=scope, dtype=dtype)
             for i, size in enumerate(parts)
         ]
+
+    def like(self, count: int, dtype: str) -> Accumulators:
+        """Sums of another type for the same tile, in buffers that are cut in the same way."""
+        other = copy.copy(self)
+        other.count, other.dtype = count, dtype
+        other.buffers = [
+            scratch(f"{own.name}_{dtype}", *map(int, own.shape[:2]), count, dtype=dtype)
+            for own in self.buffers
+        ]
+        return other
+
+    def beside(self, one: Sum, other: Accumulators) -> Sum:
+        """The sum of ``other``, which is `like` this, at the place of one of these sums."""
+        number = next(i for i, b in enumerate(self.buffers) if b.same_as(one.buffer))
+        return replace(one, buffer=other.buffers[number])
 
     def sums(
         self,

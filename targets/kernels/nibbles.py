@@ -1,19 +1,19 @@
 """Products with weights of 4 bits in blocks: the kernel makes floats of them in registers.
 
-    y = R.call_tir(nibbles, (x, weight, scale, offset))     # attrs: {"kind": "matmul.nibbles"}
+    y = R.call_tir(nibbles, (x, weight, scale, zero))       # attrs: {"kind": "matmul.nibbles"}
 
     for tile of outputs, tile of rows:
       for block of inputs:                       # 32 or 128 inputs that share a scale per output
         acc = 0                                  # vectors of outputs, in registers
         for pair of inputs:                      # a byte holds both weights of an output
           acc += x[k] * float(byte & 15);  acc += x[k + 1] * float(byte >> 4)
-        y += scale * acc + offset * sum(x of the block)
+        y += scale * (acc - zero * sum(x of the block))
 
 A decoder reads each weight once for each token, so its time is that of reading the weights: 4 bits
 are an eighth of float32. With many rows, products take the time, so the weights of one block of
-outputs become floats once, in the cache, and all rows are multiplied with them. The offset is
-``-scale * zero point``, so zero points cost one addition in a block. Weights lie as the kernel
-reads them, in blocks of `UNITS` outputs, padded with zeros.
+outputs become floats once, in the cache, and all rows are multiplied with them. Zero points are
+bytes, or a constant of the kernel if all weights have the same one. Weights lie as the kernel reads
+them, in blocks of `UNITS` outputs, padded with zeros.
 
 The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from tvm import relax, tirx
@@ -65,6 +65,8 @@ class Nibbles:
     depth: int  # even
     outputs: int
     block: int
+    zero: int | None = None  # the zero point of all weights; None if the kernel reads them
+    zeros: str = "uint8"  # otherwise their type
 
     @property
     def blocks(self) -> int:
@@ -86,10 +88,10 @@ def pack(values: np.ndarray) -> np.ndarray:
     return pairs.reshape(-1, UNITS, depth // 2).transpose(0, 2, 1)
 
 
-def by_unit(values: np.ndarray) -> np.ndarray:
-    """Scales or offsets of (outputs, blocks of inputs) as the kernel reads them."""
+def by_unit(values: np.ndarray, dtype: str = "float32") -> np.ndarray:
+    """Scales or zero points of (outputs, blocks of inputs) as the kernel reads them."""
     outputs, blocks = values.shape
-    padded = np.zeros((-(-outputs // UNITS) * UNITS, blocks), "float32")
+    padded = np.zeros((-(-outputs // UNITS) * UNITS, blocks), dtype)
     padded[:outputs] = values
     return padded.reshape(-1, UNITS, blocks).transpose(0, 2, 1)
 
@@ -104,15 +106,23 @@ def nibbles_call(
 ) -> relax.Call:
     """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in x.ty.shape.values)
-    own = Nibbles(rows, depth, len(values), size)
-    offset = -scale.astype("float32") * zero.astype("float32")
-    constants = [pack(values), by_unit(scale), by_unit(offset)]
+    own = Nibbles(rows, depth, len(values), size, *kind_of_zeros(zero))
+    constants = [pack(values), by_unit(scale)]
+    constants += [by_unit(zero, own.zeros)] if own.zero is None else []
     result = relax.TensorType((rows, own.outputs), "float32")
     kernel = _kernel(own)
     return steps_call(bb, "matmul.nibbles", kernel, [x, *map(constant, constants)], result)
 
 
-def _long(*values: int) -> list[Expr]:
+def kind_of_zeros(zero: np.ndarray) -> tuple[int | None, str]:
+    """The zero point of all weights, or None; and otherwise the type that holds zero points."""
+    whole = bool((zero == np.clip(np.round(zero), 0, 255)).all())
+    is_one = whole and zero.size > 0 and bool((zero == zero.flat[0]).all())
+    return (int(zero.flat[0]) if is_one else None), "uint8" if whole else "float32"
+
+
+def long(*values: int) -> list[Expr]:
+    """Sizes of tensors, of 64 bits."""
     return [tirx.const(value, "int64") for value in values]
 
 
@@ -122,24 +132,34 @@ def _kernel(own: Nibbles) -> tirx.PrimFunc:
         "x": ((own.rows, own.depth), "float32"),
         "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
         "scale": ((own.units, own.blocks, UNITS), "float32"),
-        "offset": ((own.units, own.blocks, UNITS), "float32"),
+        "zero": ((own.units, own.blocks, UNITS), own.zeros),
         "y": ((own.rows, own.outputs), "float32"),
     }
+    if own.zero is not None:
+        del shapes["zero"]
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        x, weight, scale, offset, y = (
-            T.arg(name, tirx.decl_buffer(_long(*shape), dtype, name))
+        x, weight, scale, *zero, y = (
+            T.arg(name, tirx.decl_buffer(long(*shape), dtype, name))
             for name, (shape, dtype) in shapes.items()
         )
-        with T.grid(*_long(own.rows, own.outputs, own.depth)) as axes, T.sblock("nibbles"):
+        with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("nibbles"):
             row, n, k = T.axis.remap("SSR", list(axes))
             with T.init():
                 T.buffer_store(y, tirx.const(0, "float32"), [row, n])
             unit, lane, part = n // UNITS, n % UNITS, k // own.block
             pair = weight[unit, k // 2, lane].astype("int32")
             value = tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
-            factor = scale[unit, part, lane] * value + offset[unit, part, lane]
+            middle = zero_of(own, zero[0] if zero else None, unit, part, lane)
+            factor = scale[unit, part, lane] * (value - middle)
             T.buffer_store(y, y[row, n] + x[row, k] * factor, [row, n])
     return builder.get().with_attr(NIBBLES, to_text(own))
+
+
+def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
+    """The zero point of one output's block, as a float."""
+    if zero is None:
+        return tirx.const(own.zero, "float32")
+    return load(zero, *place).astype("float32")
 
 
 # --- the loop nest --------------------------------------------------------------------------------
@@ -157,7 +177,9 @@ _VECTORS = 8
 def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The scheduled body of a PrimFunc of this file."""
     own = from_text(Nibbles, str(func.attrs[NIBBLES]))
-    return _Nest(own, min(machine.plain.lanes, UNITS), machine, *func.params).written()
+    x, weight, scale, *zero, y = func.params
+    width = min(machine.plain.lanes, UNITS)
+    return _Nest(own, width, machine, x, weight, scale, zero[0] if zero else None, y).written()
 
 
 @dataclass(frozen=True)
@@ -170,7 +192,7 @@ class _Nest:
     x: tirx.Buffer
     weight: tirx.Buffer
     scale: tirx.Buffer
-    offset: tirx.Buffer
+    zero: tirx.Buffer | None
     y: tirx.Buffer
 
     def written(self) -> tirx.Stmt:
@@ -200,8 +222,8 @@ class _Nest:
                     bits = load(self.weight, unit, pair, place).astype("int32")
                     number = (bits >> 4 if high else bits & 15).astype("float32")
                     factor = load(self.scale, unit, part, place)
-                    value = factor * number + load(self.offset, unit, part, place)
-                    return store(floats, value, 2 * pair + high, place)
+                    middle = zero_of(own, self.zero, unit, part, place)
+                    return store(floats, factor * (number - middle), 2 * pair + high, place)
 
                 return lanes(self.width, lane)
 
@@ -219,15 +241,15 @@ class _Nest:
             stores = acc.each(lambda p, o, v, y: self.keep(y, start + p, unit, o, v, kept))
             return within(acc.buffers, [*acc.start(), products, *stores])
 
-        runs, start = [], 0
-        for repeats, count in _runs(own.rows, _SHARING if self.width < UNITS else 2 * _SHARING):
+        found, start = [], 0
+        for repeats, count in runs(own.rows, _SHARING if self.width < UNITS else 2 * _SHARING):
 
             def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
                 return tile(start + i * count, count)
 
-            runs.append(loop(repeats, run, "rows"))
+            found.append(loop(repeats, run, "rows"))
             start += repeats * count
-        return within([floats], [loop(own.depth // 2, both, "pair"), *runs])
+        return within([floats], [loop(own.depth // 2, both, "pair"), *found])
 
     def keep(self, value: Expr, row: Expr, unit: Expr, o: Expr, v: Expr, kept: int) -> tirx.Stmt:
         """Store one output, unless it is one of those that fill the last block."""
@@ -261,7 +283,7 @@ class _Nest:
         whole, rest = divmod(self.own.outputs, UNITS)
         kind = PARALLEL if self.machine.threads > 1 else SERIAL
         parts, first = [], 0
-        for count, width in _runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
+        for count, width in runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
 
             def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
                 return self.tile(sums, (first + i * width, width), (start, rows), UNITS)
@@ -305,12 +327,11 @@ class _Nest:
 
             def scaled(one: Sum, v: Expr) -> Expr:
                 unit, lane = place(one.block, v)
-                shift = load(self.offset, unit, number, lane)
-                factor = load(self.scale, unit, number, lane)
-                shifts = shift * load(sums, start + one.pixel, number)
-                return factor * one.value(v) + shifts
+                middle = zero_of(own, self.zero, unit, number, lane)
+                shift = middle * load(sums, start + one.pixel, number)
+                return load(self.scale, unit, number, lane) * (one.value(v) - shift)
 
-            steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *_added(total, acc, scaled)]
+            steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *added(total, acc, scaled)]
             return within(acc.buffers, steps)
 
         def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
@@ -322,20 +343,19 @@ class _Nest:
         return within(total.buffers, [*total.start(), *parts, *total.each(keep)])
 
 
-def _runs(total: int, largest: int) -> list[tuple[int, int]]:
+def runs(total: int, largest: int) -> list[tuple[int, int]]:
     """Tiles of at most ``largest`` units as runs of equal ones: how many, and of how many units."""
     sizes = balanced(total, largest) if total else []
     return [(len(list(run)), size) for size, run in itertools.groupby(sizes)]
 
 
-def _added(
+def added(
     total: Accumulators, acc: Accumulators, value: Callable[[Sum, Expr], Expr]
 ) -> list[tirx.Stmt]:
     """Add a function of each sum of one tile to the same sum of another tile of its shape."""
 
     def add(one: Sum) -> tirx.Stmt:
-        number = next(i for i, b in enumerate(acc.buffers) if b.same_as(one.buffer))
-        other = replace(one, buffer=total.buffers[number])
+        other = acc.beside(one, total)
         return lanes(acc.count, lambda v: other.set(v, other.value(v) + value(one, v)))
 
     return acc.sums(add)

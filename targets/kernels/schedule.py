@@ -21,6 +21,7 @@ from .hvx_stores import pack_stores
 from .hvx_table import table_nest
 from .machine import VectorMachine
 from .nan import take_nan
+from .nibble_words import WORDS, write_words
 from .nibbles import NIBBLES, write_nibbles
 from .recurrent import STEPS
 from .recurrent_nest import write_recurrence
@@ -103,7 +104,7 @@ def _on_gpu(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     return schedule_items(func, machine.gpu)  # TVM combines partial results of work-items
 
 
-_MARKED = {STEPS: write_recurrence, NIBBLES: write_nibbles}
+_MARKED = {STEPS: write_recurrence, NIBBLES: write_nibbles, WORDS: write_words}
 """What writes kernels that carry a mark, on any machine."""
 
 _WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_dsp, "gpu": _on_gpu}

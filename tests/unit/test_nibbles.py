@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from cpu_targets import TARGET
+from cpu_targets import ALL_LANES, TARGET, host_of
 from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import run
 from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.frontend import load_network
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.nibbles import by_unit, nibbles_call, pack
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
@@ -264,3 +265,55 @@ def test_scales_of_dequantised_weights(bad: float) -> None:
     )
     with pytest.raises(ModelError, match="scales above zero"):
         ts.compile(network, cpu_threads=1)
+
+
+def rounded(x: np.ndarray, size: int) -> np.ndarray:
+    """Inputs as `accuracy_level=4` may round them: to 8 bits, with a scale for each block."""
+    rows, depth = x.shape
+    padded = np.zeros((rows, -(-depth // size) * size), "float32")
+    padded[:, :depth] = x
+    parts = padded.reshape(rows, -1, size)
+    factor = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
+    found: np.ndarray = np.round(parts / factor) * factor.astype("float64")
+    return found.reshape(rows, -1)[:, :depth]
+
+
+ROUNDED = [(1, 16, 32, 32), (1, 150, 96, 32), (13, 33, 128, 64), (3, 20, 80, 16), (30, 5, 100, 128)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "depth", "size", "largest"),
+    [*((*shape, False) for shape in ROUNDED), (*ROUNDED[1], True)],
+)
+@pytest.mark.parametrize(("lanes", "plain"), [*((n, False) for n in ALL_LANES), (8, True)])
+def test_inputs_are_rounded_where_the_network_allows_it(
+    rows: int, outputs: int, depth: int, size: int, largest: bool, lanes: int, plain: bool
+) -> None:
+    """Sums of a block are exact, also if all products are as large as they can be."""
+    values, scale, zero = weights(outputs, depth, size)
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, rows, depth)).astype("float32")
+    x[0, 0, :16] = 0
+    if largest:
+        values[:], zero[:] = 15, 3
+        x[:] = np.where(rng.random((rows, 1)) < 0.5, -127, 127)
+    host = host_of(lanes)
+    machine = dataclasses.replace(host.machine, dot="") if plain else host.machine
+    network = nbits(rows, values, scale, zero, size, accuracy_level=4)
+    model = ts.compile(network, [dataclasses.replace(host, machine=machine)])
+    assert any("words" in node.kernel for node in model.graph.nodes)
+    wanted = expected(rounded(x[0], size), values, scale, zero, size)
+    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth))
+    if not largest:
+        exact = expected(x[0], values, scale, zero, size)
+        assert np.abs(model(x)[0] - exact).max() > 100 * bound(x, depth), "it did not round"
+
+
+def test_rounded_products_are_plain_sums() -> None:
+    """TVM's virtual machine, and OpenCL on a CPU, compute them too."""
+    values, scale, zero = weights(20, 64, 32)
+    network = nbits(2, values, scale, zero, 32, accuracy_level=4)
+    x = np.random.default_rng(2).standard_normal((1, 2, 64)).astype("float32")
+    wanted = expected(rounded(x[0], 32), values, scale, zero, 32)
+    for found in (run(load_network(network), x)[0], ts.compile(network, ["opencl"])(x)):
+        np.testing.assert_allclose(found[0], wanted, rtol=0, atol=4 * bound(x, 64))

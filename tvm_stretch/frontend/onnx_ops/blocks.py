@@ -18,8 +18,13 @@ from tvm_stretch.errors import ModelError
 from tvm_stretch.frontend.onnx_block_weights import Blocks
 from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.ir.expressions import constant
+from tvm_stretch.targets.kernels.nibble_words import words_call
 from tvm_stretch.targets.kernels.nibbles import nibbles_call
 
+_EIGHT_BITS = 4
+"""The `accuracy_level` that lets kernels round inputs to 8 bits."""
+
+_STEPS, _SMALLEST = 127, 1e-30
 _MIDDLE = 8
 """The zero point where none is given."""
 
@@ -49,11 +54,17 @@ def _matmul(node: Node) -> relax.Expr:
     elif node.has(3):
         zero = _of(node, node.const(3, "zero points"), outputs, blocks)
     weights = Blocks(values, scale, zero.astype("float32"), size, axis=1)
-    y = block_product(node, node[0], weights)
+    rounds = int(node.attr("accuracy_level", 0)) == _EIGHT_BITS
+    y = block_product(node, node[0], weights, rounds)
     return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
 
 
-def block_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
+def block_product(
+    node: Node,
+    x: relax.Expr,
+    blocks: Blocks,
+    rounds: bool = False,  # whether inputs may be rounded to 8 bits
+) -> relax.Expr:
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
     shape = [int(size) for size in x.ty.shape.values]
     rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
@@ -61,6 +72,8 @@ def block_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
     if node.dtype() != "float32":
         weight = replace(blocks, axis=0).floats().astype(node.dtype())
         y = relax.op.matmul(x, constant(weight))
+    elif rounds:
+        y = _rounded_product(node, x, blocks)
     else:
         values = blocks.values
         if depth % 2:  # a byte holds two weights; the second one of the last byte meets a zero
@@ -69,6 +82,26 @@ def block_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
         size = min(blocks.size, values.shape[1])
         y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size + size % 2)
     return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
+
+
+def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
+    """The product of inputs that are rounded to 8 bits, with one scale for each block."""
+    depth, size, count = blocks.values.shape[1], blocks.size, blocks.scale.shape[1]
+    rows, missing = int(x.ty.shape.values[0]), count * size - depth
+    values = np.pad(blocks.values, ((0, 0), (0, missing)))
+    if missing:
+        rest = constant(np.zeros((rows, missing), "float32"))
+        x = node.emit(relax.op.concat([x, rest], axis=1))
+    x = node.emit(relax.op.reshape(x, (rows, count, size)))
+    most = node.emit(relax.op.max(node.emit(relax.op.abs(x)), axis=-1, keepdims=True))
+    least = constant(np.array(_SMALLEST, "float32"))  # a block of zeros is divided by it
+    steps = constant(np.array(_STEPS, "float32"))
+    factor = node.emit(relax.op.divide(node.emit(relax.op.maximum(most, least)), steps))
+    q = node.emit(relax.op.round(node.emit(relax.op.divide(x, factor))))
+    q = node.emit(relax.op.clip(q, -_STEPS, _STEPS))
+    q = node.emit(relax.op.reshape(node.emit(relax.op.astype(q, "int8")), (rows, count * size)))
+    factor = node.emit(relax.op.reshape(factor, (rows, count)))
+    return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size)
 
 
 def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:
