@@ -109,6 +109,14 @@ static void Mistakes(void) {
   EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load(path, NULL));
   EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load_memory(NULL, 9, &other));
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "cannot be opened", tvm_stretch_load("/nowhere.so", &other));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_load_with_data(path, NULL, &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "No such file",
+         tvm_stretch_load_with_data(path, "/nowhere.data", &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no file",
+         tvm_stretch_load_with_data(path, "/dev/null", &other));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "another or a truncated file",
+         tvm_stretch_load_with_data(path, path, &other));
+  REQUIRE(other == NULL);
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no regular file", tvm_stretch_load("/dev/null", &other));
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no shared library", tvm_stretch_load("/proc/version", &other));
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "no shared library", tvm_stretch_load_memory("", 0, &other));
@@ -336,7 +344,9 @@ static void Trace(void) {
 int main(int count, char** words) {
   REQUIRE(count > 2);
   path = words[1];
-  REQUIRE(tvm_stretch_load(path, &model) == TVM_STRETCH_OK);
+  const char* data = getenv("APP_DATA"); /* the network, if the artifact has kernels only */
+  REQUIRE((data == NULL ? tvm_stretch_load(path, &model)
+                        : tvm_stretch_load_with_data(path, data, &model)) == TVM_STRETCH_OK);
   input_count = tvm_stretch_input_count(model);
   output_count = tvm_stretch_output_count(model);
   REQUIRE(input_count <= kMost && output_count <= kMost);

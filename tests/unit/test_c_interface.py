@@ -105,6 +105,16 @@ def test_an_app_under_sanitizers(alone: Case, task: str, program: str) -> None:
     alone.run(built(program) / program, task)
 
 
+@pytest.mark.parametrize("task", ["callbacks", "threads"])
+def test_an_app_that_got_its_network_as_data(
+    app: Path, alone: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    case = Case(tmp_path, alone.model)
+    alone.model.export(case.path, data=tmp_path / "net.data")
+    monkeypatch.setenv("APP_DATA", str(tmp_path / "net.data"))
+    case.run(app, task)
+
+
 def test_an_app_with_lengths_and_states(app: Path, tmp_path: Path) -> None:
     weight = np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype("float32")
     nodes = [

@@ -91,8 +91,11 @@ def _check_frame(file: BinaryIO, name: str) -> None:
     require_seal(file, name)
 
 
-def open_artifact(artifact: PrivateCopy) -> tvm.runtime.Module:
-    """The executor of an artifact; its weights are prepared when this returns."""
+def open_artifact(artifact: PrivateCopy, data: PrivateCopy | None = None) -> tvm.runtime.Module:
+    """The executor of an artifact, or of a network as data for its kernels.
+
+    Its weights are prepared when this returns.
+    """
     machine = machine_of(artifact)
     if machine != platform.machine():
         raise ArtifactError(
@@ -113,8 +116,19 @@ def open_artifact(artifact: PrivateCopy) -> tvm.runtime.Module:
             f"expected an artifact of tvm_stretch for {artifact.name}, got a library of kind "
             f"{module.kind}; open it with tvm.runtime.load_module"
         )
+    if data is not None:
+        module = _with_data(module, data)
     load_executor(module)
     return module
+
+
+def _with_data(module: tvm.runtime.Module, data: PrivateCopy) -> tvm.runtime.Module:
+    try:
+        return tvm.get_global_func("tvm_stretch.with_data")(module, str(data.path))
+    except RunError:
+        raise
+    except Exception as error:
+        raise ArtifactError(_explain(error).replace(str(data.path), data.name)) from error
 
 
 _NO_MEMORY = "Cannot allocate memory"  # as the system's loader says it

@@ -27,6 +27,7 @@ from tvm_stretch.runtime.artifact import (
 )
 from tvm_stretch.runtime.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.network_data import read_data, write_data
 from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.report import write_report
@@ -54,6 +55,7 @@ class Model(StatesOfModel):
         *,
         parts: Parts | None = None,
         artifact: PrivateCopy | None = None,
+        data: PrivateCopy | None = None,
     ) -> None:
         """Wrap an executor; `load` and `build_model` are the ways to get one.
 
@@ -61,10 +63,12 @@ class Model(StatesOfModel):
             module: a module of kind `tvm_stretch.executor`.
             parts: what `export` has to write, for a model that was just compiled.
             artifact: what the model was loaded from.
+            data: the network, if it came beside its kernels.
         """
         self.module = module
         self._parts = parts
         self._artifact = artifact
+        self._data = data
         self._warned = False  # that a processor is lost, or made a run take another plan
 
     @classmethod
@@ -210,11 +214,19 @@ class Model(StatesOfModel):
         instance = self.module["create_instance"]()
         return Model(instance, parts=self._parts, artifact=self._artifact)
 
-    def export(self, path: str | Path, *, fcompile: Callable[..., object] | None = None) -> None:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        fcompile: Callable[..., object] | None = None,
+        data: str | Path | None = None,
+    ) -> None:
         """Write the artifact: one shared library that `load` and TVM's `load_module` open.
 
         Args:
             path: the file to write; it appears complete or not at all.
+            data: a second file, for graph, plan and weights; the library then has the kernels only.
+                ``load(path, data)`` opens both.
             fcompile: links the library, as for TVM's `export_library`. By default that is this
                 machine's compiler; for other machines zig, or the clang of an Android NDK that
                 ``ANDROID_NDK_HOME`` names.
@@ -225,19 +237,44 @@ class Model(StatesOfModel):
         """
         path = as_path(path, "the artifact")
         if self._parts is not None:
-            self._parts.write(path, fcompile)
-        elif self._artifact is not None and fcompile is None:
+            self._parts.write(path, fcompile, with_weights=data is None)
+        elif self._artifact is not None and fcompile is None and data is None and not self._data:
             copy_artifact(self._artifact, path)
         else:
             raise ArtifactError(
-                "expected a model that was just compiled for export with fcompile, got one that "
-                "was loaded; compile it again"
+                "expected a model that was just compiled for export with fcompile or data, got one "
+                "that was loaded; compile it again"
+            )
+        if data is not None:
+            self.export_data(data)
+
+    def export_data(self, path: str | Path) -> None:
+        """Write the network as data, for a library of kernels that was exported before.
+
+        The library must have all of its kernels, those of the same layers and plan; weights may be
+        others. The file is checked for damage, not for its origin: sign it where that matters.
+
+        Args:
+            path: the file to write; it appears complete or not at all.
+
+        Raises:
+            ArtifactError: the folder does not exist, or the model was loaded.
+        """
+        path = as_path(path, "the data")
+        if self._parts is not None:
+            write_data(self._parts.graph, self._parts.weights, path)
+        elif self._data is not None:
+            copy_artifact(self._data, path)
+        else:
+            raise ArtifactError(
+                "expected a model that was just compiled for export_data, got one that was "
+                "loaded; compile it again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `pickle` and `copy`: the artifact, from which a new model is loaded."""
         if self._artifact is not None:
-            return _load_bytes, (self._artifact.read(),)
+            return _load_bytes, (self._artifact.read(), self._data and self._data.read())
         with tempfile.TemporaryDirectory() as folder:
             self.export(path := Path(folder, "model.so"))
             return _load_bytes, (path.read_bytes(),)
@@ -322,30 +359,36 @@ class Model(StatesOfModel):
 
 
 @named_arguments
-def load(path: str | Path) -> Model:
+def load(path: str | Path, data: str | Path | None = None) -> Model:
     """Open an artifact that `Model.export` wrote.
 
+    Args:
+        path: the artifact.
+        data: the network, if it stands beside its kernels, as `Model.export_data` wrote it.
+
     Raises:
-        ArtifactError: the file is missing, truncated, damaged, no artifact, made for another
-            version or processor, or does not run as its plan says.
+        ArtifactError: a file is missing, truncated, damaged, no artifact, made for another
+            version or processor, or does not run as its plan says; or the data need kernels that
+            the artifact lacks.
         RunError: there is no memory for it: a loaded model keeps the bytes of its artifact.
     """
     load_native_library()
     path = as_path(path, "the artifact")
-    return _opened(read_artifact(path))
+    artifact = read_artifact(path)
+    return _opened(artifact, None if data is None else read_data(as_path(data, "the data")))
 
 
-def _load_bytes(data: bytes) -> Model:
+def _load_bytes(code: bytes, data: bytes | None = None) -> Model:
     """The model of an artifact's bytes, which `pickle` has."""
     load_native_library()
-    artifact = PrivateCopy.of_bytes("a pickled model", data)
+    artifact = PrivateCopy.of_bytes("a pickled model", code)
     check_artifact(artifact)
-    return _opened(artifact)
+    return _opened(artifact, data and PrivateCopy.of_bytes("a pickled model's data", data))
 
 
-def _opened(artifact: PrivateCopy) -> Model:
+def _opened(artifact: PrivateCopy, data: PrivateCopy | None = None) -> Model:
     """The model of an artifact that was checked."""
-    model = Model(open_artifact(artifact), artifact=artifact)
+    model = Model(open_artifact(artifact, data), artifact=artifact, data=data)
     if model.graph.plan:
         for plan in model.plans.values():
             _check_execution(plan, artifact.name)

@@ -208,8 +208,8 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
   auto find = library->GetFunction(kWeightsSymbol, true);
   if (!find.has_value()) {
     TVM_FFI_THROW(ValueError) << "expected weights ('" << kWeightsSymbol
-                              << "') in the artifact, got none; write artifacts with "
-                                 "Model.export, not with export_library";
+                              << "') in the artifact, got none; give its data file to load, too; "
+                                 "artifacts are written by Model.export, not export_library";
   }
   const char* section = static_cast<const char*>((*find)().cast<void*>());
   uint64_t bytes = 0;

@@ -63,13 +63,13 @@ void Require(const void* pointer, const char* what) {
 
 // Faults within an artifact are errors of the file, not of an argument.
 template <typename Open>
-TvmStretchStatus Load(TvmStretchModel** model, Open open) {
+TvmStretchStatus Load(TvmStretchModel** model, Open open, const char* data = nullptr) {
   const TvmStretchStatus status = Guarded([&] {
     Require(model, "the model");
     *model = nullptr;
     auto file = std::make_shared<const ArtifactFile>(open());
     try {
-      *model = new TvmStretchModel{std::make_shared<Model>(std::move(file))};
+      *model = new TvmStretchModel{std::make_shared<Model>(std::move(file), data)};
     } catch (const ffi::Error& error) {
       const bool is_ours = error.kind() == kRunError || error.kind() == kDeviceError;
       if (is_ours || error.kind() == kArtifactError) throw;
@@ -160,6 +160,18 @@ TvmStretchStatus tvm_stretch_load_memory(const void* data, size_t bytes, TvmStre
     app::Require(data, "the data");
     return app::ArtifactFile::Copy(data, bytes);
   });
+}
+
+TvmStretchStatus tvm_stretch_load_with_data(const char* path, const char* data,
+                                            TvmStretchModel** model) {
+  return app::Load(
+      model,
+      [=] {
+        app::Require(path, "the path");
+        app::Require(data, "the path of the data");
+        return app::ArtifactFile::Open(std::string(path));
+      },
+      data);
 }
 
 TvmStretchStatus tvm_stretch_clone(TvmStretchModel* model, TvmStretchModel** clone) {

@@ -40,6 +40,14 @@ ffi::Module LoadWithThreadPool(const ArtifactFile& file) {
                    "");
 }
 
+// The executor of an artifact, or of a network as data for its kernels.
+ffi::Module Executor(const ArtifactFile& file, const char* data) {
+  ffi::Module executor = LoadWithThreadPool(file);
+  if (data == nullptr) return executor;
+  static const ffi::Function with_data = ffi::Function::GetGlobalRequired("tvm_stretch.with_data");
+  return with_data(executor, ffi::String(data)).cast<ffi::Module>();
+}
+
 void CheckCount(const char* what, size_t got, size_t want) {
   if (got == want) return;
   TVM_FFI_THROW(ValueError) << "expected " << want << " buffers for the model's " << what
@@ -67,8 +75,8 @@ Port::Port(const PortSpec& spec, const TensorSpec& tensor)
       nullptr, 0};
 }
 
-Model::Model(std::shared_ptr<const ArtifactFile> file)
-    : Model(file, LoadWithThreadPool(*file), std::nullopt) {}
+Model::Model(std::shared_ptr<const ArtifactFile> file, const char* data)
+    : Model(file, Executor(*file, data), std::nullopt) {}
 
 Model::Model(std::shared_ptr<const ArtifactFile> file, ffi::Module executor,
              std::optional<GraphSpec> spec)

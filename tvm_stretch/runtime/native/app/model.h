@@ -43,7 +43,8 @@ struct Buffers {
 
 class Model {
  public:
-  explicit Model(std::shared_ptr<const ArtifactFile> file);
+  // `data` is the path of the network, if the artifact has the kernels only; else null.
+  explicit Model(std::shared_ptr<const ArtifactFile> file, const char* data);
   std::unique_ptr<Model> Clone();
 
   const GraphSpec& spec() const { return spec_; }

@@ -89,6 +89,13 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load_descriptor(int descriptor, 
 TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load_memory(const void* data, size_t bytes,
                                                             TvmStretchModel** model);
 
+/* Opens the kernels of an artifact that was exported without its network, and the network: a file
+ * that Model.export_data wrote. It may have come later than the app, because it holds no program:
+ * it is refused if it calls kernels otherwise than the artifact's own network does. Both files are
+ * checked for damage and mapped, as above; the origin of the second one is for the app to check. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_load_with_data(const char* path, const char* data,
+                                                               TvmStretchModel** model);
+
 /* A model with the same kernels and weights and its own scratch memory. */
 TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_clone(TvmStretchModel* model,
                                                       TvmStretchModel** clone);

@@ -48,6 +48,10 @@ struct Tensor {
 class Model {
  public:
   explicit Model(const std::string& path) { Check(tvm_stretch_load(path.c_str(), Out())); }
+  // Kernels in an artifact, the network as data; see tvm_stretch_load_with_data.
+  Model(const std::string& path, const std::string& data) {
+    Check(tvm_stretch_load_with_data(path.c_str(), data.c_str(), Out()));
+  }
   static Model from_memory(const void* data, size_t bytes) {
     Model model;
     Check(tvm_stretch_load_memory(data, bytes, model.Out()));
