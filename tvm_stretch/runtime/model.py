@@ -73,7 +73,7 @@ class Model(StatesOfModel):
 
     @classmethod
     def from_parts(cls, parts: Parts) -> Model:
-        """A model that was just compiled; one for another machine can only be exported."""
+        """A compiled model; one for another machine can only be exported."""
         code = parts.code
         kernels = code.load() if code.runs_here else code.as_static_library()
         return cls(parts.create_executor(kernels), parts=parts)
@@ -367,9 +367,8 @@ def load(path: str | Path, data: str | Path | None = None) -> Model:
         data: the network, if it stands beside its kernels, as `Model.export_data` wrote it.
 
     Raises:
-        ArtifactError: a file is missing, truncated, damaged, no artifact, made for another
-            version or processor, or does not run as its plan says; or the data need kernels that
-            the artifact lacks.
+        ArtifactError: a file is missing, truncated, damaged, no artifact, made for another version
+            or processor, or for other kernels, or does not run as its plan says.
         RunError: there is no memory for it: a loaded model keeps the bytes of its artifact.
     """
     load_native_library()
