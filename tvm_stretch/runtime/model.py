@@ -378,11 +378,12 @@ def load(path: str | Path, data: str | Path | None = None) -> Model:
 
 
 def _load_bytes(code: bytes, data: bytes | None = None) -> Model:
-    """The model of an artifact's bytes, which `pickle` has."""
+    """The model of a pickle."""
     load_native_library()
     artifact = PrivateCopy.of_bytes("a pickled model", code)
     check_artifact(artifact)
-    return _opened(artifact, data and PrivateCopy.of_bytes("a pickled model's data", data))
+    copy = None if data is None else PrivateCopy.of_bytes("a pickled model's data", data)
+    return _opened(artifact, copy)
 
 
 def _opened(artifact: PrivateCopy, data: PrivateCopy | None = None) -> Model:

@@ -91,7 +91,7 @@ class DataFile {
   char* at(uint64_t place) const { return static_cast<char*>(data_) + place; }
   const DataHeader& header() const { return *static_cast<const DataHeader*>(data_); }
 
-  // What is wrong with it; empty if nothing is.
+  // The fault; empty if there is none.
   std::string Check(const std::string& path) const {
     const uint64_t sealed = bytes_ - sizeof(DataSeal);
     DataSeal seal;
