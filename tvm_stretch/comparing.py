@@ -141,6 +141,11 @@ def compare_plans(
     Raises:
         InputError: ``devices`` are not devices, or only one kind.
         DeviceError: a device fails.
+
+    Examples:
+        >>> keys = ["pixel-8", "mi-9"]
+        >>> phones = [ts.connect("192.0.2.7:9190", key) for key in keys]  # doctest: +SKIP
+        >>> print(ts.tune.compare_plans("resnet18.onnx", phones))  # doctest: +SKIP
     """
     given = read_plans(plans)
     with reporting(progress), ExitStack() as stack:

@@ -113,6 +113,14 @@ def compile(
 
     Returns:
         A model that can be called, measured and exported.
+
+    Examples:
+        >>> model = ts.compile("resnet18.onnx", targets=["llvm", "opencl"])
+        >>> model(np.zeros((1, 3, 224, 224), "float32")).shape
+        (1, 1000)
+        >>> print(model.plan.explain())
+        region  processor  operators  predicted ms  why
+        ...
     """
     require_file(source)
     request = Request(
@@ -182,6 +190,13 @@ def plan_for(
 
     Returns:
         A plan whose regions have predicted times.
+
+    Examples:
+        >>> plan = ts.plan_for("resnet18.onnx", device="snapdragon-855")
+        >>> plan.processors
+        ('cpu', 'opencl', 'hexagon')
+        >>> plan.predicted_ns < 20_000_000
+        True
     """
     limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
@@ -213,6 +228,13 @@ def plan_front(
 
     Raises:
         InputError: the powers of the device are not known.
+
+    Examples:
+        >>> print(ts.plan_front("resnet18.onnx", device="snapdragon-855"))
+        | ms | mJ | plan |
+        | --- | --- | --- |
+        ...
+        | 13.23 | 20.5 | hexagon alone on hexagon |
     """
     with reporting(progress), compiling():
         site = site_of(device, targets, may_drop=True, built=False)

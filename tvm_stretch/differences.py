@@ -130,9 +130,10 @@ def compare(
         InstallError: ONNX Runtime is not installed.
         ModelError: the network cannot be read, or has no value that can be compared.
 
-    Example:
-        >>> found = ts.compare("net.onnx", ["opencl"])
-        >>> found.begin  # the first operators that differ
+    Examples:
+        >>> found = ts.compare("resnet18.onnx", ["llvm"])
+        >>> found.begin
+        ()
     """
     if not limit > 0:
         raise InputError(f"expected a positive number for limit, got {limit!r}; 1e-3 is usual")

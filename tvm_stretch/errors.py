@@ -35,6 +35,13 @@ class StretchError(ValueError):
     """Base of all errors of this package, which keep their class when they pass through TVM.
 
     TVM knows an error's class by a unique name, by default the name of the class.
+
+    Examples:
+        >>> try:
+        ...     ts.compile("missing.onnx")
+        ... except ts.StretchError as error:
+        ...     print(error)
+        expected a file with a network, got no file at missing.onnx; check the path
     """
 
     def __init_subclass__(cls, kind: str = "", **kwargs: object) -> None:
@@ -43,23 +50,61 @@ class StretchError(ValueError):
 
 
 class ModelError(StretchError):
-    """The network cannot be read: not a model, truncated, data missing, a shape left open."""
+    """The network cannot be read: not a model, truncated, data missing, a shape left open.
+
+    Examples:
+        >>> ts.compile(b"no network")
+        Traceback (most recent call last):
+        tvm_stretch.errors.ModelError: expected ...
+    """
 
 
 class UnsupportedError(StretchError):
-    """The network is readable but has an operator that no chosen processor can run."""
+    """The network is readable but has an operator that no chosen processor can run.
+
+    Examples:
+        >>> issubclass(ts.UnsupportedError, ts.StretchError)  # its text names operator and reason
+        True
+    """
 
 
 class InputError(StretchError):
-    """A call got the wrong number, name, shape, dtype or device of inputs."""
+    """A call got the wrong number, name, shape, dtype or device of inputs.
+
+    Examples:
+        >>> model = ts.compile("resnet18.onnx")
+        >>> model(np.zeros((1, 3, 7, 7), "float32"))
+        Traceback (most recent call last):
+        tvm_stretch.errors.InputError: expected float32[1, 3, 224, 224] for input 'x', got ...
+    """
 
 
 class RunError(StretchError):
-    """A run cannot begin: memory is missing, or the model belongs to another process."""
+    """A run cannot begin: memory is missing, or the model belongs to another process.
+
+    Examples:
+        >>> def answer(model, x):
+        ...     try:
+        ...         return model(x)
+        ...     except ts.RunError:  # the model is whole: try again when there is memory
+        ...         return None
+        >>> answer(ts.compile("resnet18.onnx"), np.zeros((1, 3, 224, 224), "float32")).shape
+        (1, 1000)
+    """
 
 
 class RunCancelledError(StretchError, CancelledError, kind="RunCancelled"):
-    """A run was stopped by `cancel` of its future."""
+    """A run was stopped by `cancel` of its future.
+
+    Examples:
+        >>> model = ts.compile("resnet18.onnx")
+        >>> future = model.run_async(np.zeros((1, 3, 224, 224), "float32"))
+        >>> _ = future.cancel()  # the run ends where it is
+        >>> try:
+        ...     answer = future.result()
+        ... except ts.RunCancelledError:
+        ...     answer = None
+    """
 
     def __init__(
         self, message: str = "expected the run to end, got a call of cancel; run it again"
@@ -71,36 +116,92 @@ class DeviceError(StretchError):
     """A processor other than the CPU, its driver, or a remote device failed.
 
     With `spare=True`, the CPU runs the network instead.
+
+    Examples:
+        >>> ts.connect("127.0.0.1:1", "pixel-8")
+        Traceback (most recent call last):
+        tvm_stretch.errors.DeviceError: expected pixel-8 from the tracker 127.0.0.1:1, got ...
     """
 
 
 class ArtifactError(StretchError):
-    """An exported artifact is truncated, damaged or made for another version or processor."""
+    """An exported artifact is truncated, damaged or made for another version or processor.
+
+    Examples:
+        >>> ts.load("resnet18.onnx")
+        Traceback (most recent call last):
+        tvm_stretch.errors.ArtifactError: expected a 64-bit ELF library for resnet18.onnx, got ...
+    """
 
 
 class InstallError(StretchError):
-    """A part of this package is missing where it was installed."""
+    """A part of this package is missing where it was installed.
+
+    Examples:
+        >>> issubclass(ts.InstallError, ts.StretchError)  # its text names the extra to install
+        True
+    """
 
 
 class TargetError(StretchError):
-    """A target is unknown or cannot be used on this machine."""
+    """A target is unknown or cannot be used on this machine.
+
+    Examples:
+        >>> ts.compile("resnet18.onnx", targets=["cuda"])
+        Traceback (most recent call last):
+        tvm_stretch.errors.TargetError: expected target ...llvm..., got 'cuda'; ...
+    """
 
 
 class ScheduleError(StretchError, kind="SchedulingError"):  # TVM has its own ScheduleError
-    """A scheduling problem has no solution, or a schedule does not solve its problem."""
+    """A scheduling problem has no solution, or a schedule does not solve its problem.
+
+    Examples:
+        >>> from tvm_stretch.scheduling import Problem, schedule_heft
+        >>> schedule_heft(Problem("net", ("cpu",), (), (), {}))
+        Traceback (most recent call last):
+        tvm_stretch.errors.ScheduleError: expected ...
+    """
 
 
 class PlanError(StretchError):
-    """A plan is malformed, or does not fit the network or the targets."""
+    """A plan is malformed, or does not fit the network or the targets.
+
+    Examples:
+        >>> ts.Plan.read({"processors": ["cpu"]})
+        Traceback (most recent call last):
+        tvm_stretch.errors.PlanError: expected ('tvm_stretch.plan', 1) for the format ...
+    """
 
 
 class CostModelError(StretchError):
-    """A cost model or its dataset is damaged, of another schema or from another device."""
+    """A cost model or its dataset is damaged, of another schema or from another device.
+
+    Examples:
+        >>> ts.tune.calibrate("missing.csv", {}, name="mine")
+        Traceback (most recent call last):
+        tvm_stretch.errors.CostModelError: expected ...
+    """
 
 
 class TrainingError(StretchError):
-    """Training gave values that are not finite, or a checkpoint is damaged or does not fit."""
+    """Training gave values that are not finite, or a checkpoint is damaged or does not fit.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> images = np.full((4, 3, 224, 224), np.nan, "float32")
+        >>> ts.training.recalibrate(net, images)
+        Traceback (most recent call last):
+        tvm_stretch.errors.TrainingError: expected ...
+    """
 
 
 class MeterError(StretchError):
-    """There is no meter of energy, or it fails, jumps or stands still."""
+    """There is no meter of energy, or it fails, jumps or stands still.
+
+    Examples:
+        >>> stuck = ts.Meter("stuck", "joules", lambda: 5.0)
+        >>> ts.compile("resnet18.onnx").benchmark(3, energy=stuck)
+        Traceback (most recent call last):
+        tvm_stretch.errors.MeterError: expected ...
+    """

@@ -53,6 +53,12 @@ def quantize(
         InputError: ``images`` do not fit the network, or are not finite; ``activations``.
         InstallError: ONNX Runtime is not installed.
         ModelError: the network cannot be read, is quantised already, or cannot be quantised.
+
+    Examples:
+        >>> images = np.random.default_rng(0).standard_normal((8, 3, 224, 224), dtype="float32")
+        >>> small = ts.quantize("resnet18.onnx", images)
+        >>> ts.compile(small)(images[:1]).shape
+        (1, 1000)
     """
     if activations not in ("uint8", "int8"):
         raise InputError(

@@ -15,14 +15,26 @@ parameters the position of its result."""
 
 @dataclass(frozen=True)
 class Greedy:
-    """The next value of an input of indices: where an output is greatest in its last dimension."""
+    """The next value of an input of indices: where an output is greatest in its last dimension.
+
+    Examples:
+        >>> states = {"token": ts.Greedy("logits"), "past.*": "present.*"}  # of ts.compile
+        >>> states["token"]
+        Greedy(output='logits')
+    """
 
     output: str  # name of the output, such as ``logits``
 
 
 @dataclass(frozen=True)
 class Counter:
-    """The next value of an input of integers, such as a position: by `step` more."""
+    """The next value of an input of integers, such as a position: by `step` more.
+
+    Examples:
+        >>> states = {"position": ts.Counter(), "past.*": "present.*"}  # of ts.compile
+        >>> states["position"]
+        Counter(...)
+    """
 
     step: int = 1
 

@@ -54,6 +54,16 @@ def calibrate(
 
     Raises:
         CostModelError: the table, the folder or the profile is invalid.
+
+    Examples:
+        >>> import csv
+        >>> rows = [["model", "processor", "latency_ms"], ["R-18", "cpu", 23.5]]
+        >>> with open("phone.csv", "w") as file:
+        ...     csv.writer(file).writerows(rows)
+        >>> found = ts.tune.calibrate("phone.csv", {"R-18": "resnet18.onnx"}, name="my-phone")
+        >>> found.write("my-phone.toml")
+        >>> ts.plan_for("resnet18.onnx", device="my-phone.toml").processors
+        ('cpu', 'opencl', 'hexagon')
     """
     base = load_profile(like)
     path = as_path(latencies, "latencies")

@@ -222,6 +222,10 @@ class Fleet:
         timeout: as for ``ts.connect``.
         wait: as for ``ts.connect``.
         secret: as for ``ts.connect``.
+
+    Examples:
+        >>> with ts.tune.Fleet("192.0.2.7:9190", ["pixel-8"]) as fleet:  # doctest: +SKIP
+        ...     ts.tune.measure(device=fleet)
     """
 
     def __init__(

@@ -84,6 +84,11 @@ def measure(
             campaign is writing to it.
         DeviceError: a device disappeared, or gave a wrong answer; measurements are kept, and
             another call goes on with them.
+
+    Examples:
+        >>> models = ts.tune.measure(["llvm"], budget=1, cache="measured")
+        >>> sorted(models)
+        ['cpu']
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")

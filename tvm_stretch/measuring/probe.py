@@ -90,6 +90,11 @@ def probe(
         CostModelError: the file of verdicts is damaged or from another device, or the device
             disappeared; earlier verdicts are kept.
         TargetError: this machine, or the device, does not have the target.
+
+    Examples:
+        >>> verdicts = ts.tune.probe("resnet18.onnx", "llvm", cache="verdicts.json")
+        >>> verdicts.refused
+        {}
     """
     processors, placeable = processors_of(device, targets, cpu_threads)
     if len(placeable) != 1:

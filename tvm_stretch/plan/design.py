@@ -85,7 +85,14 @@ class StretchedSegment:
 
 @dataclass(frozen=True)
 class Design:
-    """See the module docstring; segments that are not listed stay as they are."""
+    """See the module docstring; segments that are not listed stay as they are.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> found.best.design.write("design.json")
+        >>> ts.stretching.Design.read("design.json") == found.best.design
+        True
+    """
 
     segments: tuple[StretchedSegment, ...]
 

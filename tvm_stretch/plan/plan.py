@@ -81,6 +81,13 @@ class Plan:
         considered: the candidates among which it was chosen, for people.
         predicted_mj: the millijoules of a run, if powers are known.
         execution: where a model really runs its operators; not part of the file.
+
+    Examples:
+        >>> plan = ts.plan_for("resnet18.onnx", ["llvm"])
+        >>> plan.write("plan.json")
+        >>> model = ts.compile("resnet18.onnx", ["llvm"], plan="plan.json")
+        >>> {region.processor for region in model.plan.regions}
+        {'cpu'}
     """
 
     processors: tuple[str, ...]

@@ -45,6 +45,11 @@ class Device:
     Attributes:
         name: the key under which a tracker lends it; measurements hold for all devices of the key.
         timeout: seconds that every single call may take.
+
+    Examples:
+        >>> with ts.connect("192.0.2.7:9190", "pixel-8") as phone:  # doctest: +SKIP
+        ...     model = phone.load(ts.compile("resnet18.onnx", device=phone))
+        ...     print(model.benchmark())
     """
 
     def __init__(self, name: str, timeout: float, begin: Callable[[], Link]) -> None:
@@ -244,6 +249,10 @@ def connect(
     Raises:
         InputError: an argument has another type or value.
         DeviceError: there is no tracker, it has no such device, or none is free in time.
+
+    Examples:
+        >>> phone = ts.connect("192.0.2.7:9190", "pixel-8")  # doctest: +SKIP
+        >>> phone.load(ts.compile("resnet18.onnx", device=phone))  # doctest: +SKIP
     """
     for field, seconds in (("timeout", timeout), ("wait", wait)):
         if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:

@@ -89,7 +89,15 @@ class _Job:
 
 
 class Group:
-    """See the module docstring; several threads may submit runs."""
+    """See the module docstring; several threads may submit runs.
+
+    Examples:
+        >>> first, second = (ts.compile("resnet18.onnx", plans=True) for _ in range(2))
+        >>> group = ts.Group({"camera": first, "voice": second}, rates=[30, 10])
+        >>> answer = group.submit("camera", np.zeros((1, 3, 224, 224), "float32"))
+        >>> answer.result().shape
+        (1, 1000)
+    """
 
     def __init__(
         self,

@@ -42,6 +42,13 @@ class Meter:
         unit: ``"joules"`` since some time in the past, or ``"watts"`` at present.
         read: returns the present value.
         wraps: where a counter of joules begins again at 0; 0 if it does not.
+
+    Examples:
+        >>> import time
+        >>> fan = ts.Meter("a constant 3 W", "joules", lambda: 3 * time.monotonic())
+        >>> energy = ts.compile("resnet18.onnx").benchmark(5, energy=fan).energy
+        >>> 2.9 < energy.watts < 3.1
+        True
     """
 
     name: str

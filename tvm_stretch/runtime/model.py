@@ -47,6 +47,14 @@ class Model(StatesOfModel):
 
     Several threads may call one model; the calls then run one after the other. To run at the same
     time, give each thread its own `create_instance()`.
+
+    Examples:
+        >>> model = ts.compile("resnet18.onnx")
+        >>> model.benchmark(repeat=5)
+        median ... ms ...
+        >>> print(model.timeline())
+        run ... ms, several processors busy for ...
+        >>> model.report("report.html")
     """
 
     def __init__(
@@ -370,6 +378,12 @@ def load(path: str | Path, data: str | Path | None = None) -> Model:
         ArtifactError: a file is missing, truncated, damaged, no artifact, made for another version
             or processor, or for other kernels, or does not run as its plan says.
         RunError: there is no memory for it: a loaded model keeps the bytes of its artifact.
+
+    Examples:
+        >>> ts.compile("resnet18.onnx").export("resnet18.so")
+        >>> model = ts.load("resnet18.so")
+        >>> model.inputs[0].shape
+        (1, 3, 224, 224)
     """
     load_native_library()
     path = as_path(path, "the artifact")

@@ -42,6 +42,12 @@ class Objective:
 
     Raises:
         InputError: a value is none of these.
+
+    Examples:
+        >>> thrifty = ts.Objective("energy", latency_ms=12)
+        >>> plan = ts.plan_for("resnet18.onnx", device="snapdragon-855", objective=thrifty)
+        >>> plan.predicted_mj < 60
+        True
     """
 
     minimise: Literal["latency", "energy"] = "latency"

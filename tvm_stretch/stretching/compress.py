@@ -71,6 +71,11 @@ def compress(
     Raises:
         InputError: a share is none, or `data` are no images of the network.
         UnsupportedError: no channel can go, or no convolution has factors that are cheaper.
+
+    Examples:
+        >>> small = ts.compress("resnet18.onnx", prune=0.3)
+        >>> ts.compile(small)(np.zeros((1, 3, 224, 224), "float32")).shape
+        (1, 1000)
     """
     wanted: list[tuple[str, float | None, _Step]] = [
         ("prune", prune, prune_channels),

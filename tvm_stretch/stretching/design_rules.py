@@ -47,6 +47,11 @@ class Rules:
         capacity: least multiply-adds and parameters of a stretched segment, as a share of the
             original's.
         least_ratio: least depth and width of a branch, as a share of the original's.
+
+    Examples:
+        >>> rules = ts.stretching.Rules(capacity=0.8)
+        >>> len(ts.stretch("resnet18.onnx", device="snapdragon-855", rules=rules).candidates) > 0
+        True
     """
 
     alpha: float = DEFAULT_ALPHA

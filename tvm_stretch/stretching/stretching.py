@@ -260,6 +260,13 @@ def stretch(
     Raises:
         UnsupportedError: the network has no blocks that can be stretched, or fewer than two
             processors support it.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> print(found)
+        as it is: cpu ... ms, ...
+        >>> [branch.processor for branch in found.best.design.segments[0].branches]
+        ['cpu', 'hexagon']
     """
     if not isinstance(rules, Rules | None):
         raise InputError(

@@ -28,6 +28,12 @@ class Batches:
         size: images per batch. A smaller batch at the end of an epoch is dropped while shuffled.
         shuffled: whether each epoch has another order, drawn from torch's generator.
         augment: a function that is applied to each batch of images.
+
+    Examples:
+        >>> images, labels = torch.zeros(10, 3, 8, 8), torch.zeros(10)
+        >>> loader = ts.training.Batches(images, labels, size=4, shuffled=False)
+        >>> [len(images) for images, labels in loader]
+        [4, 4, 2]
     """
 
     def __init__(
@@ -152,7 +158,14 @@ def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Ten
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: Loader) -> float:
-    """The share of images, from 0 to 1, that the network classifies correctly."""
+    """The share of images, from 0 to 1, that the network classifies correctly.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> loader = [(torch.zeros(2, 3, 224, 224), torch.tensor([0, 1]))]
+        >>> 0 <= ts.training.accuracy(net, loader) <= 0.5
+        True
+    """
     device = device_of(module(net, "net"))
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0

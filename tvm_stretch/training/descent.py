@@ -60,6 +60,11 @@ def refine(
     Raises:
         InputError: there are fewer than two images, or the networks do not belong together.
         TrainingError: an activation is not finite.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> net, teacher = found.to_torch(), ts.training.to_torch("resnet18.onnx")
+        >>> ts.training.refine(net, teacher, torch.randn(4, 3, 224, 224), steps=2)
     """
     check_belong(net, teacher)
     if type(steps) is not int or steps < 1:

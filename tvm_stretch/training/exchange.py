@@ -30,6 +30,11 @@ def to_torch(
 
     Raises:
         UnsupportedError: the network has an operator that cannot be trained here.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> net(torch.zeros(2, 3, 224, 224)).shape
+        torch.Size([2, 1000])
     """
     mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
     return TrainableNetwork(*graph_of(mod), design, sources)
@@ -44,6 +49,12 @@ def load_torch(source: Any, net: object) -> tvm.IRModule:
 
     Raises:
         InputError: ``net`` is of another network, or weights are missing or not finite.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> trained = ts.training.load_torch("resnet18.onnx", net)
+        >>> ts.compile(trained)(np.zeros((1, 3, 224, 224), "float32")).shape
+        (1, 1000)
     """
     mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
     graph, _ = graph_of(mod)

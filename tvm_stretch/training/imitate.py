@@ -58,6 +58,12 @@ def imitate(
     Raises:
         InputError: there are no images, or the networks do not belong together.
         TrainingError: an activation is not finite.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> net = found.to_torch()
+        >>> teacher = ts.training.to_torch("resnet18.onnx")
+        >>> ts.training.imitate(net, teacher, torch.randn(4, 3, 224, 224))
     """
     check_belong(net, teacher)
     with undone(net), evaluating(net, teacher), reporting(progress):

@@ -63,6 +63,10 @@ class Training:
 
     Raises:
         InputError: a number is out of its range.
+
+    Examples:
+        >>> ts.training.Training(epochs=3, rate=0.01)
+        Training(epochs=3, rate=0.01, ...)
     """
 
     epochs: int
@@ -101,6 +105,13 @@ def fit(net: nn.Module, loader: Loader, training: Training) -> list[float]:
     Raises:
         TrainingError: the loss is not finite, or the checkpoint is of another network or training.
         InputError: the loader gives no pairs of images and labels.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> loader = [(torch.randn(2, 3, 224, 224), torch.tensor([0, 1]))]
+        >>> losses = ts.training.fit(net, loader, ts.training.Training(epochs=2, rate=0.01))
+        >>> len(losses)
+        2
     """
 
     def loss(_images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -127,6 +138,13 @@ def distill(
         training: how it is trained.
         alpha: the weight of the teacher's soft labels, beside the labels.
         temperature: the divisor of the logits.
+
+    Examples:
+        >>> net, teacher = (ts.training.to_torch("resnet18.onnx") for _ in range(2))
+        >>> loader = [(torch.randn(2, 3, 224, 224), torch.tensor([0, 1]))]
+        >>> training = ts.training.Training(epochs=1, rate=0.01)
+        >>> len(ts.training.distill(net, teacher, loader, training))
+        1
     """
     for name, value in (("alpha", alpha), ("temperature", temperature)):
         if not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -45,6 +45,11 @@ class TrainableNetwork(nn.Module):
         graph: its operators.
         design: which design of a stretching it has, as JSON; None for other networks.
         sources: which channels of the given network its tensors stand for, if it was stretched.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> isinstance(net, ts.training.TrainableNetwork)
+        True
     """
 
     def __init__(

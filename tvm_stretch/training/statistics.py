@@ -61,6 +61,10 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
     Raises:
         InputError: there are no images, or a normalisation sees a single value per channel.
         TrainingError: the statistics are not finite.
+
+    Examples:
+        >>> net = ts.training.to_torch("resnet18.onnx")
+        >>> ts.training.recalibrate(net, torch.randn(4, 3, 224, 224))
     """
     layers = [layer for layer in module(net, "net").modules() if isinstance(layer, _BatchNorm)]
     norms = {layer: _Moments() for layer in layers if layer.running_mean is not None}

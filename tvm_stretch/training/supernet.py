@@ -45,6 +45,13 @@ class Supernet(nn.Module):
         nets: the candidates; their own weights are no longer used.
         largest: the position of the candidate with the most parameters.
         smallest: the position of the candidate with the fewest.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> nets = [found.to_torch(one.design) for one in found.candidates[:2]]
+        >>> supernet = ts.training.Supernet(nets)
+        >>> supernet(torch.zeros(1, 3, 224, 224)).shape
+        torch.Size([1, 1000])
     """
 
     def __init__(self, nets: Sequence[TrainableNetwork]) -> None:
@@ -153,6 +160,15 @@ def fit_supernet(
         loader: gives pairs of images and labels, once an epoch.
         training: how it is trained.
         sampled: the number of random candidates in every step.
+
+    Examples:
+        >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")
+        >>> nets = [found.to_torch(one.design) for one in found.candidates[:2]]
+        >>> supernet = ts.training.Supernet(nets)
+        >>> loader = [(torch.randn(2, 3, 224, 224), torch.tensor([0, 1]))]
+        >>> training = ts.training.Training(epochs=1, rate=0.01)
+        >>> len(ts.training.fit_supernet(supernet, loader, training, sampled=0))
+        1
     """
     what = f"the sandwich rule with {sampled} by chance"
     count = len(supernet.nets)

@@ -1,0 +1,70 @@
+"""Every public name has an example in its docstring, and the examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import tvm_stretch as ts
+from tutorials import zoo
+
+MODULES = ("tune", "stretching", "training")
+"""Public modules; the classes of `ts.results` are what these functions return."""
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """All names that a user calls or catches, without modules."""
+    for name in ts.__all__:
+        value = getattr(ts, name)
+        if not inspect.ismodule(value):
+            yield f"ts.{name}", value
+    for module in MODULES:
+        for name in importlib.import_module(f"tvm_stretch.{module}").__all__:
+            yield f"ts.{module}.{name}", getattr(getattr(ts, module), name)
+
+
+NAMES = dict(public())
+
+
+def test_every_name_has_an_example() -> None:
+    missing = [name for name, value in NAMES.items() if ">>> " not in (inspect.getdoc(value) or "")]
+    assert missing == []
+
+
+def test_examples_of_phones_alone_are_skipped() -> None:
+    """A phone cannot stand in a test; anything else can."""
+    skipped = {name for name, value in NAMES.items() if "+SKIP" in (inspect.getdoc(value) or "")}
+    assert skipped == {"ts.Device", "ts.connect", "ts.tune.Fleet", "ts.tune.compare_plans"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examples")
+    onnx.save(zoo.build("resnet18"), path / "resnet18.onnx")
+    return path
+
+
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    names = {"ts": ts, "np": np, "torch": torch}
+    text = inspect.getdoc(NAMES[name]) or ""
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    said: list[str] = []
+    failed, tried = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=said.append)
+    assert tried > 0 or "+SKIP" in text
+    assert failed == 0, re.sub(r"\n\*{5,}", "", "".join(said))
