@@ -22,6 +22,7 @@ from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.carry_states import States
+from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting
 from tvm_stretch.request import Request
@@ -146,10 +147,11 @@ def compile(
         limits = request.limits(site)
         widen = site.lacks_half or request.precision != "float32"
         precision, states = request.precision, request.states
+        name, share = name_of(source), ShareConstants()
         networks = [
             SizedNetwork(
                 sizes, *read_network(source, request.shapes, precision, states, widen, sizes)
-            )
+            ).sharing(share)
             for sizes in request.sizes or [{}]
         ]
         mod, notes = networks[0].mod, networks[0].notes
@@ -157,12 +159,12 @@ def compile(
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         if request.sizes:
             plan = request.first_plan
-            return model_of_lengths(networks, site, limits, plan, request.spare, observer)
+            return model_of_lengths(networks, site, limits, plan, request.spare, observer, name)
         decision = choose(mod, site, limits, request.first_plan, observer)
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
-        return replace(decision, network=name_of(source)).build(mod, request.spare, observer)
+        return replace(decision, network=name).build(mod, request.spare, observer)
 
 
 @named_arguments

@@ -11,11 +11,13 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import module
+from relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.passes.share_constants import ShareConstants
 
 WORDS, WIDTH, RESULTS = 20, 32, 8
 LENGTHS = (4, 7, 16)
@@ -130,6 +132,26 @@ def test_other_lengths_are_refused(model: ts.Model, shape: tuple[int, ...]) -> N
             executor[method](*given, tvm.runtime.tensor(np.zeros(shape, "int64")))
     x = tokens(1, 7)
     same(model(x), expected(attention(), tokens=x))  # nothing broke
+
+
+def test_modules_share_their_constants() -> None:
+    """While several lengths are compiled, weights are in memory once."""
+    share = ShareConstants()
+    found = []
+    for n in (4, 7):
+        mod = load_network(attention(), {"tokens": ("batch", "n")}, sizes={"batch": 1, "n": n})
+        shared = share(mod)
+        same(answers(shared, tokens(1, n)), answers(mod, tokens(1, n)))
+        constants: dict[bytes, int] = {}
+
+        def see(expr: relax.Expr, constants: dict[bytes, int] = constants) -> None:
+            if isinstance(expr, tvm.ir.GenericConst) and expr.value.numpy().nbytes > 1000:
+                value = np.from_dlpack(expr.value)
+                constants[value.tobytes()] = value.ctypes.data
+
+        relax.analysis.post_order_visit(shared["main"].body, see)
+        found.append(constants)
+    assert len(found[0]) == 3 and found[0] == found[1]
 
 
 def test_what_to_pad_to(model: ts.Model) -> None:

@@ -36,6 +36,15 @@ def constant_value(
     return value.value.numpy() if isinstance(value, GenericConst) else None
 
 
+def tensor_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
+    """The bytes of a tensor, without a copy where possible."""
+    try:
+        array = np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError):  # a dtype that NumPy does not know
+        array = value.numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def constant(value: np.ndarray) -> relax.Expr:
     """A constant with the values of an array, perhaps not contiguous; scalars stay scalars."""
     return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))

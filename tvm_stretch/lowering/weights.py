@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.ir.expressions import tensor_bytes
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.memory_plan import align
 
@@ -45,7 +46,7 @@ class WeightsBlob:
 
     def add(self, value: tvm.runtime.Tensor) -> int:
         """Offset of the bytes of `value`; equal constants and parts of constants are shared."""
-        data = _as_bytes(value)
+        data = tensor_bytes(value)
         key = (data.nbytes, hashlib.blake2b(data.data, digest_size=16).digest())
         if key not in self._offsets:
             rows = data.reshape(value.shape[0], -1) if data.size and len(value.shape) > 1 else None
@@ -79,14 +80,6 @@ class WeightsBlob:
         for offset, data in self._parts:
             blob[offset : offset + data.nbytes] = data
         return tvm.runtime.from_dlpack(blob)
-
-
-def _as_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
-    try:
-        array = np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError):  # a dtype that NumPy does not know
-        array = value.numpy()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class UnreadWeights(WeightsBlob):

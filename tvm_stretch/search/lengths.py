@@ -12,7 +12,7 @@ kernels want the same packing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 
@@ -37,6 +37,10 @@ class SizedNetwork:
     mod: tvm.IRModule  # canonical Relax
     notes: Sequence[str]  # for people
 
+    def sharing(self, share: tvm.transform.Pass) -> SizedNetwork:
+        """The network with the constants of others that ``share`` saw; alone if it has no sizes."""
+        return replace(self, mod=share(self.mod)) if self.sizes else self
+
 
 def model_of_lengths(
     networks: Sequence[SizedNetwork],  # of one source
@@ -45,6 +49,7 @@ def model_of_lengths(
     plan: Plan | None,  # the caller's plan, for each length
     spare: bool,  # whether the CPU gets kernels for all operators
     observer: Observer,
+    name: str = "",  # of the network, for people
 ) -> Model:
     """Choose a plan for each length, and build one model of all.
 
@@ -55,11 +60,11 @@ def model_of_lengths(
     _check_states(networks)
     names = [length_name(network.sizes) for network in networks]
     plans, reasons = [], []
-    for name, network in zip(names, networks, strict=True):
-        say(f"choosing the plan for {name}")
+    for own, network in zip(names, networks, strict=True):
+        say(f"choosing the plan for {own}")
         decision = choose(network.mod, site, limits, plan, observer)
-        others = "; ".join(other for other in names if other != name)
-        which = f"for {name}" + (f", beside {others}" if others else "")
+        others = "; ".join(other for other in names if other != own)
+        which = f"for {own}" + (f", beside {others}" if others else "")
         decision = decision.noted(which, *network.notes, site.note, limits.said)
         plans.append(decision.plan if decision.trial is None else decision.trial.plan)
         reasons.append((decision.reason, decision.considered))
@@ -73,7 +78,7 @@ def model_of_lengths(
     )
     parts = parts.named(names, [0.0] * len(names))
     for number, (reason, considered) in enumerate(reasons):
-        parts = parts.explained(reason, considered, number)
+        parts = parts.explained(reason, considered, number, network=name)
     return Model.from_parts(parts)
 
 
