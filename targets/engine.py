@@ -57,6 +57,7 @@ class Provider:
     # returns why its devices do not run a call, or why they compute something else
     refuse: Check = lambda _call: None
     attributes: tuple[str, ...] = ()  # options of the provider that a target may give
+    half: bool = False  # whether its devices have float16 arithmetic
     emulated: bool = False  # whether this machine only has an emulator, whose time says nothing
     app_files: str = ""  # the libraries that an app has to bring to a device, in words
 
@@ -150,6 +151,7 @@ class Provider:
             speed=self.speed,
             runs_host_code=False,
             on_host_cores=False,
+            computes_half=self.half,
             runs_here=engine.runs_here and not self.emulated,
             remark=lambda calls: dict.fromkeys(calls, remark) if remark else {},
             driver=describe(engine) if engine.runs_here else "",

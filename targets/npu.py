@@ -5,8 +5,8 @@
     ts.compile(network, ["llvm", {"kind": "npu", "htp_arch": "73", "device": "snapdragon-8-gen-2"}])
 
 `onnxruntime-qnn` (the extra ``npu``) brings the compiler and an emulator for Linux on x86-64.
-Regions are compiled here to context binaries for the chip. Only integers of 8 bits are placed
-there, because the HTP computes float32 in float16.
+Regions are compiled here to context binaries for the chip. Only integers of 8 bits and float16 are
+placed there, because the HTP computes float32 in float16.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tvm import relax
 from tvm_stretch.codegen.engine_code import Engine
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
+from tvm_stretch.ir.operators import kind_of
 
 from .engine import Provider
 from .hexagon_chips import Chip
@@ -30,15 +31,19 @@ from .processor import Speed
 # matrices ten times as fast as that DSP's vectors, and reads memory as fast as the CPU.
 HTP = Speed(cycles_per_ns=250.0, bytes_per_ns=30.0, start_ns=500.0, handover_ns=250_000.0)
 
-_INTEGERS = ("uint8", "int8")
+_TYPES = ("uint8", "int8", "float16")
 
 
 def _refuse(call: relax.Call) -> str | None:
-    """Refuse floats."""
+    """Refuse float32, but for conversions from and to float16, and types that the HTP lacks."""
+    types = (*_TYPES, "float32") if kind_of(call) == "astype" else _TYPES
     for expr in (call, *(arg for arg in call.args if isinstance(arg, relax.Var))):
         for ty in tensor_types(expr) if isinstance(expr.ty, relax.TensorType) else ():
-            if str(ty.dtype) not in _INTEGERS:
-                return f"tensors of {ty.dtype}: the HTP computes integers of 8 bits; quantise"
+            if str(ty.dtype) not in types:
+                return (
+                    f"tensors of {ty.dtype}: the HTP computes integers of 8 bits and float16; "
+                    "quantise, or ask for precision='float16'"
+                )
     return None
 
 
@@ -56,6 +61,7 @@ PROVIDER = Provider(
     ),
     speed=HTP,
     refuse=_refuse,
+    half=True,
     attributes=("htp_arch", "soc_model", "htp_performance_mode"),
     emulated=platform.machine() == "x86_64",
     app_files=(

@@ -11,6 +11,8 @@ from engine_targets import compiled, needs_npu, quantised
 from integer_networks import read_otherwise
 from quantised_models import Quantised, qdq
 from quantised_networks import IMAGES
+from relax_helpers import module, random_const, random_inputs
+from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
@@ -36,6 +38,24 @@ def test_answers_of_the_emulator(arch: str, tmp_path: Path) -> None:
     assert answer.argmax() == expected.argmax()
     model.export(tmp_path / "net.so")
     np.testing.assert_array_equal(ts.load(tmp_path / "net.so")(x), answer)
+
+
+def test_float16() -> None:
+    """It needs a CPU with float16 only for operators that stay in float32."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(16, 8, 3, 3), padding=1))
+        z = relax.op.add(y, relax.op.nn.conv2d(y, random_const(16, 16, 1, 1)))
+        return relax.op.nn.max_pool2d(z, (2, 2), (2, 2))
+
+    source = module(body, (1, 8, 12, 12))
+    model = ts.compile(source, ["npu"], precision="float16")
+    (x,) = random_inputs(source)
+    expected = ts.compile(source, "llvm", cpu_threads=1)(x)
+    np.testing.assert_allclose(model(x), expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+    with pytest.raises(ts.UnsupportedError, match="tensors of float32: the HTP computes integers"):
+        ts.compile(source, ["npu"])
+    assert not np.array_equal(model(x), expected), "it computes in float16"
 
 
 def test_for_a_phone_it_says_what_an_app_brings(tmp_path: Path) -> None:
