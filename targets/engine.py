@@ -185,7 +185,13 @@ def _asked(engine: Engine, call: relax.Call) -> str | None:
     args = [operand(arg) for arg in call.args]
     var = relax.Var("result", call.ty)
     made = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
-    body = relax.SeqExpr([relax.DataflowBlock([relax.VarBinding(var, made)])], var)
+    bound, result = [relax.VarBinding(var, made)], var
+    if isinstance(call.ty, relax.TupleType):
+        parts = [relax.Var(f"part{i}", ty) for i, ty in enumerate(call.ty.fields)]
+        items = (relax.TupleGetItem(var, i) for i in range(len(parts)))
+        bound += [relax.VarBinding(p, item) for p, item in zip(parts, items, strict=True)]
+        result = relax.Tuple(parts)
+    body = relax.SeqExpr([relax.DataflowBlock(bound)], result)
     function = relax.Function(list(params.values()), body, call.ty, is_pure=True)
     try:
         reason = why_refused(engine, onnx_of(function))

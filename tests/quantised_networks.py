@@ -36,3 +36,13 @@ def grouped() -> onnx.ModelProto:
     pooled = net.op("AveragePool", excited, kernel_shape=[3, 3], strides=[3, 3])
     row = net.op("Flatten", pooled)
     return net.model(net.op("Gemm", row, net.weight((10, 128)), net.weight((10,)), transB=1))
+
+
+def excited() -> onnx.ModelProto:
+    """A layer times a hard sigmoid of its means: linear where 0 is not 0."""
+    net = Net(seed=3)
+    x = net.input("x", (1, 3, 12, 12))
+    stem = net.op("Relu", net.conv(x, 16, (1, 1)))
+    mean = net.conv(net.op("GlobalAveragePool", stem), 16, (1, 1))
+    factors = net.op("HardSigmoid", mean, alpha=1 / 6, beta=0.5)
+    return net.model(net.conv(net.op("Mul", stem, factors), 10, (3, 3)))

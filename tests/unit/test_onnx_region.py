@@ -12,7 +12,7 @@ import tvm
 from engine_regions import regions
 from integer_networks import read_otherwise
 from quantised_models import Quantised, integers, qdq
-from quantised_networks import IMAGES, grouped, residual
+from quantised_networks import IMAGES, excited, grouped, residual
 from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
@@ -55,6 +55,7 @@ FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
         ],
         axis=1,
     ),
+    "splits": lambda x: op.add(*[op.split(x, [1, 2], axis=1)[part] for part in (0, 1)]),
     "activations": lambda x: op.multiply(
         op.nn.leakyrelu(op.sigmoid(x), 0.3), op.nn.silu(op.clip(x, -0.5, 0.5))
     ),
@@ -72,7 +73,7 @@ def test_floats(name: str) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("network", [residual, grouped])
+@pytest.mark.parametrize("network", [residual, grouped, excited])
 def test_integers_are_the_same(network: Callable[[], onnx.ModelProto]) -> None:
     quantised = ts.quantize(network(), [image[None] for image in IMAGES])
     mod, found = regions(quantised)

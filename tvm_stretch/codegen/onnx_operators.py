@@ -24,7 +24,7 @@ from tvm_stretch.ir.operators import kind_of
 _LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
 _MOVES = (
     *("concat", "maximum", "minimum", "nn.max_pool2d"),
-    *("permute_dims", "reshape", "strided_slice"),
+    *("permute_dims", "reshape", "split", "strided_slice"),
 )
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -46,7 +46,7 @@ def onnx_of(function: relax.Function) -> bytes:
 def why_not_onnx(call: relax.Call) -> str | None:
     """Why a call has no form in ONNX that engines take; None if it has one."""
     kind = kind_of(call)
-    if rule_of(call) is None:
+    if rule_of(call) is None and kind != "split":  # its parts are slices
         return f"{kind}: no engine's form of it is known"
     integer = integer_of(call)
     if integer is not None:

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.codegen.onnx_tables import rescaling_of
+from tvm_stretch.codegen.onnx_tables import has_zeros, rescaling_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.integers import integer_of, operands_of
+from tvm_stretch.ir.operators import kind_of
 
 Bindings = Sequence[tuple[relax.Var, relax.Expr]]
 """Variables and what they are bound to, in their order; a variable is bound to what it copies."""
@@ -29,8 +30,27 @@ _MOST_OFF = 4e-3
 
 
 def bindings(function: relax.Function) -> Bindings:
-    """The variables of a function, with what they are bound to."""
-    return [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
+    """The variables of a function, with what they are bound to; parts of a split are slices."""
+    bound: list[tuple[relax.Var, relax.Expr]] = []
+    splits: dict[relax.Var, relax.Call] = {}
+    for binding in (b for block in function.body.blocks for b in block.bindings):
+        var, value = binding.var, binding.value
+        if isinstance(value, relax.Call) and kind_of(value) == "split":
+            splits[var] = value
+        elif isinstance(value, relax.TupleGetItem) and value.tuple_value in splits:
+            bound.append((var, _part(splits[value.tuple_value], value.index)))
+        else:
+            bound.append((var, value))
+    return bound
+
+
+def _part(split: relax.Call, index: int) -> relax.Call:
+    """A part of a split as a slice."""
+    types, axis = list(split.ty.fields), int(split.attrs.axis)
+    sizes = [int(ty.shape.values[axis]) for ty in types]
+    begin = sum(sizes[:index])
+    made = relax.op.strided_slice(split.args[0], [axis], [begin], [begin + sizes[index]])
+    return relax.Call(made.op, made.args, made.attrs, made.ty_args, ret_ty=types[index])
 
 
 def with_copies(function: relax.Function) -> tuple[Bindings, dict[relax.Var, tuple[float, int]]]:
@@ -116,6 +136,7 @@ class QuantisedTensors:
         self.zeros: dict[relax.Var, int] = {}
         self.equal: list[tuple[relax.Var, relax.Var]] = []
         self.sums: list[_Sum] = []
+        self.tables: list[tuple[relax.Var, relax.Var, relax.Call]] = []  # result, source
         for param in params:
             self._add(param)
         for var, value in bound:
@@ -158,6 +179,7 @@ class QuantisedTensors:
             self.rows.append(({sources[0]: 1.0, var: -1.0}, float(np.log(found.ratio))))
             offset = found.result_zero - found.ratio * found.zero
             self.sums.append((var, [(sources[0], found.ratio)], offset))
+            self.tables.append((var, sources[0], call))
         elif kind == "mean":
             rows, columns = shape_of(sources[0])[2:4]
             factor = factors[0] * rows * columns
@@ -182,6 +204,9 @@ class QuantisedTensors:
         for one, other in self.equal:
             if zeros[one] != zeros[other]:
                 self._contradicts(other)
+        for result, source, call in self.tables:
+            if not has_zeros(call, zeros[source], zeros[result]):
+                self._contradicts(result)
         for result, terms, offset in self.sums:  # of an addition; a table's ratio is inexact
             found = offset + sum(factor * zeros[term] for term, factor in terms)
             if len(terms) > 1 and abs(found - zeros[result]) > _MOST_OFF:

@@ -33,25 +33,58 @@ class Rescaling:
 
 def rescaling_of(call: relax.Call) -> Rescaling | None:
     """The formula of an integer operator of kind ``table``; None if there is none."""
+    numbers = _numbers(call)
+    if numbers is None:
+        return None
+    places, results = numbers
+    best, score = None, (_MOST_ROUNDED_ELSEWHERE + 1, 0.0)
+    for zero, result_zero in zip(places.tolist(), results.tolist(), strict=True):
+        found, own = _fitted(places, results, zero, result_zero)
+        if found.ratio > 0 and own < score:
+            best, score = found, own
+    return best
+
+
+def has_zeros(call: relax.Call, zero: int, result_zero: int) -> bool:
+    """Whether a table has a formula with these zero points.
+
+    ``clip(x / 6 + 0.5)`` is linear, too, but its 0 is no 0 of ``x``: with the zero points that
+    ``x`` and the result have elsewhere, it is another function.
+    """
+    numbers = _numbers(call)
+    if numbers is None:
+        return False
+    found, (wrong, _) = _fitted(*numbers, zero, result_zero)
+    return found.ratio > 0 and wrong <= _MOST_ROUNDED_ELSEWHERE
+
+
+def _numbers(call: relax.Call) -> tuple[np.ndarray, np.ndarray] | None:
+    """All operands of a table and their results; None if too few results tell its formula."""
     data, table = operands_of(call)
     if not isinstance(table, GenericConst):
         return None
     first = np.iinfo(str(data.ty.dtype)).min
     results = table.value.numpy().astype("int64")
-    places = np.arange(first, first + len(results))
+    if ((results > results.min()) & (results < results.max())).sum() < 2:
+        return None
+    return np.arange(first, first + len(results)), results
+
+
+def _fitted(
+    places: np.ndarray, results: np.ndarray, zero: int, result_zero: int
+) -> tuple[Rescaling, tuple[int, float]]:
+    """The best formula with these zero points; how many results it misses, and by how much.
+
+    All results are missed if one is more than one off.
+    """
     low, high = int(results.min()), int(results.max())
     inside = (results > low) & (results < high)
-    if inside.sum() < 2:
-        return None
-    best, score = None, (_MOST_ROUNDED_ELSEWHERE + 1, 0.0)
-    for zero, result_zero in zip(places.tolist(), results.tolist(), strict=True):
-        least, most = _ratios(places[inside] - zero, results[inside] - result_zero)
-        ratio = (least + most) / 2
-        found = np.clip(np.rint(ratio * (places - zero)) + result_zero, low, high)
-        own = int((found != results).sum()), least - most
-        if ratio > 0 and own < score and np.abs(found - results).max() <= 1:
-            best, score = Rescaling(ratio, zero, result_zero, low, high), own
-    return best
+    least, most = _ratios(places[inside] - zero, results[inside] - result_zero)
+    ratio = (least + most) / 2
+    found = np.clip(np.rint(ratio * (places - zero)) + result_zero, low, high)
+    off = np.abs(found - results)
+    missed = int((off != 0).sum()) if off.max() <= 1 else len(results)
+    return Rescaling(ratio, zero, result_zero, low, high), (missed, least - most)
 
 
 def _ratios(steps: np.ndarray, results: np.ndarray) -> tuple[float, float]:
