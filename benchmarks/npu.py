@@ -2,6 +2,7 @@
 
 python -m benchmarks.npu profiles [folder]     the profiles of three chips, and their residuals
 python -m benchmarks.npu plans                 CPU, GPU and NPU alone and together, six networks
+python -m benchmarks.npu stretched             the same networks with branches for several of them
 
 No such phone was here. `LATENCY_MS` are facts that Qualcomm publishes: latencies of whole networks
 in 8 bits on the HTP, from `perf.yaml` of its AI Hub Models (github.com/quic/ai-hub-models, 12
@@ -26,6 +27,7 @@ from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.profile_file import load_profile, profile_text
 from tvm_stretch.measuring import works_of_networks
+from tvm_stretch.stretching.stretching import Stretching
 
 CHIPS = ("snapdragon-8-gen-1", "snapdragon-8-gen-2", "snapdragon-8-gen-3")
 ARCHITECTURES = ("69", "73", "75")
@@ -51,7 +53,8 @@ _ASSUMED = {
 _HAND_OVER_US = 100.0
 """Less than the shortest latency of a whole network, which has one hand-over in it."""
 
-TEAMS = (("npu",), ("cpu",), ("opencl",), ("cpu", "opencl", "npu"))
+_PAIR, _ALL = ("cpu", "opencl"), ("cpu", "opencl", "npu")
+TEAMS = (("npu",), ("cpu",), ("opencl",), _PAIR, _ALL)
 PLANNED = (
     *("resnet18", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4"),
     "mobilenet_v2",
@@ -111,16 +114,38 @@ def plans(chip: str, networks: Sequence[str]) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(cells) + f" | {runs} |"
 
 
+def stretched(chip: str, networks: Sequence[str]) -> Iterator[str]:
+    """A table of predicted latencies of stretched networks, beside the fastest processor alone."""
+    yield (
+        "| network | " + " | ".join(f"{'+'.join(t)}: one | stretched" for t in (_PAIR, _ALL)) + " |"
+    )
+    yield "| --- " * 5 + "|"
+    for name in networks:
+        network = zoo.build(name, size=224)
+        found = [ts.stretch(network, list(team), device=chip) for team in (_PAIR, _ALL)]
+        cells = (f"{min(one.alone_ns.values()) / 1e6:.2f} ms | {_best(one)}" for one in found)
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _best(found: Stretching) -> str:
+    """The latency of the best design that the rules leave."""
+    try:
+        return f"{found.best.ns / 1e6:.2f} ms"
+    except ts.UnsupportedError:
+        return f"none, the fastest {found.candidates[0].ns / 1e6:.2f} ms"
+
+
 def main() -> None:
     """See the module docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("profiles", "plans"))
+    parser.add_argument("what", choices=("profiles", "plans", "stretched"))
     parser.add_argument("folder", nargs="?", type=Path, default=Path(tempfile.gettempdir()))
     arguments = parser.parse_args()
     for place, chip in enumerate(CHIPS):
         print(f"\n{chip}\n")
-        if arguments.what == "plans":
-            print(*plans(chip, PLANNED), sep="\n", flush=True)
+        if arguments.what != "profiles":
+            table = plans if arguments.what == "plans" else stretched
+            print(*table(chip, PLANNED), sep="\n", flush=True)
             continue
         made = calibration(place)
         print(made)

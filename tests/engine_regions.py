@@ -15,6 +15,7 @@ from tvm_stretch.codegen.onnx_operators import why_not_onnx
 from tvm_stretch.codegen.onnx_scales import bindings
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
@@ -27,9 +28,10 @@ def regions(network: ModelProto) -> tuple[tvm.IRModule, list[relax.Function]]:
     runs: list[list[str]] = [[]]
     for name, call in Calls(mod["main"]).calls.items():
         eight = all(
-            str(e.ty.dtype) in ("uint8", "int8")
+            str(ty.dtype) in ("uint8", "int8")
             for e in (call, *call.args)
             if isinstance(e, relax.Var) or e is call
+            for ty in tensor_types(e)
         )
         if eight and why_not_onnx(call) is None:
             runs[-1].append(name)

@@ -2,8 +2,8 @@
 
 The zoo's weights are random, so answers are further apart than those of trained networks. The HTP
 rounds numbers up to 0.07 of a step beside the middle between two integers, so one or two of a
-hundred results are a step off. Random weights make that larger from layer to layer: a region of
-ours may differ as far as the answer of ONNX Runtime for the quantised network, and a step more.
+hundred results are a step off. Random weights make that larger from layer to layer: an answer may
+differ from our CPU's as far as that one from float, and two steps more than ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from tvm_stretch.codegen.onnx_operators import onnx_of
 from tvm_stretch.ir.expressions import shape_of
 
 pytestmark = [needs_npu, pytest.mark.full, pytest.mark.timeout(1800)]
-NETWORKS = ("resnet18", "resnet50", "regnetx_1_6gf", "mobilenet_v2", "efficientnet_lite4")
+NETWORKS = (
+    *("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "inception_v3"),
+    *("mobilenet_v1", "mobilenet_v2", "efficientnet_lite0", "efficientnet_lite4", "shufflenet_v2"),
+)
 
 
 def step_of(model: onnx.ModelProto) -> float:
@@ -54,8 +57,9 @@ def test_answers(name: str) -> None:
     found = {f"{a} to {b}": steps(a, b) for a in ("npu", "peer") for b in ("ours", "float")}
     row = ", ".join(f"{pair} {distance:.1f} steps" for pair, distance in found.items())
     print(f"{name}: {row}; classes { ({key: y.argmax() for key, y in answers.items()}) }")
+    assert found["npu to ours"] <= max(2, steps("ours", "float"))
     least = min(found["npu to ours"], found["npu to float"])
-    assert least <= max(2, min(found["peer to ours"], found["peer to float"]) + 1)
+    assert least <= min(found["peer to ours"], found["peer to float"]) + 2
     assert answers["npu"].argmax() == answers["float"].argmax()
 
 

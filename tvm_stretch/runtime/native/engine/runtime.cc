@@ -103,8 +103,9 @@ void Runtime::FindDevice() {
     others += " " + hardware;
   }
   if (device_ != nullptr) return;
-  Refuse("expected a device " + spec_.hardware + " of " + spec_.provider + ", got" +
-         (others.empty() ? " none" : others) + "; name another in the target");
+  Refuse("expected a device " + (spec_.hardware.empty() ? "" : spec_.hardware + " ") + "of " +
+         spec_.provider + ", got" + (others.empty() ? " none" : others) +
+         "; name another in the target");
 }
 
 void Runtime::Check(OrtStatus* status, const std::string& what) const {
