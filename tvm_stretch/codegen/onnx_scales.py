@@ -12,11 +12,12 @@ it was written: such an operator reads a copy, the same integers with a scale of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.codegen.onnx_tables import has_zeros, rescaling_of
+from tvm_stretch.codegen.onnx_tables import rescaling_of, rescaling_with
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.integers import integer_of, operands_of
@@ -166,9 +167,11 @@ class QuantisedTensors:
         if rounding is not None and kind not in ("add", "multiply"):
             self._know(var, rounding.zero)
         if kind == "add" and len(sources) == 2:
+            terms: dict[relax.Var, float] = {}
             for source, factor in zip(sources, factors, strict=False):
                 self.rows.append(({source: 1.0, var: -1.0}, float(np.log(factor))))
-            self.sums.append((var, [*zip(sources, factors, strict=False)], factors[-1]))
+                terms[source] = terms.get(source, 0.0) + factor
+            self.sums.append((var, [*terms.items()], factors[-1]))
         elif kind == "multiply" and len(sources) == 2:
             row: dict[relax.Var, float] = {var: -1.0}
             for source in sources:
@@ -176,7 +179,6 @@ class QuantisedTensors:
             self.rows.append((row, float(np.log(factors[0]))))
             self._know(var, round(factors[1]))
         elif kind == "table" and (found := rescaling_of(call)) is not None:
-            self.rows.append(({sources[0]: 1.0, var: -1.0}, float(np.log(found.ratio))))
             offset = found.result_zero - found.ratio * found.zero
             self.sums.append((var, [(sources[0], found.ratio)], offset))
             self.tables.append((var, sources[0], call))
@@ -192,7 +194,7 @@ class QuantisedTensors:
         if self.zeros.setdefault(var, zero) != zero:
             self._contradicts(var)
 
-    def _contradicts(self, var: relax.Var) -> None:
+    def _contradicts(self, var: relax.Var) -> NoReturn:
         raise UnsupportedError(
             f"expected one zero point for {var.name} in a region of an engine, got contradicting "
             "ones; place its operators elsewhere"
@@ -200,16 +202,20 @@ class QuantisedTensors:
 
     def found(self) -> dict[relax.Var, tuple[float, int]]:
         """Scale and zero point of each tensor."""
-        scales, zeros = self._solve(), self._all_zeros()
+        zeros = self._all_zeros()
         for one, other in self.equal:
             if zeros[one] != zeros[other]:
                 self._contradicts(other)
         for result, source, call in self.tables:
-            if not has_zeros(call, zeros[source], zeros[result]):
+            table = rescaling_with(call, zeros[source], zeros[result])
+            if table is None:
                 self._contradicts(result)
-        for result, terms, offset in self.sums:  # of an addition; a table's ratio is inexact
+            self.rows.append(({source: 1.0, result: -1.0}, float(np.log(table.ratio))))
+        scales = self._solve()
+        of_tables = {result for result, *_ in self.tables}  # which are exact by now
+        for result, terms, offset in self.sums:
             found = offset + sum(factor * zeros[term] for term, factor in terms)
-            if len(terms) > 1 and abs(found - zeros[result]) > _MOST_OFF:
+            if result not in of_tables and abs(found - zeros[result]) > _MOST_OFF:
                 self._contradicts(result)
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))

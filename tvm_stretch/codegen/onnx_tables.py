@@ -45,17 +45,17 @@ def rescaling_of(call: relax.Call) -> Rescaling | None:
     return best
 
 
-def has_zeros(call: relax.Call, zero: int, result_zero: int) -> bool:
-    """Whether a table has a formula with these zero points.
+def rescaling_with(call: relax.Call, zero: int, result_zero: int) -> Rescaling | None:
+    """The formula of a table that has these zero points; None if there is none.
 
     ``clip(x / 6 + 0.5)`` is linear, too, but its 0 is no 0 of ``x``: with the zero points that
     ``x`` and the result have elsewhere, it is another function.
     """
     numbers = _numbers(call)
     if numbers is None:
-        return False
-    found, (wrong, _) = _fitted(*numbers, zero, result_zero)
-    return found.ratio > 0 and wrong <= _MOST_ROUNDED_ELSEWHERE
+        return None
+    found, (missed, _) = _fitted(*numbers, zero, result_zero)
+    return found if found.ratio > 0 and missed <= _MOST_ROUNDED_ELSEWHERE else None
 
 
 def _numbers(call: relax.Call) -> tuple[np.ndarray, np.ndarray] | None:
