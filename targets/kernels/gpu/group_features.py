@@ -22,6 +22,7 @@ class GroupConvFeatures(ConvFeatures):
     """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
 
     family: ClassVar[str] = "group_conv"
+    version: ClassVar[int] = 2
 
     work_groups: int
     group_items: int

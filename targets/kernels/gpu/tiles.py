@@ -4,30 +4,36 @@ The model counts cycles of a compute unit from one slab to the next: multiply-ad
 memory, and the latency of the device's memory, which few work-items cannot hide; then how often all
 units take groups, and what comes through the second-level cache. Its constants were fitted to 2,300
 configurations of 143 layers on an H100 (median error 10 %, the choice 6 % after the best in the
-mean); on other GPUs they are orders of magnitude.
+mean), those of windows and of the second launch to 424 of 55 layers on an H200; on other GPUs they
+are orders of magnitude.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from ..conv import ConvConfig
 from .groups import QUAD
 from .machine import GpuMachine
+from .winners import Winners
 
 _IMAGE_LOAD, _FACTOR_LOAD = 5.1, 2.0
 """Cycles of a unit in which a wave loads a quad from local memory, or one that its items share."""
 _FETCH = 33.0  # of a wave, to find a place in memory and bring a quad to local memory
+_WINDOW_FETCH = 45.0  # the same where a place depends on the tap, and may lie outside the image
 _SINGLE_FETCHES = 4  # of numbers of a plain image, for a quad
 _LATENCY = 750.0  # from asking memory to the barrier that follows
+_WINDOW_LATENCY = 1200.0  # the same, with the steps that find the place in a window
 _PRODUCT, _LOCAL = 24.0, 10.0  # of a wave alone: for a quad of sums, and for a load of a quad
 _BEGIN = 1500.0  # of a launch, until the first slab is there and after the last
 _EXCHANGE = 46.0  # of sums of slices, for each quad and slice
 _SHARED_BYTES = 3000.0  # from the second-level cache to all units, in a cycle
-_LAUNCH = 23_000.0  # of another launch, whose results pass through memory
+_LAUNCH = 12_000.0  # of another launch, whose results pass through memory
 _SPLIT_NUMBERS = 415.0  # of these results, in a cycle
 _TRANSFORM = 11_400.0  # of a launch that transforms tiles of Winograd, without its numbers
 _TRANSFORM_NUMBERS = 344.0  # that it reads and writes in a cycle
@@ -63,6 +69,7 @@ class Sizes(NamedTuple):
     quads: int
     steps: int
     fetches: int
+    has_window: bool  # pixels are read at several taps
 
     @staticmethod
     def of(layer: ConvConfig) -> Sizes:
@@ -71,23 +78,35 @@ class Sizes(NamedTuple):
         rows = layer.reduce_blocks * layer.kernel[0] * layer.kernel[1] * layer.data_block
         fetches = _SINGLE_FETCHES if layer.data_block == 1 else 1
         quads = layer.out_blocks * (layer.lanes // QUAD)
-        return Sizes(layer.batch * height * width, quads, -(-rows // QUAD), fetches)
+        window = layer.kernel != (1, 1)
+        return Sizes(layer.batch * height * width, quads, -(-rows // QUAD), fetches, window)
 
 
-def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> list[Tile]:
+def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
     """The tiles that a convolution can have on a GPU, the fastest first."""
+    return _sorted_tiles(layer, replace(gpu, winners=Winners()))
+
+
+@lru_cache(maxsize=64)
+def _sorted_tiles(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
+    """The same for a GPU without winners, which change with each trial of `ts.tune.measure`."""
     sizes = Sizes.of(layer)
-    return sorted(_tiles(layer, sizes, gpu), key=lambda tile: tile_cycles(sizes, tile, gpu).total)
+    found = _tiles(layer, sizes, gpu)
+    return tuple(sorted(found, key=lambda tile: tile_cycles(sizes, tile, gpu).total))
 
 
 def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:
     for across, quads, down, pixels in product(_ACROSS, _QUADS, _DOWN, _PIXELS):
         if not covers(layer, sizes, across * quads, down * pixels):
             continue
-        for slices, depth, splits in product(_SLICES, _DEPTHS, _SPLITS):
-            tile = Tile(down, across, pixels, quads, depth, slices, splits)
-            if fits(tile, gpu) and _is_worth(sizes, tile, gpu):
-                yield tile
+        for slices, depth in product(_SLICES, _DEPTHS):
+            tile = Tile(down, across, pixels, quads, depth, slices, 1)
+            if not fits(tile, gpu):  # whatever its splits are
+                continue
+            for splits in _SPLITS:
+                tile = Tile(down, across, pixels, quads, depth, slices, splits)
+                if _is_worth(sizes, tile, gpu):
+                    yield tile
 
 
 def covers(layer: ConvConfig, sizes: Sizes, quads: int, pixels: int) -> bool:
@@ -194,12 +213,15 @@ def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> Cycles:
     waves_at_once = gpu.multiply_adds / gpu.wave
     multiply = 16 * sums * tile.depth * waves / waves_at_once
     local = (_IMAGE_LOAD * tile.pixels + _FACTOR_LOAD * QUAD * tile.quads) * tile.depth * waves
-    fetch = slots * _FETCH * sizes.fetches * waves / waves_at_once
+    place, latency = _FETCH, _LATENCY
+    if sizes.has_window:
+        place, latency = _WINDOW_FETCH, _WINDOW_LATENCY
+    fetch = slots * place * sizes.fetches * waves / waves_at_once
     alone = (_PRODUCT * sums + _LOCAL * (tile.pixels + QUAD * tile.quads)) * tile.depth
     slabs = -(-sizes.steps // (slab * tile.splits))
     return Cycles(
         busy_cycles=rounds * slabs * together * (max(multiply, local) + fetch),
-        waiting_cycles=rounds * slabs * (_LATENCY + alone),
+        waiting_cycles=rounds * slabs * (latency + alone),
         moved_bytes=groups * slabs * slab * 16.0 * (pixels + columns),
         exchange_cycles=_EXCHANGE * tile.slices * sums if tile.slices > 1 else 0.0,
         split_numbers=float(tile.splits > 1) * tile.splits * sizes.pixels * sizes.quads * QUAD,
