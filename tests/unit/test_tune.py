@@ -115,7 +115,7 @@ def test_layers_of_a_network() -> None:
     assert kinds == [ConvConfig, WindowConfig, ConvConfig]
 
 
-def tuned_by(bank: Callable[[Any, Any], Any], path: Path, budget: float = 60.0) -> Tuned:
+def tuned_by(bank: Callable[[Any, Any, Any], Any], path: Path, budget: float = 60.0) -> Tuned:
     """The winners that tuning finds if ``bank`` measures."""
     one, host = processor(), cpu_processor(TARGET, 1)
     with (
@@ -133,7 +133,7 @@ def tuned_by(bank: Callable[[Any, Any], Any], path: Path, budget: float = 60.0) 
 def test_the_fastest_right_one_wins(tmp_path: Path) -> None:
     """A scripted driver times them: those of many items are fast, and the fastest one is wrong."""
 
-    def measure(_bank: Any, trials: Any) -> list[int | str]:
+    def measure(_bank: Any, trials: Any, _build: Any) -> list[int | str]:
         times = [
             10_000 - trial.config.pixels for trial in trials if hasattr(trial.config, "pixels")
         ]
@@ -151,7 +151,7 @@ def test_the_fastest_right_one_wins(tmp_path: Path) -> None:
 def test_refused_configurations_are_not_tried_again(tmp_path: Path) -> None:
     tried: list[str] = []
 
-    def measure(_bank: Any, trials: Any) -> list[int | str]:
+    def measure(_bank: Any, trials: Any, _build: Any) -> list[int | str]:
         tried.extend(described(trial.config) for trial in trials)
         return ["expected success of OpenCL's launch, got CL_OUT_OF_RESOURCES" for _ in trials]
 
@@ -236,12 +236,13 @@ def test_answers_are_compared(tmp_path: Path) -> None:
     with patch.object(workshop_of_bench, "REFERENCE", Sample("conv", 4, (2, 2), 4)):
         bench = Bench(workshop)
 
-    def tuned(path: Path) -> Tuned:
+    def tuned(path: Path, ahead: int = 0) -> Tuned:
         with patch("tvm_stretch.measuring.tune_gpu._SECONDS", 0.0):
-            tune(workshop, bench, networks, path, time.monotonic() + 60, candidates=1)
+            end = time.monotonic() + 60
+            tune(workshop, bench, networks, path, end, candidates=1, ahead=ahead)
         return Tuned.read(path, workshop.processor)
 
-    found = tuned(tmp_path / "right.json")
+    found = tuned(tmp_path / "right.json", ahead=1)
     assert len(found.winners) == 1 and not found.dropped
     with patch("tvm_stretch.measuring.tune_gpu._convolved", lambda *_: np.ones((1, 6, 3, 3))):
         found = tuned(tmp_path / "wrong.json")

@@ -114,13 +114,15 @@ def measure(
             share = budget / (len(placeable) - index)
             start = time.monotonic()
             dataset = open_dataset(kept_in, processor, resume)
+            ahead = batches_ahead(processor, None if device is None else device.describe())
             with whatever_happens(dataset, processor):
                 bench = Bench(workshop, device)
                 if processor.machine.gpu is not None:
                     tuned = tuned_path(kept_in, processor)
                     if not resume:
                         tuned.unlink(missing_ok=True)
-                    workshop = tune(workshop, bench, networks or {}, tuned, start + share / 2)
+                    end = start + share / 2
+                    workshop = tune(workshop, bench, networks or {}, tuned, end, ahead=ahead)
                     bench = Bench(workshop, device)
                     share = max(1.0, share - (time.monotonic() - start))
                 if processor.packet_ns:
@@ -128,7 +130,6 @@ def measure(
                 elif processor in others:
                     measure_together(dataset, host, processor, bench)
             campaign = Campaign(workshop, dataset, random.Random(seed))
-            ahead = batches_ahead(processor, None if device is None else device.describe())
             campaign.run(bench, share, networks or {}, ahead)
             budget = max(1.0, budget - (time.monotonic() - start))
             below = models.get(host.name) if processor.on_host_cores else None

@@ -11,7 +11,7 @@ wrong, is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from tvm import relax
 from tvm_stretch.cost.tuned import Tuned, described, with_winners
 from tvm_stretch.errors import last_line
 from tvm_stretch.frontend import load_network
+from tvm_stretch.measuring.ahead import Ahead
 from tvm_stretch.measuring.bench import Bench, trace_of
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.progress import count, say
 from tvm_stretch.runtime.benchmark import node_times
+from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.kernels.gpu.candidates import (
     Layer,
     bare_layer,
@@ -44,6 +46,9 @@ _TOGETHER = 12
 """Layers of one small network."""
 _RUNS, _SECONDS = 9, 1.5
 _NAME = "tuned"
+
+
+Build = Callable[[Sequence["Trial"]], Model | None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def tune(
     end: float,  # no further layers are begun after this time of ``time.monotonic``
     # how many configurations of a layer are tried, the model's best ones
     candidates: int = CANDIDATES,
+    ahead: int = 0,  # networks of trials that are compiled while another one is measured
 ) -> Workshop:
     """Measure configurations of the networks' layers that are not measured yet.
 
@@ -79,7 +85,7 @@ def tune(
             break
         few = layers[start : start + _TOGETHER]
         count("layer", start + len(few), len(layers))
-        has_failed = _tune(few, _Bank(workshop, bench), tuned, candidates)
+        has_failed = _tune(few, _Bank(workshop, bench, ahead), tuned, candidates)
         tuned.write(path)
         if has_failed:
             bench.require_device()
@@ -111,20 +117,34 @@ def _tune(layers: Sequence[Layer], bank: _Bank, tuned: Tuned, candidates: int) -
     found: dict[Layer, list[tuple[int, Layer]]] = {layer: [] for layer in layers}
     before = len(tuned.dropped)
 
-    def measure(configs: Mapping[Layer, Layer]) -> None:
+    def tried(configs: Mapping[Layer, Layer]) -> dict[Layer, Trial]:
         left = {la: c for la, c in configs.items() if described(c) not in tuned.dropped}
-        tried = [replace(trials[layer], config=config) for layer, config in left.items()]
-        for (layer, config), result in zip(left.items(), bank.measure(tried), strict=True):
+        return {layer: replace(trials[layer], config=config) for layer, config in left.items()}
+
+    def measure(turn: Mapping[Layer, Trial], build: Build) -> None:
+        results = bank.measure(list(turn.values()), build)
+        for (layer, trial), result in zip(turn.items(), results, strict=True):
             if isinstance(result, int):
-                found[layer].append((result, config))
+                found[layer].append((result, trial.config))
                 continue
-            tuned.dropped[described(config)] = result
+            tuned.dropped[described(trial.config)] = result
             say(f"{bank.workshop.processor.name}: a configuration is dropped: {result}")
 
     every = {layer: group_candidates(layer, gpu, candidates) for layer in layers}
-    for turn in range(max(map(len, every.values()))):
-        measure({layer: configs[turn] for layer, configs in every.items() if turn < len(configs)})
-    measure({layer: without_sharing(layer, gpu) for layer in layers if not found[layer]})
+    turns = [
+        tried({layer: configs[turn] for layer, configs in every.items() if turn < len(configs)})
+        for turn in range(max(map(len, every.values())))
+    ]
+
+    def built(number: int) -> Model | None:
+        turn = turns[number] if number < len(turns) else {}
+        return bank.build(list(turn.values())) if turn else None
+
+    with Ahead(built, 0, bank.ahead) as ahead:
+        for number, turn in enumerate(turns):
+            measure(turn, lambda _trials, number=number: ahead.take(number))
+    last = tried({layer: without_sharing(layer, gpu) for layer in layers if not found[layer]})
+    measure(last, bank.build)
     for layer, times in found.items():
         if times:
             tuned.winners[layer] = min(times, key=lambda pair: pair[0])[1]
@@ -137,27 +157,32 @@ class _Bank:
 
     workshop: Workshop
     bench: Bench
+    ahead: int
 
-    def measure(self, trials: Sequence[Trial]) -> list[int | str]:
+    def measure(self, trials: Sequence[Trial], build: Build) -> list[int | str]:
         """Nanoseconds of each trial, or why it is no use.
 
-        If one of them fails, each is tried by itself.
+        If one of them fails, each is built and tried by itself.
         """
         if not trials:
             return []
         try:
-            return self._measure(trials)
+            return self._measure(trials, build(trials))
         except Exception as error:  # of the compiler, or of a driver
             if len(trials) == 1:
                 return [last_line(error)]
-        return [found for trial in trials for found in self.measure([trial])]
+        return [found for trial in trials for found in self.measure([trial], self.build)]
 
-    def _measure(self, trials: Sequence[Trial]) -> list[int | str]:
+    def build(self, trials: Sequence[Trial]) -> Model:
+        """A network of the trials' layers with their configurations."""
         own = self.workshop
         processor = with_winners(own.processor, {bare_layer(t.config): t.config for t in trials})
-        prepared = Workshop([processor, *_host_of(own)]).network(_network(trials))
-        graph, device = prepared.model.graph, self.bench.device
-        model = prepared.model if device is None else device.load(prepared.model)
+        return Workshop([processor, *_host_of(own)]).network(_network(trials)).model
+
+    def _measure(self, trials: Sequence[Trial], built: Model | None) -> list[int | str]:
+        assert built is not None
+        graph, device = built.graph, self.bench.device
+        model = built if device is None else device.load(built)
         answers = _as_list(model(*(trial.data for trial in trials)))
         total = len(graph.nodes)
         timings = self.bench.stopwatch.watch(
