@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ _RUNS, _SECONDS = 9, 1.5
 _NAME = "tuned"
 
 
-Build = Callable[[Sequence["Trial"]], Model | None]
+Build = Callable[[], Model | None]
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ def _tune(layers: Sequence[Layer], bank: _Bank, tuned: Tuned, candidates: int) -
 
     with Ahead(built, 0, bank.ahead) as ahead:
         for number, turn in enumerate(turns):
-            measure(turn, lambda _trials, number=number: ahead.take(number))
+            measure(turn, partial(ahead.take, number))
     last = tried({layer: without_sharing(layer, gpu) for layer in layers if not found[layer]})
-    measure(last, bank.build)
+    measure(last, partial(bank.build, list(last.values())))
     for layer, times in found.items():
         if times:
             tuned.winners[layer] = min(times, key=lambda pair: pair[0])[1]
@@ -167,11 +168,12 @@ class _Bank:
         if not trials:
             return []
         try:
-            return self._measure(trials, build(trials))
+            return self._measure(trials, build())
         except Exception as error:  # of the compiler, or of a driver
             if len(trials) == 1:
                 return [last_line(error)]
-        return [found for trial in trials for found in self.measure([trial], self.build)]
+        alone = (self.measure([trial], partial(self.build, [trial])) for trial in trials)
+        return [found for results in alone for found in results]
 
     def build(self, trials: Sequence[Trial]) -> Model:
         """A network of the trials' layers with their configurations."""
