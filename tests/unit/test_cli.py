@@ -73,7 +73,10 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(json.loads(bench)["samples_ms"]) == 3
     assert json.loads(bench)["kernels"]
     assert json.loads(bench)["p99_ms"] >= json.loads(bench)["p90_ms"] > 0
-    assert "3 runs" in said(capsys, "bench", artifact, "--repeat", "3")
+    assert json.loads(bench)["first_ms"] > 0 and json.loads(bench)["memory_most_mib"] > 1
+    lines = said(capsys, "bench", artifact, "--repeat", "3").splitlines()
+    names = ["load", "first", "median", "p90", "p99", "fastest", "spread", "memory"]
+    assert [line.split()[0] for line in lines] == names  # of tvm_stretch_bench, and the spread
     trace = files / "trace.json"
     text = said(capsys, "timeline", artifact, "-o", str(trace))
     assert "critical path" in text

@@ -177,7 +177,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _output("write the outputs there (.npz)"),
     ),
     "bench": (
-        "measure the latency of a model on random inputs",
+        "measure load, latency and memory of a model on random inputs",
         *_MODEL,
         _option("--repeat", type=types.positive, default=20, metavar="N", help="runs (20)"),
         _option("--kernels", action="store_true", help="show the time of each kernel, too"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -140,22 +141,42 @@ def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
 
 
 def bench(args: argparse.Namespace) -> None:
-    """Measure the latency of a model."""
+    """Measure the latency of a model; the same figures as tvm_stretch_bench has."""
+    begin = time.perf_counter()
     model = _opened(args)
+    loaded = time.perf_counter() - begin
+    first = model.timed_run()()
     result = model.benchmark(args.repeat)
-    data: dict[str, Any] = {
+    data: dict[str, Any] = {"load_ms": loaded * 1e3} if Path(args.model).suffix == ".so" else {}
+    data |= {
+        "first_ms": first * 1e3,
         "median_ms": result.median * 1e3,
-        "spread_ms": result.spread * 1e3,
         "p90_ms": result.percentile(90) * 1e3,
         "p99_ms": result.percentile(99) * 1e3,
-        "samples_ms": [seconds * 1e3 for seconds in result.samples],
+        "fastest_ms": min(result.samples) * 1e3,
+        "spread_ms": result.spread * 1e3,
     }
-    text = str(result)
+    lines = [f"{name.removesuffix('_ms'):8}{value:10.3f} ms" for name, value in data.items()]
+    if not isinstance(args.device, str):
+        data["memory_mib"], data["memory_most_mib"] = map(_memory, ("VmRSS", "VmHWM"))
+        lines.append(
+            f"memory  {data['memory_mib']:10.1f} MiB, {data['memory_most_mib']:.1f} at most, with "
+            "Python and TVM"
+        )
+    data["samples_ms"] = [seconds * 1e3 for seconds in result.samples]
     if args.kernels:
         profile = model.profile()
         data["kernels"] = [vars(kernel) for kernel in profile.kernels]
-        text += f"\n\n{profile}"
-    _show(args, data, text)
+        lines.append(f"\n{profile}")
+    _show(args, data, "\n".join(lines))
+
+
+def _memory(field: str) -> float:
+    """MiB of this process, as Linux tells them."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def explain(args: argparse.Namespace) -> None:
