@@ -72,7 +72,12 @@ def test_branches_as_deep_and_wide_as_before_change_nothing(kind: str, merge: st
     assert added >= {name for block in detect_blocks(mod)[-5:] for name in block.operators}
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+SLOW = {"squeeze_mb_conv", "shuffle_unit", "bottleneck", "mb_conv"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.full) if k in SLOW else k for k in BLOCKS]
+)
 def test_scaled_branches(kind: str):
     """Each merge: widths that differ, fewer blocks, three branches."""
     mod = network(BLOCKS[kind])

@@ -75,7 +75,10 @@ CASES: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n not in ("fold", "unfold") else pytest.param(n, marks=pytest.mark.full) for n in CASES],
+)
 def test_same_as_torch(name: str) -> None:
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     net = Net(CASES[name]).eval()

@@ -153,7 +153,7 @@ def winograd_of(tile: int, *numbers: int) -> Iterator[None]:
 
 
 @needs_device
-@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("tile", [pytest.param(2, marks=pytest.mark.full), 4])
 @pytest.mark.parametrize(
     ("mod", "cut"),
     [

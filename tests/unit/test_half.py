@@ -142,7 +142,7 @@ def test_bounds_that_it_does_not_have_stay(bound: float, dtype: str) -> None:
     assert types(halved(mod))["clip"] == dtype
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.full)])
 def test_every_template(precision: str) -> None:
     source = onnx_models.every_template()
     x = np.random.default_rng(1).standard_normal((1, 3, 19, 19)).astype("float32")
@@ -163,7 +163,7 @@ def test_a_core_that_has_it_is_asked_for() -> None:
     assert "fullfp16" in model.graph.cpu_features
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.full)])
 def test_gpus_that_have_it(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of halves, sums as asked for; clang finds no fault with the text where there is one."""
     texts: list[str] = []
