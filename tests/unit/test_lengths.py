@@ -226,6 +226,45 @@ def test_states_are_shared() -> None:
         )
 
 
+def test_a_prompt_in_pieces_fills_a_cache() -> None:
+    """Steps of one token go on where a prompt of several ended; the cache keeps its last places."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((WORDS, 16)).astype("float32")
+    nodes = [
+        helper.make_node("Gather", ["rows", "tokens"], ["new"]),
+        helper.make_node("Concat", ["past", "new"], ["present"], axis=1),
+        helper.make_node("Transpose", ["present"], ["keys"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["new", "keys"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["shares"], axis=-1),
+        helper.make_node("MatMul", ["shares", "present"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, "n"]),
+        helper.make_tensor_value_info("past", TensorProto.FLOAT, [1, "before", 16]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "n", 16]),
+        helper.make_tensor_value_info("present", TensorProto.FLOAT, [1, "after", 16]),
+    ]
+    constants = [numpy_helper.from_array(rows, "rows")]
+    graph = helper.make_graph(nodes, "cache", inputs, outputs, constants)
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = ts.compile(
+        network,
+        ["llvm"],
+        lengths={"n": [1, 4]},
+        shapes={"past": (1, 6, 16)},
+        states={"past": "present"},
+        cpu_threads=1,
+    )
+    past = np.zeros((1, 6, 16), "float32")
+    for n in (4, 1, 1, 4, 1):
+        y, present = expected(network, tokens=tokens(1, n), past=past)
+        past = present[:, -6:]
+        same([model(tokens(1, n))], [y])
+        np.testing.assert_allclose(model.states["past"], past, rtol=1e-5)
+
+
 def test_batches_of_two_inputs() -> None:
     """Inputs that are set one by one choose together; those of an earlier length are not used."""
     network = attention(total=["batch", RESULTS])
