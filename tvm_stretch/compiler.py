@@ -50,6 +50,7 @@ def compile(
     states: States | None = None,
     cpu_threads: int | None = None,
     spare: bool = False,
+    streams: bool = False,
     max_share: Mapping[str, float] | None = None,
     share_parts: int | None = None,
     objective: str | Objective = "latency",
@@ -94,6 +95,8 @@ def compile(
         spare: whether the artifact also has CPU kernels for all operators. If another processor
             fails, or is absent when the artifact is loaded, the CPU runs the whole network again
             and all later runs; `Model.lost` says why.
+        streams: whether the model can run as a `Model.stream`, which computes of each frame of a
+            video what changed. The CPU runs it alone, and no feature maps share memory.
         max_share: the largest share of the network's multiply-adds that a processor may compute, by
             name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
         share_parts: the denominator of shares of layers and segments: 8 for whole eighths. By
@@ -134,6 +137,7 @@ def compile(
         states=states,
         cpu_threads=cpu_threads,
         spare=spare,
+        streams=streams,
         max_share=max_share,
         share_parts=share_parts,
         objective=objective,
@@ -164,7 +168,7 @@ def compile(
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
-        return replace(decision, network=name).build(mod, request.spare, observer)
+        return replace(decision, network=name).build(mod, request.spare, observer, request.streams)
 
 
 @named_arguments

@@ -44,6 +44,7 @@ class Request:
     share_parts: int | None = None  # the denominator of shares
     objective: object = LATENCY  # what the plan is to make small
     spare: bool = False  # whether the CPU gets kernels for all operators
+    streams: bool = False  # whether frames of videos may reuse what did not change
     dump_dir: str | os.PathLike[str] | None = None  # folder for the IR after every phase
     debug: bool = False  # whether every phase is verified
 
@@ -100,7 +101,14 @@ class Request:
     def site(self) -> Site:
         """Where the network is to run."""
         may_drop = self.first_plan is None
-        return site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
+        site = site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
+        others = len(site.processors) > 1 or self.plans or self.states or self.lengths
+        if self.streams and others:
+            raise InputError(
+                "expected the CPU alone, one plan, one length and no states for streams, got more; "
+                "leave out the others"
+            )
+        return site
 
     def limits(self, site: Site) -> Limits:
         """What the search may do on the site."""

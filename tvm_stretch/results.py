@@ -12,6 +12,7 @@ from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.remote_model import RemoteModel
 from tvm_stretch.runtime.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.runtime.meters import Energy
+from tvm_stretch.runtime.stream import FrameRun, Stream
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.runtime.values import TensorInfo
 from tvm_stretch.search.front import PlanFront
@@ -28,6 +29,7 @@ __all__ = [
     "Differences",
     "Energy",
     "Execution",
+    "FrameRun",
     "Front",
     "MeasuredModel",
     "NetworkProblem",
@@ -35,6 +37,7 @@ __all__ = [
     "PlanTable",
     "ProfileResult",
     "RemoteModel",
+    "Stream",
     "Stretching",
     "TensorInfo",
     "Timeline",

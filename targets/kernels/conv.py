@@ -18,7 +18,7 @@ from tvm.ir import Expr
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
 from .conv_nest import ConvNest, write_nest
-from .conv_tiles import Tile, blocking
+from .conv_tiles import Tile, blocking, cut_for_parts
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
 from .fused import FusedKernel
@@ -232,7 +232,9 @@ class ConvConfig(Template, ConvShape):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         cut, (data, weight) = blocking(self, machine), fused.operands[:2]
-        return write_nest(ConvNest(self, cut, data, weight, fused.epilogue, machine))
+        part = fused.rectangle
+        cut = cut if part is None else cut_for_parts(self, cut)
+        return write_nest(ConvNest(self, cut, data, weight, fused.epilogue, machine, part=part))
 
     # --- cost ---
 

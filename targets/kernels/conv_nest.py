@@ -18,7 +18,7 @@ Padding is free: whether a tap of a tile lies outside the image is known when th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -43,6 +43,7 @@ from .conv_tiles import (
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
+    Index,
     TileRun,
     ask_ahead,
     balanced,
@@ -59,6 +60,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .rectangle import Rectangle
 from .window_taps import kernel_rows, runs_of
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class ConvNest:
     weight: tirx.Buffer
     epilogue: Epilogue
     machine: VectorMachine
+    part: Rectangle | None = field(default=None, kw_only=True)
 
     @property
     def sum_type(self) -> str:
@@ -112,25 +115,23 @@ class ConvNest:
 
     def group(self, n: Expr, g: Expr, band: Expr, blocks: int) -> tirx.Stmt:
         """One group of output channels over one band of rows."""
-        cfg, cut = self.cfg, self.cut
-        runs = row_tiles(cfg, cut.width)
+        cut, part, runs = self.cut, self.part, row_tiles(self.cfg, self.cut.width)
         *starts, per_row = accumulate((run.count for run in runs), initial=0)
-        first = band * cut.band
-        count: int | Expr = cut.band
-        if cut.rows % cut.band:
-            count = tirx.min(const(cut.band), const(cut.rows) - first)
+        first, count = cut.rows_of(band)
+        if part is not None:
+            first, count = part.rows(first, count, *cut.joined)
 
         def tiles(y: Expr, run_of: RunOfTiles) -> tirx.Stmt:
             def at(t: Expr, r: TileRun[Taps], before: int) -> Tile:
                 x, turn = t * r.width + r.start, (y - first) * per_row + before + t
                 return Tile(n, g, y, x, blocks, r.work, turn)
 
-            return block(
-                [
-                    run_of(r.count, lambda t, r=r, before=before: at(t, r, before))
-                    for r, before in zip(runs, starts, strict=True)
-                ]
-            )
+            def run(r: TileRun[Taps], before: int) -> tirx.Stmt:
+                if part is None or cut.chunks > 1 or cut.joined != (1, 1):
+                    return run_of(r.count, lambda t: at(t, r, before))
+                return part.tiles(r, lambda n, of: run_of(n, lambda t: at(of(t), r, before)))
+
+            return block([run(r, before) for r, before in zip(runs, starts, strict=True)])
 
         if cut.chunks == 1:
             return span(first, count, lambda y: tiles(y, self.run), "y")
@@ -140,12 +141,11 @@ class ConvNest:
         self, n: Expr, g: Expr, rows: tuple[Expr, int | Expr], blocks: int, tiles: RowOfTiles
     ) -> tirx.Stmt:
         """A group whose sums are kept in memory between chunks of the reduction."""
-        cfg, cut = self.cfg, self.cut
-        first, count = rows
+        cfg, cut, (first, count) = self.cfg, self.cut, rows
         width = blocks * cfg.lanes
         sums = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
 
-        def partials(tiles: int, at: Callable[[Expr], Tile], c: Expr, y: Expr) -> tirx.Stmt:
+        def partials(tiles: Index, at: Callable[[Expr], Tile], c: Expr, y: Expr) -> tirx.Stmt:
             return loop(tiles, lambda t: self.partial_tile(at(t), c, sums, y - first), "tile")
 
         def chunk(c: Expr) -> tirx.Stmt:
@@ -190,7 +190,7 @@ class ConvNest:
             ]
         )
 
-    def run(self, count: int, at: Callable[[Expr], Tile]) -> tirx.Stmt:
+    def run(self, count: Index, at: Callable[[Expr], Tile]) -> tirx.Stmt:
         """Consecutive tiles with the same work."""
         return loop(count, lambda t: self.whole_tile(at(t)), "tile")
 
@@ -375,7 +375,7 @@ class ConvNest:
 
     def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
         """Row and column of the output for the nest's row ``y`` and pixel ``x``."""
-        if not self.cfg.pointwise:
+        if not self.cfg.pointwise or self.cut.width == self.cfg.out_size[1]:
             return y, x
         place, width = y * self.cut.width + x, self.cfg.out_size[1]
         return place // width, place % width

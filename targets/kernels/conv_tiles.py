@@ -8,7 +8,7 @@ Everything is known before the loop nest is written, so tiles do not test their 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from .channel_runs import ChannelRun
-from .loops import TileRun, tile_runs
+from .loops import Index, TileRun, const, tile_runs
 from .machine import VectorMachine
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ class Blocking:
     band: int
     chunk: int
     chunks: int
+    # pixels of such a row, and of a row of the image, where rows are joined and a call may compute
+    # only some of them
+    joined: tuple[int, int] = (1, 1)
+
+    def rows_of(self, band: Expr) -> tuple[Expr, int | Expr]:
+        """The first row of a band, and the number of its rows."""
+        first = band * self.band
+        if self.rows % self.band == 0:
+            return first, self.band
+        return first, tirx.min(const(self.band), const(self.rows) - first)
 
 
 def _cuts(area: int, least: int) -> list[int]:
@@ -76,6 +86,22 @@ def blocking(cfg: ConvConfig, machine: VectorMachine) -> Blocking:
     if chunks > 1:
         band = max(1, min(band, 2**15 // (width * cfg.oc_blocks * cfg.lanes * 4)))
     return Blocking(height, width, -(-height // -(-height // band)), chunk, chunks)
+
+
+def cut_for_parts(cfg: ConvConfig, cut: Blocking) -> Blocking:
+    """About the same bands for calls that compute a rectangle.
+
+    Long rows of the image are not joined; joined ones are as short as register tiles allow.
+    """
+    if not cfg.pointwise:
+        return cut
+    height, width = cfg.out_size
+    band = -(-height // cut.rows)
+    if width >= 2 * cfg.pixels:
+        return replace(cut, rows=height, width=width, band=band)
+    rows = max(r for r in _cuts(height * width, 8 * cfg.pixels) if r % cut.rows == 0)
+    joined = height * width // rows, width
+    return replace(cut, rows=rows, width=joined[0], band=rows // cut.rows, joined=joined)
 
 
 def column_segments(taps: Sequence[range]) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -115,7 +141,7 @@ Reduction = tuple[ChannelRun, Expr, int | Expr]
 Tap = tuple[Expr, Expr, Sequence[int]]
 """Row and column of a kernel, and the pixels of a tile for which it lies inside the image."""
 
-RunOfTiles = Callable[[int, Callable[[Expr], Tile]], tirx.Stmt]
+RunOfTiles = Callable[[Index, Callable[[Expr], Tile]], tirx.Stmt]
 """Statements of consecutive tiles with the same work."""
 
 RowOfTiles = Callable[[Expr, RunOfTiles], tirx.Stmt]

@@ -22,6 +22,7 @@ from tvm_stretch.rewriting import rewrite
 
 from .fixed_point import FIXED, FixedPoint, narrowing_call
 from .loops import const, load
+from .rectangle import RECTANGLE, Rectangle
 
 ANNOTATION = "tvm_stretch.kernel"
 
@@ -65,6 +66,7 @@ class FusedKernel:
     operands: tuple[tirx.Buffer, ...]
     blocks: tuple[s_tir.SBlock, ...]
     epilogue: Epilogue
+    rectangle: Rectangle | None = None  # of kernels that compute only a part
 
 
 def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
@@ -89,11 +91,12 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     own = [any(sch.get(b).writes[0].source.same_as(n) for n in needed) for b in blocks]
     meaning = tuple(sch.get(b) for b, is_own in zip(blocks, own, strict=True) if is_own)
     operands = _operands(func, meaning)
+    part = Rectangle(func.params[-1]) if RECTANGLE in (func.attrs or {}) else None
     followers = [b for b, is_own in zip(blocks, own, strict=True) if not is_own]
     for follower in followers[:-1]:
         sch.compute_inline(follower)
     if not followers:
-        return FusedKernel(config, operands, meaning, Epilogue(anchor, anchor, (), None))
+        return FusedKernel(config, operands, meaning, Epilogue(anchor, anchor, (), None), part)
     final = sch.get(followers[-1])
     axes = tuple(axis.var for axis in final.iter_vars)
     body = final.body
@@ -107,7 +110,7 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     value = body.value
     if FIXED in final.annotations:
         value = _narrowed(func, anchor, axes, from_text(FixedPoint, str(final.annotations[FIXED])))
-    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value))
+    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value), part)
 
 
 def _narrowed(

@@ -139,7 +139,7 @@ class WindowConfig(Template, WindowShape):
         return weight[b, ky, kx, lane]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        return write_window(self, machine, fused.operands, fused.epilogue)
+        return write_window(self, machine, fused)
 
     # --- cost ---
 

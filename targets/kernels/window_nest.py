@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tvm import tirx
 from tvm.ir import Expr
 
-from .fused import Epilogue
+from .fused import Epilogue, FusedKernel
 from .loops import (
     PARALLEL,
     Index,
@@ -50,6 +50,7 @@ from .loops import (
 )
 from .machine import VectorMachine
 from .nan import maximum
+from .rectangle import Rectangle
 from .window_taps import MOST_RUNS, least, runs_of, taps_inside, window_count
 
 if TYPE_CHECKING:
@@ -61,32 +62,35 @@ _WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking anot
 def write_window(
     cfg: WindowConfig,
     machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
+    fused: FusedKernel,
 ) -> tirx.Stmt:
-    """The loop nest of one (fused) window reduction.
-
-    ``operands`` are data, the weight if there is one, and operands of the epilogue.
-    """
+    """The loop nest of one (fused) window reduction, of data and weights if there are any."""
+    operands = fused.operands
     machine = machine.summing(str(operands[0].dtype))
     nest = _Nest(
         cfg,
         tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
         operands,
-        epilogue,
+        fused.epilogue,
         # by llvm-mca this makes borders faster; on x86 it does not, and doubles the compile time
         peel=machine.broadcast_operand and cfg.kind == "depthwise",
+        part=fused.rectangle,
     )
-    return each_row(cfg, machine, nest.row)
+    return each_row(cfg, machine, nest.row, fused.rectangle)
 
 
 def each_row(
-    cfg: WindowConfig, machine: VectorMachine, row: Callable[[Expr, Expr, Expr], tirx.Stmt]
+    cfg: WindowConfig,
+    machine: VectorMachine,
+    row: Callable[[Expr, Expr, Expr], tirx.Stmt],
+    part: Rectangle | None = None,
 ) -> tirx.Stmt:
-    """``row(image, block, y)`` for every output row, divided among the threads."""
+    """``row(image, block, y)`` for every output row, or those of a part, divided among threads."""
     height, width = cfg.out_size
 
     def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
+        if part is not None:
+            first, count = part.rows(first, count)
         return span(first, count, lambda y: row(n, b, y), "y")
 
     work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
@@ -147,6 +151,7 @@ class _Nest:
     operands: tuple[tirx.Buffer, ...]
     epilogue: Epilogue
     peel: bool
+    part: Rectangle | None = None
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
         """One output row; its kernel rows are unrolled if all of them lie in the image.
@@ -178,7 +183,14 @@ class _Nest:
         def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
             return self._tile(row, t * run.width + run.start, run, (low, count))
 
-        return block([tiles(0, run.count, partial(tile, run=run), "tile") for run in self.runs])
+        def tiles_of(run: TileRun[Reads]) -> tirx.Stmt:
+            if self.part is None:
+                return tiles(0, run.count, partial(tile, run=run), "tile")
+            return self.part.tiles(
+                run, lambda count, place: tiles(0, count, lambda t: tile(place(t), run), "tile")
+            )
+
+        return block([tiles_of(run) for run in self.runs])
 
     def _tile(
         self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], kernel_rows: tuple[Index, Index]

@@ -197,7 +197,7 @@ class WinogradConfig(Template, ConvShape):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """All stages, band by band."""
-        return write_winograd(self, machine, fused.operands, fused.epilogue)
+        return write_winograd(self, machine, fused)
 
     # --- cost ---
 

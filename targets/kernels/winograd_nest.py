@@ -11,7 +11,7 @@ A band of tiles of one part is computed at a time, so that intermediates stay in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from tvm.ir import Expr
 
 from .accumulators import Accumulators, Square
 from .channel_runs import ChannelRun, winograd_runs
-from .fused import Epilogue
+from .fused import Epilogue, FusedKernel
 from .loops import (
     PARALLEL,
     SERIAL,
@@ -49,15 +49,25 @@ Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""
 
 
-def write_winograd(
-    cfg: WinogradConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
+_LEAST = 24
+"""Tiles that suffice for the products' register tiles."""
+
+
+def write_winograd(cfg: WinogradConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    nest = _nest(cfg, machine, operands, epilogue)
-    return _each_band(nest, machine, [nest.v, nest.m], nest.band_of_tiles)
+    nest = _nest(cfg, machine, fused.operands, fused.epilogue)
+    part = fused.rectangle
+    if part is None:
+        return _each_band(nest, machine, [nest.v, nest.m], nest.band_of_tiles)
+    rows, columns = least_area(cfg)
+    nest = replace(nest, band=rows, across=columns)
+
+    def if_asked(n: Expr, b: Expr, group: Expr) -> tirx.Stmt:
+        y, x = nest.first_tile(b)
+        meets = part.meets((y * cfg.tile, x * cfg.tile), (rows * cfg.tile, columns * cfg.tile))
+        return tirx.IfThenElse(meets, nest.band_of_tiles(n, b, group), None)
+
+    return _each_band(nest, machine, [nest.v, nest.m], if_asked)
 
 
 def write_winograd_input(
@@ -100,18 +110,24 @@ def _nest(
     epilogue: Epilogue,
 ) -> _Nest:
     data, weight = operands[:2]
-    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), machine)
+    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), cfg.tiles[1], machine)
 
 
 def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
     """Rows of tiles whose intermediates fit the cache and which suffice for the products."""
     rows, columns = cfg.tiles
     bytes_per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
-    band = max(-(-24 // columns), machine.l2_bytes // bytes_per_row)
+    band = max(-(-_LEAST // columns), machine.l2_bytes // bytes_per_row)
     if cfg.parts % machine.threads:
         band = min(band, -(-rows // machine.threads))
     bands = -(-rows // min(band, rows))
     return -(-rows // bands)
+
+
+def least_area(cfg: WinogradConfig) -> tuple[int, int]:
+    """Rows and columns of tiles that suffice, nearly a square."""
+    columns = -(-cfg.tiles[1] // max(1, cfg.tiles[1] // 6))
+    return min(cfg.tiles[0], -(-_LEAST // columns)), columns
 
 
 def _each_band(
@@ -122,7 +138,7 @@ def _each_band(
 ) -> tirx.Stmt:
     """``body(image, band, part)`` for all; each thread allocates memory for its planes once."""
     cfg = nest.cfg
-    tasks = -(-cfg.tiles[0] // nest.band) * cfg.parts
+    tasks = -(-cfg.tiles[0] // nest.band) * -(-cfg.tiles[1] // nest.across) * cfg.parts
     workers = min(machine.threads, tasks)
 
     def worker(n: Expr, w: Expr) -> tirx.Stmt:
@@ -143,7 +159,8 @@ class _Nest:
     data: tirx.Buffer
     weight: tirx.Buffer
     epilogue: Epilogue
-    band: int
+    band: int  # rows of tiles that are computed together
+    across: int  # columns of tiles that are
     machine: VectorMachine
 
     @cached_property
@@ -154,20 +171,20 @@ class _Nest:
         would map to the same set of the first-level cache.
         """
         cfg = self.cfg
-        count = self.band * cfg.tiles[1]
+        count = self.band * self.across
         return scratch("v", cfg.alpha**2, cfg.in_blocks * count | 1, cfg.lanes)
 
     @cached_property
     def m(self) -> tirx.Buffer:
         """The products of a band."""
         cfg = self.cfg
-        count = self.band * cfg.tiles[1]
+        count = self.band * self.across
         return scratch("m", cfg.alpha**2, cfg.out_blocks * count | 1, cfg.lanes)
 
     def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """All three stages of the tiles of one band."""
         cfg = self.cfg
-        count = self.band * cfg.tiles[1]
+        count = self.band * self.across
 
         def transform(c: Expr, y: Expr, x: Expr, t: Expr) -> tirx.Stmt:
             return input_tile(
@@ -202,20 +219,29 @@ class _Nest:
     def each_tile(self, b: Expr, body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
         """``body(row, column, number)`` for every tile of a band."""
         rows, columns = self.cfg.tiles
-        first = b * self.band
-        height: int | Expr = self.band
-        if rows % self.band:
-            height = tirx.min(const(self.band), const(rows) - first)
+        top, left = self.first_tile(b)
+
+        def size(most: int, first: Expr, end: int) -> int | Expr:
+            return tirx.min(const(most), const(end) - first) if end % most else most
+
+        width = size(self.across, left, columns)
         return loop(
-            height,
-            lambda r: loop(columns, lambda c: body(first + r, c, r * columns + c), "column"),
+            size(self.band, top, rows),
+            lambda r: loop(width, lambda c: body(top + r, left + c, r * self.across + c), "column"),
             "row",
         )
+
+    def first_tile(self, b: Expr) -> tuple[Expr, Expr]:
+        """Row and column of the first tile of a band."""
+        bands = -(-self.cfg.tiles[1] // self.across)
+        if bands == 1:
+            return b * self.band, const(0)
+        return b // bands * self.band, b % bands * self.across
 
     def later_stages(self, n: Expr, b: Expr, part: Expr, plane: Plane) -> tirx.Stmt:
         """Products and output tiles of one band."""
         cfg = self.cfg
-        count = self.band * cfg.tiles[1]
+        count = self.band * self.across
         square = cfg.alpha**2
         products = loop(
             square,

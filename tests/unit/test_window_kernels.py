@@ -59,7 +59,7 @@ def build(config, machine, relu=False):
     meaning = te.create_prim_func([*inputs, result])
     fused = split_fused(meaning)
     assert fused is not None
-    body = write_window(config, machine, fused.operands, fused.epilogue)
+    body = write_window(config, machine, fused)
     attrs = {"global_symbol": "main", "s_tir": True, "tirx.noalias": True}
     return meaning, tirx.PrimFunc(meaning.params, body).with_attrs(attrs)
 

@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_stretch.build.streams import with_rectangles
 from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
@@ -24,6 +25,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.targets.cpu import checked_features
+from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.processor import Processor
 
 
@@ -59,6 +61,8 @@ def assemble(
     others: Sequence[Planned] = (),
     weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
     lengths: Sequence[Mapping[str, int]] = (),  # one for each of the plans; see `lower`
+    # the CPU, if kernels shall be able to compute parts of a frame (`Model.stream`)
+    streams: VectorMachine | None = None,
 ) -> Parts:
     """Compile the kernels of kernel-level Relax."""
     if target.kind.name != "llvm":
@@ -74,7 +78,9 @@ def assemble(
         weights=weights,
         lengths=lengths,
         alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
+        streams=streams is not None,
     )
+    functions = lowered.kernels
     plans = [plan, *(other.plan for other in others)]
     graph = dataclasses.replace(
         lowered.graph,
@@ -90,7 +96,9 @@ def assemble(
     )
     schedules = [schedule, *(device.schedule for device in devices)]
     hints = ["", *(_hint(device, target) for device in devices)]
-    graph, kernels = _name_kernels(lowered.kernels, graph, schedules, hints)
+    if streams is not None:
+        graph, functions = with_rectangles(graph, functions, streams)
+    graph, kernels = _name_kernels(functions, graph, schedules, hints)
     code = compile_kernels(kernels[0], schedule, target)
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:

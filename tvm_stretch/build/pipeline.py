@@ -51,13 +51,14 @@ def build_parts(
     lowered: tvm.IRModule | None = None,
     spare: bool = False,  # whether the CPU gets kernels for all operators
     others: Sequence[Plan] = (),  # plans to which the model can change while it runs
+    streams: bool = False,  # whether frames of videos may reuse what did not change
 ) -> Parts:
     """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
     observer = observer or Observer(None, None)
     observer.begin(mod)
     first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
     more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
-    return _assembled([first, *more], mod, processors, observer, spare)
+    return _assembled([first, *more], mod, processors, observer, spare, streams=streams)
 
 
 def build_lengths(
@@ -84,6 +85,7 @@ def _assembled(
     observer: Observer,
     spare: bool,
     lengths: Sequence[Mapping[str, int]] = (),
+    streams: bool = False,
 ) -> Parts:
     first, *more = planned
     placed = {region.processor for one in planned for region in one.plan.regions}
@@ -103,6 +105,7 @@ def _assembled(
         others=more,
         weights=None if has_models else WeightsBlob(network),
         lengths=lengths,
+        streams=host.machine if streams else None,
     )
 
 

@@ -64,6 +64,10 @@ class Node:
     outputs: tuple[int, ...]  # tensor ids, its last arguments
     # the operators of the plan that it computes or helps
     provenance: Provenance = field(default_factory=Provenance)
+    # for streams, if it can compute a rectangle, which its last output names: the position of the
+    # input that it reads in windows; for rows and columns the step of windows, the padding and the
+    # size of a window; rows and columns that are computed together
+    reach: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ class Graph:
     after `inputs`, which the executor keeps from run to run. If there are `plans`, a run uses the
     regions of one of them; all plans use the same weights and the same arena. If there are
     `lengths`, each plan computes the network for inputs of its own shapes; the graph's own ports
-    are those of the first length, and a port's memory has room for any length.
+    are those of the first length, and a port's memory has room for any length. With `streams`, each
+    tensor has bytes of its own, so that every feature map of the last run is still there.
     """
 
     inputs: tuple[Port, ...]
@@ -178,6 +183,7 @@ class Graph:
     plans: tuple[PlanSpec, ...] = ()
     lengths: tuple[LengthSpec, ...] = ()
     network: str = ""  # what the network is called, for people
+    streams: bool = False
 
     def first_region(self, number: int) -> int:
         """Index of a plan's first region."""
@@ -228,6 +234,8 @@ class Graph:
         for kind in ("prepare", "nodes"):
             for node, written in zip(getattr(self, kind), data[kind], strict=True):
                 written["provenance"] = to_data(node.provenance)
+                if not node.reach:
+                    del written["reach"]
         return json.dumps({**FORMAT.head, **data}, separators=(",", ":"))
 
     @staticmethod

@@ -82,6 +82,7 @@ def lower(
     # sizes of named dimensions, for each module, if the modules are one network for inputs of
     # several lengths; then each module has ports of its own
     lengths: Sequence[Mapping[str, int]] = (),
+    streams: bool = False,  # whether every tensor in the arena keeps its bytes after a run
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
@@ -91,7 +92,7 @@ def lower(
     weights = weights or WeightsBlob()
     walk = Walk(mod, [processor.name for processor in processors], weights)
     walks = [walk, *(walk.over(one) for one in others)]
-    drafts = [_draft(one, alignment) for one in walks]
+    drafts = [_draft(one, alignment, shared=not streams) for one in walks]
     walk.prepare = [*in_pieces(walk.prepare)]
     for region in (region for draft in drafts for region in draft.regions):
         region.steps = [*in_pieces(region.steps)]
@@ -121,6 +122,7 @@ def lower(
         weights_bytes=weights.bytes,
         prepared_bytes=prepared_bytes,
         threads=threads,
+        streams=streams,
         plans=tuple(
             PlanSpec(f"plan{number}", len(draft.regions))
             for number, draft in enumerate(drafts if others or lengths else ())
@@ -151,14 +153,14 @@ class _Draft:
         return [step for region in self.regions for step in region.steps]
 
 
-def _draft(walk: Walk, alignment: int) -> _Draft:
+def _draft(walk: Walk, alignment: int, *, shared: bool) -> _Draft:
     """Walk over one module and place its tensors in the arena."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
     regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
     links, before = link_regions(regions, outputs)
     steps = [step for region in regions for step in region.steps]
     order = happens_before(regions, before)
-    arena_bytes = place_buffers(steps, "arena", earlier=order, alignment=alignment)
+    arena_bytes = place_buffers(steps, "arena", earlier=order, alignment=alignment, shared=shared)
     walk.done.extend(regions)
     return _Draft(walk.mod["main"], walk.inputs, outputs, regions, links, arena_bytes)
 

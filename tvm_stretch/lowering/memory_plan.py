@@ -140,6 +140,13 @@ def plan_memory(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Me
     return best
 
 
+def plan_apart(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> MemoryPlan:
+    """Every buffer in bytes of its own, one after the other."""
+    sizes = [align(life.size, alignment) for life in lifetimes]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return MemoryPlan(tuple(ends[:-1]), ends[-1])
+
+
 def _place(
     order: Sequence[int], sizes: Sequence[int], rivals: Sequence[Sequence[int]]
 ) -> MemoryPlan:

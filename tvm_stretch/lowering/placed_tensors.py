@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL, Node, Tensor, TensorKind
-from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
+from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_apart, plan_memory
 
 
 @dataclass(eq=False)
@@ -157,6 +157,7 @@ def place_buffers(
     earlier: Sequence[int] | None = None,
     kept: Iterable[View] = (),  # tensors that are read after the last step
     alignment: int = ALIGNMENT,  # buffers begin at multiples of this number of bytes
+    shared: bool = True,  # whether buffers may have the same bytes at different times
 ) -> int:
     """Set the offsets of all buffers of this kind; returns the memory that they need."""
     numbers: dict[Buffer, int] = {}
@@ -170,7 +171,7 @@ def place_buffers(
     if earlier is not None:
         earlier = [*earlier, (1 << len(steps)) - 1]
     lifetimes = find_lifetimes([buffer.bytes for buffer in numbers], accesses, earlier)
-    plan = plan_memory(lifetimes, alignment)
+    plan = (plan_memory if shared else plan_apart)(lifetimes, alignment)
     for buffer, offset in zip(numbers, plan.offsets, strict=True):
         buffer.offset = offset
     return plan.total

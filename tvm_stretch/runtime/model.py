@@ -32,6 +32,7 @@ from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.states_of_model import StatesOfModel, one_or_more
+from tvm_stretch.runtime.stream import Stream
 from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type
 
 if TYPE_CHECKING:  # a phone has no compiler
@@ -217,6 +218,25 @@ class Model(StatesOfModel):
         except ValueError as error:
             raise InputError(str(error).strip().splitlines()[-1]) from error
 
+    def stream(
+        self, *, noise: float = 0.0, bound: float = 0.0, keyframes: int = 0, cut: float = 0.9
+    ) -> Stream:
+        """A stream of frames that resemble each other: only what changed is computed.
+
+        With ``noise`` and ``bound`` of 0, answers are equal to those of a call, bit by bit.
+
+        Args:
+            noise: the largest difference of a pixel from the frame before that is no change.
+            bound: the largest difference of a feature map that is no change, relative to the
+                map's largest number. Changes that are left out do not add up over frames.
+            keyframes: with 30, every thirtieth frame is computed completely; 0 for never.
+            cut: if a larger share of the pixels changed, everything is computed.
+
+        Raises:
+            InputError: the model was compiled without ``streams=True``.
+        """
+        return Stream(self, noise, bound, keyframes, cut)
+
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
         instance = self.module["create_instance"]()
@@ -310,9 +330,15 @@ class Model(StatesOfModel):
     def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
         result = self._invoke(*inputs)
         self._warn_once()
-        if isinstance(result, tvm.runtime.Tensor):
-            return present(result)
-        return self._outputs_type(*map(present, result))
+        return self._presented(
+            present, [result] if isinstance(result, tvm.runtime.Tensor) else [*result]
+        )
+
+    def _presented(self, present: Present, outputs: Sequence[tvm.runtime.Tensor]) -> Any:
+        """The outputs as a caller gets them."""
+        if len(outputs) == 1:
+            return present(outputs[0])
+        return self._outputs_type(*map(present, outputs))
 
     def _warn_once(self) -> None:
         """Warn of a run that has an answer but did not follow its plan; for `_run`."""

@@ -41,10 +41,13 @@ class Decision:
         """The decision with more notes."""
         return replace(self, reason="; ".join(filter(None, (self.reason, *notes))))
 
-    def build(self, mod: tvm.IRModule, spare: bool, observer: Observer) -> Model:
+    def build(
+        self, mod: tvm.IRModule, spare: bool, observer: Observer, streams: bool = False
+    ) -> Model:
         """The model: the one that was measured, if it needs nothing more.
 
         Args:
+            streams: whether frames of videos may reuse what did not change, on the CPU alone.
             spare: whether the CPU gets kernels for all operators. Models are measured without,
                 because spare kernels would hide failures.
         """
@@ -56,7 +59,7 @@ class Decision:
         first, *others = plans.values() or (self.plan,)
         known = (self.branched, self.lowered) if trial is None else (None, None)
         parts = build_parts(
-            mod, first, site.processors, site.placeable, observer, *known, spare, others
+            mod, first, site.processors, site.placeable, observer, *known, spare, others, streams
         )
         if plans:
             expected = [0.0] * len(plans)

@@ -7,6 +7,9 @@
 //                                         without outputs, returns new ones: a tensor or a list
 //   run_steps(count, inputs..., outputs...)  invoke `count` times; outputs, and inputs that differ
 //                                         from step to step, have one more dimension, of the steps
+//   run_frame(noise, bound, cut, whole, inputs..., outputs...)  invoke for the next frame of a
+//                                         stream (stream.h); "0.25,0.4": the shares of the
+//                                         inputs that changed and of results that were computed
 //   state(index)                          a copy of a state: an input that holds what an output
 //                                         had after the last run; set_input sets it, trace() and
 //                                         time_runs() leave it
@@ -121,6 +124,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
   ffi::Any RunSteps(Args args);
+  ffi::Any RunFrame(Args args);
   ffi::Any State(Args args);
   ffi::Any Reset(Args) { return instance().ResetStates(), ffi::Any(); }
   ffi::Any Trace(Args args);
@@ -162,6 +166,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
   if (name == "run_steps") return Locked(&Executor::RunSteps);
+  if (name == "run_frame") return Locked(&Executor::RunFrame);
   if (name == "state") return Locked(&Executor::State);
   if (name == "reset") return Locked(&Executor::Reset);
   if (name == "trace") return Locked(&Executor::Trace);
@@ -341,6 +346,33 @@ ffi::Any Executor::RunSteps(Args args) {
     staging_.Run(&instance(), from, to);
   }
   return ffi::Any();
+}
+
+ffi::Any Executor::RunFrame(Args args) {
+  const int num_inputs = static_cast<int>(spec_.arguments);
+  const int num_outputs = static_cast<int>(spec_.results);
+  RequireCount(args, 4 + num_inputs + num_outputs, 4 + num_inputs + num_outputs, "run_frame");
+  const StreamOptions options{args[0].cast<double>(), args[1].cast<double>(),
+                              args[2].cast<double>(), args[3].cast<bool>()};
+  std::vector<const char*> frame;
+  std::vector<std::vector<char>> copies(num_inputs);
+  for (int i = 0; i < num_inputs; ++i) {
+    const DLTensor& tensor = *args[4 + i].cast<DLTensor*>();
+    CheckTensor(tensor, spec_.input(i), "input", spec_.inputs[i].name);
+    if (!IsUsableInPlace(tensor)) {
+      copies[i].resize(spec_.input(i).bytes);
+      CopyToContiguous(tensor, copies[i].data());
+    }
+    frame.push_back(copies[i].empty() ? DataOf(tensor) : copies[i].data());
+  }
+  const StreamResult result = instance().RunFrame(frame, options);
+  instance_->CheckValues();
+  for (int i = 0; i < num_outputs; ++i) {
+    const DLTensor& tensor = *args[4 + num_inputs + i].cast<DLTensor*>();
+    CheckTensor(tensor, spec_.output(i), "output", spec_.outputs[i].name);
+    CopyFromContiguous(instance_->output(i), tensor);
+  }
+  return ffi::String(std::to_string(result.changed) + "," + std::to_string(result.computed));
 }
 
 ffi::Any Executor::State(Args args) {

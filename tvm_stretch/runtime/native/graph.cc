@@ -152,10 +152,31 @@ TensorSpec ReadTensor(const Reader& reader) {
   return tensor;
 }
 
+// The last output is a rectangle of the first one.
+void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
+                const std::string& where) {
+  const std::vector<int64_t>& reach = node.reach;
+  const bool has_places = reach.size() == 9 && node.outputs.size() == 2;
+  if (!has_places || reach[0] >= static_cast<int64_t>(node.inputs.size()) || reach[1] < 1 ||
+      reach[3] < 1 || reach[4] < 1 || reach[6] < 1 || reach[7] < 1 || reach[8] < 1) {
+    Refuse("an input, its windows, one output and its rectangle", where);
+  }
+  const TensorSpec &data = tensors[node.inputs[node.reach[0]]], &out = tensors[node.outputs[0]];
+  const TensorSpec& rectangle = tensors[node.outputs[1]];
+  const bool is_rectangle = rectangle.shape == std::vector<int64_t>{4} &&
+                            rectangle.dtype.bits == 64 && rectangle.memory == Memory::kArena;
+  if (!is_rectangle || data.shape.size() < 4 || out.shape.size() < 4) {
+    Refuse("images and a rectangle", where);
+  }
+}
+
 NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) {
   const int64_t last = static_cast<int64_t>(tensors.size()) - 1;
-  NodeSpec node{reader["kernel"].Str(), reader["name"].Str(), reader["inputs"].Ints(0, last),
-                reader["outputs"].Ints(0, last)};
+  NodeSpec node{reader["kernel"].Str(),
+                reader["name"].Str(),
+                reader["inputs"].Ints(0, last),
+                reader["outputs"].Ints(0, last),
+                {}};
   if (node.kernel == kCopyKernel) {
     if (node.inputs.size() != 1 || node.outputs.size() != 1 ||
         tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
@@ -169,6 +190,10 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
         Refuse("tensors that start at multiples of 64 bytes", reader.where());
       }
     }
+  }
+  if (reader.Has("reach")) {
+    node.reach = reader["reach"].Ints(0, kMaxBytes);
+    CheckReach(node, tensors, reader.where());
   }
   return node;
 }
@@ -436,6 +461,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.prepared_bytes = root["prepared_bytes"].Int(0, kMaxBytes);
   graph.threads = static_cast<int>(root["threads"].Int(1, kMaxThreads));
   graph.spare = root.Has("spare") && root["spare"].Bool();
+  graph.streams = root.Has("streams") && root["streams"].Bool();
   for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
   ReadPorts(root["inputs"], Memory::kInput, graph.tensors, &graph.inputs);

@@ -42,6 +42,10 @@ struct NodeSpec {
   std::string name;
   std::vector<int64_t> inputs;
   std::vector<int64_t> outputs;
+  // For streams, if it can compute a rectangle, which its last output names: the position of the
+  // input that it reads in windows; for rows and for columns the step of windows, the padding and
+  // the size of a window; the rows and columns of areas for which it is called.
+  std::vector<int64_t> reach;
 };
 
 // A processor that runs regions. The first one is the CPU, which runs the prepare nodes too.
@@ -119,7 +123,8 @@ struct GraphSpec {
   int64_t weights_bytes;
   int64_t prepared_bytes;
   int threads;
-  bool spare;  // the CPU has kernels of all nodes, in case a device fails
+  bool spare;    // the CPU has kernels of all nodes, in case a device fails
+  bool streams;  // every tensor keeps its bytes after a run
 
   const TensorSpec& input(size_t i, size_t length = 0) const {
     return tensors[lengths[length].inputs[i]];

@@ -45,6 +45,17 @@ void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit&
   }
 }
 
+// A kernel of a stream computes everything unless it is asked for less.
+void AskForAll(const GraphSpec& spec, const MemoryMap& memory, const NodeSpec& node) {
+  if (node.reach.empty()) return;
+  auto* rectangle =
+      reinterpret_cast<int64_t*>(AddressOf(memory, spec.tensors[node.outputs.back()]));
+  const std::vector<int64_t>& shape = spec.tensors[node.outputs[0]].shape;
+  rectangle[0] = rectangle[2] = 0;
+  rectangle[1] = shape[PixelGrid::kRowAxis];
+  rectangle[3] = shape[PixelGrid::kRowAxis + 1];
+}
+
 std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
   std::vector<int64_t> times;
   for (const PlanSpec& plan : spec.plans) times.push_back(plan.expected_ns);
@@ -73,6 +84,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
   for (const StateSpec& state : spec_.states) {
     if (state.output < spec_.results) takes_outputs_[state.output] = false;
   }
+  for (const NodeSpec& node : spec_.nodes) AskForAll(spec_, memory_, node);
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();
   if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
@@ -185,6 +197,7 @@ void Instance::BindRegions(BoundPlan* plan) {
 }
 
 void Instance::Run(bool traced) {
+  if (stream_) stream_->Forget();
   TryAgain();
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
@@ -204,6 +217,20 @@ void Instance::Run(bool traced) {
   }
   ForgetNumber(number);
   if (failure) throw *failure;
+}
+
+StreamResult Instance::RunFrame(const std::vector<const char*>& frame,
+                                const StreamOptions& options) {
+  if (!stream_) stream_.emplace(spec_, program_->kernels(), memory_);
+  stops_stream_ = false;
+  const CoresScope scope(CoresForRun());
+  UseThreads(spec_.threads);
+  const int64_t number = TakeNumber(this);
+  StreamResult result{};
+  const Failure failure = Attempt([&] { result = stream_->Run(frame, options, stops_stream_); });
+  ForgetNumber(number);
+  if (failure) throw *failure;
+  return result;
 }
 
 // From now on the current plan can be cancelled; a cancellation from before is applied again.
@@ -323,6 +350,7 @@ std::vector<std::vector<Span>> Instance::Spans() const {
 }
 
 void Instance::Cancel() {
+  stops_stream_ = true;
   std::lock_guard<std::mutex> lock(run_mutex_);
   if (running_ == nullptr) return;
   is_cancelled_ = true;
@@ -331,6 +359,7 @@ void Instance::Cancel() {
 }
 
 void Instance::CancelHere() {
+  stops_stream_ = true;
   std::lock_guard<std::mutex> lock(run_mutex_);
   is_cancelled_ = true;
   if (running_ != nullptr) CancelTasks();

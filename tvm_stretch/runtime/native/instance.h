@@ -2,6 +2,7 @@
 #ifndef TVM_STRETCH_INSTANCE_H_
 #define TVM_STRETCH_INSTANCE_H_
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "processor.h"
 #include "program.h"
 #include "spare.h"
+#include "stream.h"
 
 namespace tvm_stretch {
 
@@ -40,6 +42,10 @@ class Instance {
   // is one. Otherwise the CPU, if it has spare kernels, runs the whole graph again, and all later
   // runs until the processor reports that it may be tried again.
   void Run(bool traced = false);
+
+  // Runs the next frame of a stream; the results are in the instance's own outputs. After another
+  // kind of run, everything is computed.
+  StreamResult RunFrame(const std::vector<const char*>& frame, const StreamOptions& options);
 
   // Results of the last run become the states of the next one.
   void Advance();
@@ -130,6 +136,8 @@ class Instance {
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::optional<Spare> spare_;                       // where the CPU has kernels for it
+  std::optional<Stream> stream_;
+  std::atomic<bool> stops_stream_{false};
   Failure lost_;               // of another processor; then `spare_` runs plans that use it
   std::vector<bool> lost_on_;  // the processors that failed in a run; empty if loading failed
   Failure replaced_;           // the last failure after which another plan ran

@@ -1,0 +1,171 @@
+"""Frames of a video: what did not change is not computed, and answers stay equal bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cpu_targets import QUICK
+from relax_helpers import module
+from tvm import relax
+
+import tvm_stretch as ts
+from tutorials.zoo.builder import Builder, Tensor
+from tvm_stretch.errors import InputError
+from tvm_stretch.runtime.stream import FrameRun
+
+SIDE = 48
+
+
+def plain(b: Builder, x: Tensor) -> Tensor:
+    """Layers of one size, as of networks that answer with an image."""
+    for _ in range(3):
+        x = b.conv_bn(x, 16, 3, act="relu")
+    return b.conv_bn(x, 3, 3)
+
+
+def residual(b: Builder, x: Tensor) -> Tensor:
+    """A stem with steps of two, a maximum, a sum, a 1x1, and a head."""
+    x = b.max_pool(b.conv_bn(x, 16, 7, 2, act="relu"), 3, 2, pad=1)
+    y = b.conv_bn(b.conv_bn(x, 16, 3, act="relu"), 16, 3)
+    x = b.add(y, x, act="relu")
+    y = b.conv_bn(b.conv_bn(x, 32, 3, 2, act="relu"), 32, 3)
+    return b.classifier(b.add(y, b.conv_bn(x, 32, 1, 2), act="relu"), 10)
+
+
+def windows(b: Builder, x: Tensor) -> Tensor:
+    """Depthwise windows, joined pixels, and parts of a concatenation."""
+    x = b.conv_bn(x, 24, 3, 2, act="relu")
+    y = b.conv_bn(x, 24, 3, groups=24, act="relu")
+    z = b.conv_bn(y, 16, act="relu")
+    return b.conv_bn(b.concat([z, y, b.conv_bn(x, 8, 5)]), 8)
+
+
+NETWORKS = (plain, residual, windows)
+
+
+def network(body: Callable[[Builder, Tensor], Tensor]) -> onnx.ModelProto:
+    b = Builder(0)
+    return b.finish(body.__name__, body(b, b.input("x", (1, 3, SIDE, SIDE))))
+
+
+def compiled(body: Callable[[Builder, Tensor], Tensor], threads: int = 1) -> ts.Model:
+    return ts.compile(network(body), targets=[QUICK], cpu_threads=threads, streams=True)
+
+
+@pytest.fixture(scope="module")
+def images() -> ts.Model:
+    return compiled(plain)
+
+
+def frame(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((1, 3, SIDE, SIDE)).astype("float32")
+
+
+def patched(top: int, left: int, size: int, seed: int = 1) -> np.ndarray:
+    """The first frame with other pixels in a square."""
+    changed = frame()
+    square = np.s_[:, :, top : top + size, left : left + size]
+    changed[square] = frame(seed)[square]
+    return changed
+
+
+@pytest.mark.parametrize("body", NETWORKS)
+def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor]) -> None:
+    model = compiled(body, threads=2 if body is windows else 1)
+    stream = model.stream()
+    frames = [frame(), *(patched(5 * k, 40 - 7 * k, 4 + k, k) for k in range(6)), frame()]
+    frames[3][0, 1, 47, 0] = np.nan
+    for number, each in enumerate(frames):
+        np.testing.assert_array_equal(stream(each), model(each), err_msg=f"frame {number}")
+        assert stream.last is not None
+        assert (stream.last.computed == 1) == (number == 0)
+
+
+def test_only_what_a_change_reaches_is_computed(images: ts.Model) -> None:
+    stream = images.stream()
+    first = stream(frame())
+    assert stream.last == FrameRun(1.0, 1.0)
+    np.testing.assert_array_equal(stream(frame()), first)
+    assert stream.last == FrameRun(0.0, 0.0)
+    stream(patched(0, 0, 8))
+    assert stream.last.changed == pytest.approx(64 / SIDE**2, abs=1e-6)
+    assert 64 / SIDE**2 < stream.last.computed < 0.6
+    stream(frame(7))
+    assert stream.last == FrameRun(1.0, 1.0), "a new scene"
+
+
+def test_little_changes_are_left_out_and_do_not_add_up(images: ts.Model) -> None:
+    stream, first = images.stream(noise=0.1), images(frame())
+    stream(frame())
+    for step, is_change in ((0.04, False), (0.08, False), (0.12, True), (0.2, False)):
+        answer = stream(frame() + np.float32(step))
+        assert stream.last is not None
+        assert (stream.last.changed > 0) == is_change
+        wanted = first if step < 0.1 else images(frame() + np.float32(0.12))
+        np.testing.assert_array_equal(answer, wanted)
+
+
+def test_feature_maps_within_a_bound_are_kept(images: ts.Model) -> None:
+    """A change of one pixel ends in the first layer, and counts from the map that was kept."""
+    exact, bounded = images.stream(), images.stream(bound=0.5)
+    first = bounded(frame())
+    exact(frame())
+    for step in (0.01, 0.02, 0.03):
+        changed = frame()
+        changed[:, :, 20, 20] += np.float32(step)
+        assert not np.array_equal(exact(changed), first)
+        np.testing.assert_array_equal(bounded(changed), first)
+        assert exact.last is not None and bounded.last is not None
+        assert 0 < bounded.last.computed < exact.last.computed
+    far = patched(16, 16, 16) * np.float32(3)
+    far[:, :, :16] = frame()[:, :, :16]
+    assert not np.array_equal(bounded(far), first)
+
+
+def test_keyframes_are_computed_completely(images: ts.Model) -> None:
+    stream = images.stream(keyframes=3)
+    done = []
+    for _ in range(7):
+        stream(frame())
+        assert stream.last is not None
+        done.append(stream.last.computed)
+    assert done == [1, 0, 0, 1, 0, 0, 1]
+    stream.reset()
+    stream(frame())
+    assert stream.last.computed == 1
+
+
+def test_a_stream_outlives_other_runs_and_the_artifact(images: ts.Model, tmp_path: Path) -> None:
+    images.export(tmp_path / "images.so")
+    model = ts.load(tmp_path / "images.so")
+    stream = model.stream()
+    stream(frame())
+    other = model(frame(3))
+    np.testing.assert_array_equal(stream(patched(30, 30, 9)), images(patched(30, 30, 9)))
+    np.testing.assert_array_equal(model(frame(3)), other)
+
+
+def test_feature_maps_have_bytes_of_their_own(images: ts.Model) -> None:
+    places = sorted({(t.offset, t.bytes) for t in images.graph.tensors if t.kind == "arena"})
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(places))
+
+
+def test_what_no_stream_can_be_is_refused(images: ts.Model) -> None:
+    stream = images.stream()
+    stream(frame())
+    with pytest.raises(InputError, match="shape"):
+        stream(frame()[:, :, :40])
+    with pytest.raises(InputError, match="keyframes"):
+        images.stream(keyframes=-1)
+    with pytest.raises(InputError, match="bound"):
+        images.stream(bound=2)
+    other = ts.compile(module(relax.op.nn.relu, (1, 3, 8, 8)), targets=[QUICK])
+    with pytest.raises(InputError, match="streams=True"):
+        other.stream()
+    with pytest.raises(InputError, match="CPU alone"):
+        ts.compile(network(plain), targets=[QUICK], plans=True, streams=True)

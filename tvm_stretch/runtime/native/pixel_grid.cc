@@ -1,0 +1,161 @@
+#include "pixel_grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace tvm_stretch {
+namespace {
+
+// Marks the pixels of a row that differ by more than `most`; NaN always does.
+void MarkFloats(const float* one, const float* two, int64_t columns, int64_t numbers, float most,
+                char* marks) {
+  for (int64_t x = 0; x < columns; ++x) {
+    bool within = true;
+    for (int64_t i = 0; i < numbers; ++i, ++one, ++two) within &= std::fabs(*one - *two) <= most;
+    marks[x] |= !within;
+  }
+}
+
+void MarkBytes(const char* one, const char* two, int64_t columns, int64_t bytes, char* marks) {
+  if (std::memcmp(one, two, columns * bytes) == 0) return;
+  for (int64_t x = 0; x < columns; ++x, one += bytes, two += bytes) {
+    marks[x] |= std::memcmp(one, two, bytes) != 0;
+  }
+}
+
+// Calls visit(first, end) for each run of marked pixels, or of others.
+template <typename Visit>
+void ForEachRun(const char* marks, int64_t columns, char wanted, const Visit& visit) {
+  for (int64_t x = 0; x < columns;) {
+    if (marks[x] != wanted) {
+      ++x;
+      continue;
+    }
+    const int64_t first = x;
+    while (x < columns && marks[x] == wanted) ++x;
+    visit(first, x);
+  }
+}
+
+}  // namespace
+
+PixelGrid::PixelGrid(const TensorSpec& tensor, char* data)
+    : data_(data),
+      is_float_(tensor.dtype.code == kDLFloat && tensor.dtype.bits == 32 &&
+                tensor.dtype.lanes == 1),
+      pixel_(tensor.bytes) {
+  const int64_t item = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
+  const std::vector<int64_t>&shape = tensor.shape, &strides = tensor.strides;
+  int64_t numbers = 1;
+  for (int64_t size : shape) numbers *= size;
+  if ((shape.size() != 4 && shape.size() != 5) || numbers == 0) {
+    is_regular_ = tensor.bytes == numbers * item;
+    return;
+  }
+  const int64_t width = shape[kRowAxis + 1];
+  const int64_t lanes = shape.size() == 5 ? shape[4] : 1;
+  const bool is_packed = (lanes == 1 || strides.back() == 1) &&
+                         (width == 1 || strides[kRowAxis + 1] == lanes) &&
+                         (shape[0] == 1 || strides[0] == shape[1] * strides[1]);
+  is_regular_ = is_packed;
+  if (!is_packed) return;
+  rows_ = shape[kRowAxis];
+  columns_ = width;
+  pieces_ = shape[0] * shape[1];
+  pixel_ = lanes * item;
+  step_ = strides[kRowAxis] * item;
+  pitch_ = strides[1] * item;
+}
+
+bool PixelGrid::Matches(const PixelGrid& other, int64_t bytes) const {
+  const bool alike = is_regular_ && other.is_regular_ && rows_ == other.rows_ &&
+                     columns_ == other.columns_ && pixel_ == other.pixel_ && step_ == other.step_ &&
+                     pitch_ == other.pitch_;
+  return alike && pitch_ != 0 && bytes % pitch_ == 0;
+}
+
+void PixelGrid::Save(const Area& area, std::vector<char>* to) const {
+  const int64_t columns = area.right - area.left, bytes = columns * pixel_;
+  size_t next = to->size();
+  to->resize(next + (area.bottom - area.top) * pieces_ * bytes);
+  for (int64_t row = area.top; row < area.bottom; ++row) {
+    for (int64_t piece = 0; piece < pieces_; ++piece, next += bytes) {
+      std::memcpy(to->data() + next, Place(piece, row, area.left), bytes);
+    }
+  }
+}
+
+void PixelGrid::Compare(const Area& area, double most, const char** from, Marks* changed) const {
+  const int64_t columns = area.right - area.left, bytes = columns * pixel_;
+  for (int64_t row = area.top; row < area.bottom; ++row, *from += pieces_ * bytes) {
+    char* marks = changed->data() + row * columns_ + area.left;
+    for (int64_t piece = 0; piece < pieces_; ++piece) {
+      const char *own = Place(piece, row, area.left), *old = *from + piece * bytes;
+      if (most > 0.0 && is_float_) {
+        MarkFloats(reinterpret_cast<const float*>(own), reinterpret_cast<const float*>(old),
+                   columns, pixel_ / 4, static_cast<float>(most), marks);
+      } else {
+        MarkBytes(own, old, columns, pixel_, marks);
+      }
+    }
+    if (most == 0.0) continue;
+    ForEachRun(marks, columns, 0, [&](int64_t first, int64_t end) {
+      for (int64_t piece = 0; piece < pieces_; ++piece) {
+        std::memcpy(Place(piece, row, area.left + first), *from + piece * bytes + first * pixel_,
+                    (end - first) * pixel_);
+      }
+    });
+  }
+}
+
+void PixelGrid::Mark(const Area& area, Marks* changed) const {
+  for (int64_t row = area.top; row < area.bottom; ++row) {
+    std::memset(changed->data() + row * columns_ + area.left, 1, area.right - area.left);
+  }
+}
+
+void PixelGrid::Take(const char* image, double most, bool all, Marks* changed) const {
+  if (all) std::fill(changed->begin(), changed->end(), 1);
+  const int64_t bytes = columns_ * pixel_;
+  for (int64_t row = 0; row < rows_; ++row) {
+    char* marks = changed->data() + row * columns_;
+    for (int64_t piece = 0; piece < pieces_ && !all; ++piece) {
+      const char *own = Place(piece, row, 0), *other = image + (own - data_);
+      if (most > 0.0 && is_float_) {
+        MarkFloats(reinterpret_cast<const float*>(own), reinterpret_cast<const float*>(other),
+                   columns_, pixel_ / 4, static_cast<float>(most), marks);
+      } else {
+        MarkBytes(own, other, columns_, pixel_, marks);
+      }
+    }
+    if (std::memchr(marks, 1, columns_) == nullptr) continue;
+    for (int64_t piece = 0; piece < pieces_; ++piece) {
+      char* own = Place(piece, row, 0);
+      const char* other = image + (own - data_);
+      if (all) {
+        std::memcpy(own, other, bytes);
+        continue;
+      }
+      ForEachRun(marks, columns_, 1, [&](int64_t first, int64_t end) {
+        std::memcpy(own + first * pixel_, other + first * pixel_, (end - first) * pixel_);
+      });
+    }
+  }
+}
+
+double PixelGrid::Largest() const {
+  if (!is_float_ || !is_regular_) return 0.0;
+  float largest = 0.0f;
+  for (int64_t piece = 0; piece < pieces_; ++piece) {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const auto* numbers = reinterpret_cast<const float*>(Place(piece, row, 0));
+      for (int64_t i = 0; i < columns_ * pixel_ / 4; ++i) {
+        largest = std::max(largest, std::fabs(numbers[i]));
+      }
+    }
+  }
+  return largest;
+}
+
+}  // namespace tvm_stretch
