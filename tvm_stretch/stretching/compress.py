@@ -31,8 +31,12 @@ from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.training import TrainableNetwork, imitate, load_torch, refine, to_torch
 
 _MOST = 0.95
-_IMITATED = 512
-"""Images for the fit layer by layer, which computes them as one batch."""
+_IMITATED_PIXELS = 2**21
+"""Pixels of the images for the fit layer by layer, which computes them as one batch."""
+
+_IMITATED = (512, 2048)
+"""The least and the most of these images: the last layers of networks see few pixels of each, and
+fewer pixels than weights are fitted too closely."""
 
 _HELD = 5
 """One of this number of images is held out of the fit."""
@@ -121,7 +125,9 @@ def _fitted(
     held = max(1, len(images) // _HELD)
     seen, unseen = images[held:], torch.as_tensor(images[:held])
     cut = _distance(net, teacher, unseen)
-    imitate(net, teacher, seen[:_IMITATED])
+    least, most = _IMITATED
+    count = min(most, max(least, _IMITATED_PIXELS // images[0, 0].size))
+    imitate(net, teacher, seen[:count])
     if steps:
         refine(net, teacher, seen, steps=steps)
     fitted = _distance(net, teacher, unseen)

@@ -1,0 +1,307 @@
+"""What the papers show, and the command that shows ours.
+
+`measured` figures come from this machine's clock, `emulated` ones from counted instructions,
+`predicted` ones from the profile of a phone, `counted` ones from networks and plans alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+PAPERS = {
+    "nn-stretch": "NN-Stretch (Wei et al., MobiSys 2023)",
+    "hope": "HOPE (heuristics and integer programs for operators on heterogeneous processors)",
+    "pitfalls": "Potentials and Pitfalls of inference on heterogeneous mobile processors",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table or figure.
+
+    Attributes:
+        paper: a key of `PAPERS`.
+        number: such as ``table 2``.
+        shows: what it shows.
+        theirs: the figures that the paper's text or table states.
+        how: ``measured``, ``emulated``, ``predicted`` or ``counted``; empty if there is none.
+        command: arguments after ``python -m``; empty if ours needs what software cannot give.
+        lacks: the thing that is missing; empty if ours is complete.
+        minutes: of a command on two cores of a server.
+    """
+
+    paper: str
+    number: str
+    shows: str
+    theirs: str
+    how: str = ""
+    command: tuple[str, ...] = ()
+    lacks: str = ""
+    minutes: int = 0
+
+    @property
+    def key(self) -> str:
+        """The name of its file."""
+        return f"{self.paper}.{self.number.replace(' ', '')}"
+
+
+def _part(
+    paper: str, number: str, shows: str, theirs: str, how: str, *command: str, **more: int
+) -> Part:
+    return Part(paper, number, shows, theirs, how, command, minutes=more.get("minutes", 1))
+
+
+def _absent(paper: str, number: str, shows: str, theirs: str, lacks: str) -> Part:
+    return Part(paper, number, shows, theirs, lacks=lacks)
+
+
+_PHONE = "a phone: a person must hold one, with its GPU, its DSP and a meter"
+_IMAGENET = "ImageNet, and weeks of training; `benchmarks.accuracy` has small tasks instead"
+
+PARTS: Sequence[Part] = (
+    _part(
+        "nn-stretch",
+        "table 1",
+        "stages of RegNetX-4GF",
+        "4 stages of 2, 5, 14, 2 blocks",
+        "counted",
+        "benchmarks.phone_figures",
+        "stages",
+    ),
+    _part(
+        "nn-stretch",
+        "figure 3",
+        "layers of MobileNetV1 on CPU and GPU, and a hand-over",
+        "handing over takes about 1 ms, more than most layers",
+        "predicted",
+        "benchmarks.phone_figures",
+        "layers",
+    ),
+    _part(
+        "nn-stretch",
+        "table 2",
+        "designs, and what each rule leaves",
+        "more than 10^50 designs; the rules leave about 20",
+        "counted",
+        "benchmarks.stretched",
+        "space",
+        minutes=4,
+    ),
+    _absent(
+        "nn-stretch",
+        "table 3",
+        "accuracy and latency by the number of meeting points",
+        "ResNet-56, CIFAR-100: both become better with more points",
+        "CIFAR-100 and its training",
+    ),
+    _part(
+        "nn-stretch",
+        "figure 7",
+        "speed of a 3x3 convolution on the GPU by its channels",
+        "speed grows with the channels",
+        "predicted",
+        "benchmarks.phone_figures",
+        "channels",
+    ),
+    _absent(
+        "nn-stretch",
+        "table 4",
+        "accuracy at low scaling ratios",
+        "ShuffleNetV2, CIFAR-100",
+        "CIFAR-100 and its training",
+    ),
+    _part(
+        "nn-stretch",
+        "table 6",
+        "multiply-adds and parameters of the networks",
+        "ResNet-34 3.7 G, 21.8 M; ResNet-50 4.1 G, 25.6 M; RegNetX-4GF 4.0 G, 20.6 M",
+        "counted",
+        "benchmarks.papers.table6",
+    ),
+    _absent(
+        "nn-stretch",
+        "table 7",
+        "accuracy of stretched networks",
+        "at most 0.6 points lost",
+        _IMAGENET,
+    ),
+    _part(
+        "nn-stretch",
+        "figure 9",
+        "latency on one processor and on several",
+        "up to 2.2 times as fast as one processor",
+        "predicted",
+        "benchmarks.stretched",
+        "latency",
+        minutes=6,
+    ),
+    _part(
+        "nn-stretch",
+        "figure 10",
+        "power and energy",
+        "CPU 5.1 to 6.5 W, DSP 1.2 to 2.0 W; CPU, GPU and DSP need 56.3 % less energy than the CPU",
+        "predicted",
+        "benchmarks.twin",
+        "energy",
+        minutes=3,
+    ),
+    _part(
+        "nn-stretch",
+        "figure 11",
+        "beside CoDL on CPU and GPU",
+        "up to 1.6 times as fast as CoDL",
+        "measured",
+        "benchmarks.carried_out",
+        "resnet18",
+        "--size",
+        "128",
+        minutes=12,
+    ),
+    _absent(
+        "nn-stretch",
+        "table 8",
+        "branches without scaling",
+        "78.2 %, the original 76.7 %",
+        _IMAGENET,
+    ),
+    _absent(
+        "nn-stretch",
+        "table 9",
+        "depth, width or both",
+        "76.2 % and 1.5 times as fast with both",
+        _IMAGENET,
+    ),
+    _part(
+        "nn-stretch",
+        "figure 12",
+        "latency over capacity",
+        "a front above the original network",
+        "predicted",
+        "benchmarks.stretched",
+        "front",
+        "resnet50",
+        minutes=4,
+    ),
+    _part(
+        "nn-stretch",
+        "figure 13",
+        "latency while another program needs a processor",
+        "changes to the free processors",
+        "measured",
+        "benchmarks.adaptation",
+        "resnet18",
+        "--size",
+        "128",
+        minutes=8,
+    ),
+    _part(
+        "hope",
+        "figure 4",
+        "schedulers on seven networks",
+        "HOPE's plans are faster than MOSAIC's and StarPU's",
+        "counted",
+        "benchmarks.schedulers",
+        "inception_v3",
+        "squeezenet1_0",
+        "--profiles",
+        "1:3",
+        minutes=6,
+    ),
+    _part(
+        "hope",
+        "figure 5",
+        "schedulers at three clocks of the CPU",
+        "HOPE's plans stay ahead at all clocks",
+        "counted",
+        "benchmarks.schedulers",
+        "squeezenet1_0",
+        "--profiles",
+        "1:1",
+        "1:2",
+        "1:3",
+        minutes=4,
+    ),
+    _part(
+        "hope",
+        "figure 6",
+        "beside µLayer",
+        "µLayer pays for meetings after every layer",
+        "measured",
+        "benchmarks.carried_out",
+        "squeezenet1_0",
+        minutes=8,
+    ),
+    _absent(
+        "hope",
+        "figure 7",
+        "big and little cores",
+        "little cores help the GPU less",
+        "a phone with two kinds of cores",
+    ),
+    _absent(
+        "pitfalls",
+        "figure 2",
+        "six engines on four phones",
+        "no strategy is best everywhere",
+        _PHONE,
+    ),
+    _absent(
+        "pitfalls",
+        "figure 3",
+        "operators that processors refuse",
+        "48 % of ResNet-50's in CPU and GPU",
+        "TFLite's list of operators of that time",
+    ),
+    _part(
+        "pitfalls",
+        "table 2",
+        "levels of optimisation, each alone and combined",
+        "pruning, fusion, memory plan and CoDL together: 103 of 213 ms",
+        "measured",
+        "benchmarks.papers.table2",
+        minutes=20,
+    ),
+    _part(
+        "pitfalls",
+        "figure 4",
+        "plans while other programs run",
+        "no granularity is always best",
+        "measured",
+        "benchmarks.adaptation",
+        "squeezenet1_0",
+        "--size",
+        "128",
+        minutes=8,
+    ),
+    _part(
+        "pitfalls",
+        "table 3",
+        "errors of predictions under load",
+        "19 to 126 % where resources change",
+        "measured",
+        "benchmarks.two_processors",
+        "squeezenet1_0",
+        minutes=5,
+    ),
+    _absent(
+        "pitfalls", "figure 5", "frames dropped by an app", "90 % beside Mace on the GPU", _PHONE
+    ),
+    _part(
+        "pitfalls",
+        "table 4",
+        "frames and layers used again",
+        "6.6 % less latency for 4.1 % of VMAF, 13.6 % for 14.3 %",
+        "measured",
+        "benchmarks.streams",
+        minutes=6,
+    ),
+)
+
+
+def parts(paper: str = "", kind: str = "", number: str = "") -> Iterator[Part]:
+    """The parts of a paper, or one of them, or all."""
+    wanted = f"{kind} {number}".strip()
+    for part in PARTS:
+        if paper in ("", part.paper) and wanted in ("", part.number):
+            yield part

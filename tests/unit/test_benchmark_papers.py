@@ -1,0 +1,58 @@
+"""The papers' tables and figures: every part has a command that exists, or says what it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.__main__ import listed, page, run
+from benchmarks.papers.catalogue import PAPERS, PARTS, Part, parts
+
+pytestmark = pytest.mark.full  # a test of benchmarks
+
+OWN = Part("hope", "table 9", "nothing", "nothing", "measured", ("platform", "--terse"))
+
+
+def test_every_part_has_a_command_or_lacks_something() -> None:
+    assert len({part.key for part in PARTS}) == len(PARTS)
+    for part in PARTS:
+        assert part.paper in PAPERS
+        assert bool(part.command) != bool(part.lacks), part.key
+        assert bool(part.command) == (part.how in ("measured", "emulated", "predicted", "counted"))
+        assert 0 <= part.minutes <= 20
+        if part.command:
+            assert importlib.util.find_spec(part.command[0]) is not None, part.key
+
+
+def test_parts_are_found_by_paper_and_number() -> None:
+    assert [part.shows for part in parts("pitfalls", "table", "2")] == [
+        "levels of optimisation, each alone and combined"
+    ]
+    assert {part.paper for part in parts("hope")} == {"hope"}
+    assert not [*parts("hope", "table", "77")]
+    assert len([*listed(PARTS)]) == len([*parts()]) == len(PARTS)
+
+
+def test_the_page_has_results_and_gaps(tmp_path: Path) -> None:
+    part = next(part for part in PARTS if part.command)
+    (tmp_path / f"{part.key}.txt").write_text("today, here\n| a | 17 |\n", encoding="utf-8")
+    text = page(tmp_path)
+    assert "| a | 17 |" in text and f"`python -m {' '.join(part.command)}`" in text
+    for other in PARTS:
+        assert other.shows in text
+        assert (other.lacks in text) if other.lacks else (" ".join(other.command) in text)
+    assert "Not run yet" in text
+
+
+def test_a_part_keeps_its_output_and_a_failure_keeps_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(OWN, tmp_path)
+    head, _, output = (tmp_path / "hope.table9.txt").read_text(encoding="utf-8").partition("\n")
+    assert "cores" in head and "Linux" in output
+    wrong = Part("hope", "table 8", "", "", "measured", ("benchmarks.no_such_module",))
+    assert not run(wrong, tmp_path)
+    assert not (tmp_path / "hope.table8.txt").exists()
+    assert "no_such_module" in capsys.readouterr().out
