@@ -12,7 +12,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import answers, module
-from tvm import relax
+from tvm import relax, rpc
 
 import tvm_stretch as ts
 from tvm_stretch.errors import ArtifactError, InputError
@@ -329,6 +329,19 @@ def test_wrong_lengths(lengths: Any, shapes: Any, message: str) -> None:
         ts.compile(attention(), ["llvm"], lengths=lengths, shapes=shapes, cpu_threads=1)
     with pytest.raises(InputError, match="no plans beside lengths"):
         ts.compile(attention(), ["llvm"], lengths={"n": [4]}, plans=True)
+
+
+def test_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
+    device = ts.connect(rpc.LocalSession(), "pixel")
+    shapes, lengths = {"tokens": (1, "n")}, {"n": [4, 7]}
+    model = ts.compile(attention(), ["llvm"], device=device, shapes=shapes, lengths=lengths)
+    loaded = device.load(model)
+    for n in (7, 4, 7):
+        same(loaded(tokens(1, n)), expected(attention(), tokens=tokens(1, n)))
+    with pytest.raises(InputError, match="pad them to n=7"):
+        loaded(tokens(1, 5))
 
 
 @pytest.mark.full
