@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,14 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     missing = [name for name in ts.__all__ if name not in modules and f">{name}<" not in reference]
     assert not missing
     assert all((tmp_path / f"reference/{name}.html").exists() for name in modules)
+
+
+def test_pictures_are_those_of_their_program() -> None:
+    program = runpy.run_path(str(ROOT / "docs/pictures.py"))
+    assert program["picture"]() == (ROOT / "docs/concepts.svg").read_text(encoding="utf-8")
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    missing = [p.name for p in (ROOT / "docs").glob("*.md") if f": {p.name}\n" not in navigation]
+    assert not missing
