@@ -82,33 +82,30 @@ def read_report(path: Path) -> dict[str, Any]:
         InputError: the file is not there, or no such page.
     """
     try:
-        if path.stat().st_size > _MOST:
-            raise ValueError("a file of more than 256 MB")
-        (text,) = _DATA.findall(path.read_text(encoding="utf-8"))
-        data = json.loads(text)
-        _check(data)
+        size = path.stat().st_size
+        found = _DATA.findall(path.read_text(encoding="utf-8")) if size < _MOST else []
+        data = json.loads(found[0]) if len(found) == 1 else {}
+        fault = _fault(data)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        fault = f"{type(error).__name__}: {error!s:.200}"
+    if fault:
         raise InputError(
-            f"expected a page that model.report() wrote, got {path}: {error!s:.200}; write it again"
-        ) from error
+            f"expected a page that model.report() wrote, got {path}: {fault}; write it again"
+        )
     return dict(data)
 
 
-def _check(data: Any) -> None:
-    """What `compare_reports` reads is there and of its type."""
-    places = range(len(data["processors"]))
-    for region in data["regions"]:
-        if region["processor"] not in places:
-            raise ValueError("a region without a processor")
-    regions = range(len(data["regions"]))
+def _fault(data: Any) -> str:
+    """Why `compare_reports` could not read it; empty if it can."""
+    places, regions = range(len(data["processors"])), range(len(data["regions"]))
+    if any(region["processor"] not in places for region in data["regions"]):
+        return "a region without a processor"
     for node in data["nodes"]:
-        if node["region"] not in regions or not all(isinstance(o, str) for o in node["operators"]):
-            raise ValueError("a kernel without a region or operators")
-        if not isinstance(node["ns"], int | None):
-            raise ValueError("a kernel's time that is no number")
-    for value in (*_facts(data).values(), *map(str, (data["machine"], data["title"]))):
-        if not isinstance(value, int | float | str | None):
-            raise ValueError("a fact that is no number")
+        named = all(isinstance(operator, str) for operator in node["operators"])
+        if node["region"] not in regions or not named or not isinstance(node["ns"], int | None):
+            return "a kernel without region, operators or time"
+    facts = (*_facts(data).values(), data["machine"], data["title"])
+    return "" if all(isinstance(fact, int | float | str | None) for fact in facts) else "odd facts"
 
 
 def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> ReportDifference:
