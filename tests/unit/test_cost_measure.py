@@ -474,6 +474,7 @@ def test_slowdown_is_told_from_whole_runs(
     assert found == slowdown
 
 
+@pytest.mark.full
 def test_planning_finds_what_measuring_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -476,6 +476,7 @@ def test_scales_of_channels_that_groups_share() -> None:
     np.testing.assert_array_equal(run(after, x)[0], run(DecomposeQuantisation()(before), x)[0])
 
 
+@pytest.mark.full
 def test_sums_that_no_quantising_follows_become_floats() -> None:
     weight = relax.const(integers(8, 5, dtype="int8"))
 

@@ -296,6 +296,7 @@ def test_parts_are_put_together_where_that_is_supported() -> None:
         assert {placed[name] for name, call in calls.items() if no_views(call)} == {"p1"}
 
 
+@pytest.mark.full
 def test_unsure_costs_get_both_the_promising_plan_and_shares_alone() -> None:
     given_costs = dataclasses.replace(costs(1.0, 1.0), trusted=False)
     mod = load_network(zoo.build(QUICK))

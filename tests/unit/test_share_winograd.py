@@ -58,6 +58,7 @@ def test_each_processor_transforms_what_it_wrote() -> None:
     same_answers(split, shared)
 
 
+@pytest.mark.full
 def test_blocked_stages_answer_the_same() -> None:
     split = split_outputs(two_layers(), {"a": (40, 24), "c": (16, 16)})
     shared = share_winograd(split, [AVX2])

@@ -67,6 +67,7 @@ def test_what_is_shared():
     assert shared < sum(value.numel() for net in candidates() for value in net.parameters())
 
 
+@pytest.mark.full
 def test_the_sandwich_rule():
     """All candidates learn, in the same way again; what comes out is a network of its own."""
     found = []

@@ -164,6 +164,7 @@ class ResNet(torch.nn.Module):
         return quantised(F.linear(x, self.dense(), self.dense.bias), 0.2)
 
 
+@pytest.mark.full
 def test_network_equals_torch(tmp_path: Path) -> None:
     net, x = ResNet().eval(), image(1, 3, 32, 32)
     program, path = torch.export.export(net, (x,)), tmp_path / "resnet.pt2"

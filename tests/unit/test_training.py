@@ -89,6 +89,7 @@ def test_networks_of_the_zoo_say_what_onnx_runtime_says(name: str):
     assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
+@pytest.mark.full
 def test_stretched_networks_and_back():
     """Every merge, three branches; a copy and a pickled copy are the same network."""
     for block, merge in zip((basic, regnet, BLOCKS["squeeze_mb_conv"]), MERGES, strict=True):
