@@ -141,6 +141,7 @@ def test_forged_programs_in_a_folder_of_all_are_not_run(cache: Path) -> None:
     assert entries(cache) == forged, "neither read, which the driver would refuse, nor written"
 
 
+@pytest.mark.full
 def test_pocl_gets_a_folder_of_its_own_where_others_may_write(tmp_path: Path) -> None:
     """It runs the machine code that it finds; without HOME it looks into /tmp."""
     shared, temporary = tmp_path / "shared", tmp_path / "temporary"

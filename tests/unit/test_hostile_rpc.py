@@ -206,6 +206,7 @@ def test_ctrl_c_while_a_device_is_silent() -> None:
     assert heard == [b""]
 
 
+@pytest.mark.full
 def test_an_answer_that_is_no_answer(servers: Servers) -> None:
     """Zeros: packets without content, after which nothing comes."""
     said = measured_through(servers, 9_000, lambda data: bytes(len(data)))

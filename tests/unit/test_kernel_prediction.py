@@ -197,6 +197,7 @@ def slicing(level: KernelLevel, prefix: str) -> list[GroupKernel]:
 
 
 @pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
+@pytest.mark.full
 def test_halves_of_rows(name: str, machine: str) -> None:
     """The first of two bands, of single groups that may be cut that way."""
     assert checked_halves_of_rows(network(name), processor_of(machine), first=1) != 0

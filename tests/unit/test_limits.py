@@ -36,6 +36,7 @@ def share_of(candidate: Candidate, place: int, layers: list[str]) -> float:
 
 @settings(max_examples=8)
 @given(LAYERS, st.sampled_from([2.0, 8.0]), st.sampled_from([0.25, 0.5, 0.7]), st.integers(2, 3))
+@pytest.mark.full
 def test_no_plan_exceeds_a_cap(layers: list[str], speed: float, cap: float, count: int) -> None:
     mod = emit(layers)
     speeds = (1.0, speed, 1.0)[:count]

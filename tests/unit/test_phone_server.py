@@ -276,6 +276,7 @@ def test_a_phone_that_is_killed_in_mid_upload(
     assert max(offsets) > 0
 
 
+@pytest.mark.full
 def test_a_phone_that_freezes(tracker: Tracker, start: Start, stack: ExitStack) -> None:
     phone = start()
     there = connect(tracker, stack).load(scaled_model())
@@ -360,6 +361,7 @@ def test_a_disk_that_is_full(tracker: Tracker, start: Start, stack: ExitStack) -
     device.close()
 
 
+@pytest.mark.full
 def test_a_session_has_its_time(tracker: Tracker, start: Start, stack: ExitStack) -> None:
     start("--session-limit", "3")
     there = connect(tracker, stack, timeout=10.0).load(scaled_model())

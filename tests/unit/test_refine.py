@@ -70,6 +70,7 @@ def test_ends_of_blocks_and_the_result_are_compared():
     assert sum(found.values()) == pytest.approx(2)
 
 
+@pytest.mark.full
 def test_it_repeats_and_labels_do_not_matter():
     first, teacher = pair("basic", "concat")
     nets = [first, copy.deepcopy(first), copy.deepcopy(first)]

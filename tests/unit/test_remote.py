@@ -366,6 +366,7 @@ def test_any_number_of_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.full
 def test_a_name_that_nobody_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system waits for its name servers as long as it likes."""
     over = threading.Event()
