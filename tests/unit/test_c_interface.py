@@ -115,6 +115,19 @@ def test_an_app_that_got_its_network_as_data(
     case.run(app, task)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program", ["checked_app", "threaded_app"])
+def test_an_app_with_data_under_sanitizers(
+    alone: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    case = Case(tmp_path, alone.model)
+    alone.model.export(case.path, data=tmp_path / "net.data")
+    monkeypatch.setenv("APP_DATA", str(tmp_path / "net.data"))
+    case.run(built(program) / program, "threads")
+    case.run(built(program) / program, "mistakes")
+
+
 def test_an_app_with_lengths_and_states(app: Path, tmp_path: Path) -> None:
     weight = np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype("float32")
     nodes = [
