@@ -17,7 +17,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.files import write_whole
+from tvm_stretch.results import Stream
 
 Frames = np.ndarray
 """Frames, channels, rows, columns; from 0 to 1."""
@@ -99,7 +100,7 @@ def moving_square(picture: np.ndarray, share: float, count: int) -> Frames:
 
 
 def in_turns(
-    whole: ts.Model, stream: Callable[[np.ndarray], Any], frames: Frames
+    whole: ts.Model, stream: Stream, frames: Frames
 ) -> tuple[float, list[np.ndarray], list[np.ndarray], list[Any]]:
     """The median ratio of times, the results of both, and what the stream did; not of frame 0."""
     stream(frames[:1])
@@ -112,7 +113,7 @@ def in_turns(
         between = time.thread_time()
         results.append(stream(frame))
         ratios.append((time.thread_time() - between) / (between - began))
-        runs.append(stream.last)  # type: ignore[attr-defined]
+        runs.append(stream.last)
     return statistics.median(ratios), results, wholes, runs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.papers.catalogue import PAPERS, PARTS, Part, parts
+from tvm_stretch.cost.fingerprint import local_machine
 from tvm_stretch.files import write_whole
 
 _LIMIT_S = 40 * 60
@@ -43,12 +43,7 @@ def run(part: Part, folder: Path) -> bool:
 
 def machine() -> str:
     """The processor of this machine, and how many cores this process may use."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{next(iter(names), platform.machine())}, {len(os.sched_getaffinity(0))} cores"
+    return f"{local_machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def page(folder: Path) -> str:

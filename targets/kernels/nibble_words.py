@@ -24,18 +24,26 @@ from functools import partial
 import numpy as np
 from tvm import relax, tirx
 from tvm.ir import Expr
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.ir.codec import from_text, to_text
-from tvm_stretch.ir.expressions import constant
+from tvm_stretch.ir.codec import from_text
 from tvm_stretch.ir.steps import steps_call
 
 from .accumulators import Accumulators, Sum
 from .dots import DOTS, WORD, every, number
 from .loops import PARALLEL, SERIAL, block, const, load, loop, scratch, store, within
 from .machine import VectorMachine
-from .nibbles import UNITS, Nibbles, added, by_unit, kind_of_zeros, long, runs, zero_of
+from .nibbles import (
+    UNITS,
+    Nibbles,
+    Shapes,
+    Tensors,
+    added,
+    kind_of_zeros,
+    operands_of,
+    runs,
+    summed,
+    zero_of,
+)
 
 WORDS = "tvm_stretch.nibble_words"
 """The attribute of PrimFuncs that `write_words` schedules: text of the `Nibbles`."""
@@ -66,42 +74,26 @@ def words_call(
     """``(factor * q) @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in q.ty.shape.values)
     own = Nibbles(rows, depth, len(values), size, *kind_of_zeros(zero))
-    constants = [pack_words(values), by_unit(scale)]
-    constants += [by_unit(zero, own.zeros)] if own.zero is None else []
+    operands = [q, factor, *operands_of(own, pack_words(values), scale, zero)]
     result = relax.TensorType((rows, own.outputs), "float32")
-    operands = [q, factor, *map(constant, constants)]
     return steps_call(bb, "matmul.words", _kernel(own), operands, result)
 
 
 def _kernel(own: Nibbles) -> tirx.PrimFunc:
-    """The product as one sum over all inputs."""
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+    inputs: Shapes = {
         "q": ((own.rows, own.depth), "int8"),
         "factor": ((own.rows, own.blocks), "float32"),
         "weight": ((own.units, own.depth // _HALVES, UNITS * WORD), "uint8"),
-        "scale": ((own.units, own.blocks, UNITS), "float32"),
-        "zero": ((own.units, own.blocks, UNITS), own.zeros),
-        "y": ((own.rows, own.outputs), "float32"),
     }
-    if own.zero is not None:
-        del shapes["zero"]
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        q, factor, weight, scale, *zero, y = (
-            T.arg(name, tirx.decl_buffer(long(*shape), dtype, name))
-            for name, (shape, dtype) in shapes.items()
-        )
-        with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("words"):
-            row, n, k = T.axis.remap("SSR", list(axes))
-            with T.init():
-                T.buffer_store(y, tirx.const(0, "float32"), [row, n])
-            unit, lane, part = n // UNITS, n % UNITS, k // own.block
-            both = weight[unit, k // _HALVES, lane * WORD + k % WORD].astype("int32")
-            bits = tirx.if_then_else(k % _HALVES < WORD, both & 15, both >> 4).astype("float32")
-            middle = zero_of(own, zero[0] if zero else None, unit, part, lane)
-            scaled = scale[unit, part, lane] * (bits - middle)
-            given = factor[row, part] * q[row, k].astype("float32")
-            T.buffer_store(y, y[row, n] + given * scaled, [row, n])
-    return builder.get().with_attr(WORDS, to_text(own))
+
+    def given(tensors: Tensors, row: Expr, part: Expr, k: Expr) -> Expr:
+        return tensors["factor"][row, part] * tensors["q"][row, k].astype("float32")
+
+    def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
+        both = tensors["weight"][unit, k // _HALVES, lane * WORD + k % WORD].astype("int32")
+        return tirx.if_then_else(k % _HALVES < WORD, both & 15, both >> 4).astype("float32")
+
+    return summed(own, WORDS, inputs, given, bits)
 
 
 # --- the loop nest --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,11 +107,9 @@ def nibbles_call(
     """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in x.ty.shape.values)
     own = Nibbles(rows, depth, len(values), size, *kind_of_zeros(zero))
-    constants = [pack(values), by_unit(scale)]
-    constants += [by_unit(zero, own.zeros)] if own.zero is None else []
+    operands = [x, *operands_of(own, pack(values), scale, zero)]
     result = relax.TensorType((rows, own.outputs), "float32")
-    kernel = _kernel(own)
-    return steps_call(bb, "matmul.nibbles", kernel, [x, *map(constant, constants)], result)
+    return steps_call(bb, "matmul.nibbles", _kernel(own), operands, result)
 
 
 def kind_of_zeros(zero: np.ndarray) -> tuple[int | None, str]:
@@ -126,33 +124,60 @@ def long(*values: int) -> list[Expr]:
     return [tirx.const(value, "int64") for value in values]
 
 
-def _kernel(own: Nibbles) -> tirx.PrimFunc:
+def operands_of(
+    own: Nibbles, packed: np.ndarray, scale: np.ndarray, zero: np.ndarray
+) -> list[relax.Expr]:
+    """The constants that a kernel reads: weights, scales, and zero points if they differ."""
+    arrays = [packed, by_unit(scale)]
+    arrays += [by_unit(zero, own.zeros)] if own.zero is None else []
+    return [constant(array) for array in arrays]
+
+
+Tensors = Mapping[str, tirx.Buffer]
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+def summed(
+    own: Nibbles,
+    mark: str,  # the attribute by which the kernel is scheduled
+    inputs: Shapes,  # the tensors before the scales; the last one holds the weights
+    given: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the input of a row, a block and a number
+    bits: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the weight of a unit, a lane and a number
+) -> tirx.PrimFunc:
     """The product as one sum over all inputs."""
-    shapes: dict[str, tuple[Sequence[int], str]] = {
-        "x": ((own.rows, own.depth), "float32"),
-        "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
-        "scale": ((own.units, own.blocks, UNITS), "float32"),
-        "zero": ((own.units, own.blocks, UNITS), own.zeros),
-        "y": ((own.rows, own.outputs), "float32"),
-    }
+    blocks = (own.units, own.blocks, UNITS)
+    shapes = {**inputs, "scale": (blocks, "float32"), "zero": (blocks, own.zeros)}
     if own.zero is not None:
         del shapes["zero"]
+    shapes["y"] = ((own.rows, own.outputs), "float32")
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        x, weight, scale, *zero, y = (
-            T.arg(name, tirx.decl_buffer(long(*shape), dtype, name))
+        tensors = {
+            name: T.arg(name, tirx.decl_buffer(long(*shape), dtype, name))
             for name, (shape, dtype) in shapes.items()
-        )
-        with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("nibbles"):
+        }
+        y = tensors["y"]
+        with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("product"):
             row, n, k = T.axis.remap("SSR", list(axes))
             with T.init():
                 T.buffer_store(y, tirx.const(0, "float32"), [row, n])
             unit, lane, part = n // UNITS, n % UNITS, k // own.block
-            pair = weight[unit, k // 2, lane].astype("int32")
-            value = tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
-            middle = zero_of(own, zero[0] if zero else None, unit, part, lane)
-            factor = scale[unit, part, lane] * (value - middle)
-            T.buffer_store(y, y[row, n] + x[row, k] * factor, [row, n])
-    return builder.get().with_attr(NIBBLES, to_text(own))
+            middle = zero_of(own, tensors.get("zero"), unit, part, lane)
+            factor = tensors["scale"][unit, part, lane] * (bits(tensors, unit, lane, k) - middle)
+            T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * factor, [row, n])
+    return builder.get().with_attr(mark, to_text(own))
+
+
+def _kernel(own: Nibbles) -> tirx.PrimFunc:
+    inputs: Shapes = {
+        "x": ((own.rows, own.depth), "float32"),
+        "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
+    }
+
+    def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
+        pair = tensors["weight"][unit, k // 2, lane].astype("int32")
+        return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
+
+    return summed(own, NIBBLES, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
 
 
 def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:

@@ -3,7 +3,7 @@
 The zoo's weights are random, so answers are further apart than those of trained networks. The HTP
 rounds numbers up to 0.07 of a step beside the middle between two integers, so one or two of a
 hundred results are a step off. Random weights make that larger from layer to layer: an answer may
-differ from our CPU's as far as that one from float, and two steps more than ONNX Runtime's.
+differ from our CPU's as far as that one from float, and a step more than ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_answers(name: str) -> None:
     print(f"{name}: {row}; classes { ({key: y.argmax() for key, y in answers.items()}) }")
     assert found["npu to ours"] <= max(2, steps("ours", "float"))
     least = min(found["npu to ours"], found["npu to float"])
-    assert least <= min(found["peer to ours"], found["peer to float"]) + 2
+    assert least <= max(2, min(found["peer to ours"], found["peer to float"]) + 1)
     assert answers["npu"].argmax() == answers["float"].argmax()
 
 

@@ -75,7 +75,9 @@ def test_copies_of_a_loaded_model(files: dict[str, Path], tmp_path: Path) -> Non
     model = ts.load(files["code.so"], data=files["other.data"])
     want = model(X)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model))(X), want)
-    np.testing.assert_array_equal(model.create_instance()(X), want)
+    instance = model.create_instance()
+    np.testing.assert_array_equal(instance(X), want)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(instance))(X), want)
     model.export_data(tmp_path / "copy.data")
     assert (tmp_path / "copy.data").read_bytes() == files["other.data"].read_bytes()
     with pytest.raises(ArtifactError, match="expected a model that was just compiled for export"):

@@ -165,7 +165,7 @@ def test_what_does_not_run_here_is_shown_without_times(
 
 
 def test_what_would_make_it_faster() -> None:
-    """Of the CPU's kernels, what their limit leaves; waits; what refused operators take."""
+    """It lists what the limits of the CPU's kernels leave, who waits, and what refusals cost."""
     core = CoreSpeed(gflops=0, gbytes=1)  # a byte each nanosecond
     data = collect(GRAPH, PLAN, RUN, [1e-6, 2e-6, 3e-6, 4e-6, 5e-6], core)
     found = [(k["name"], k["ns"], k["by"], k["saves"]) for k in data["advice"]["kernels"]]

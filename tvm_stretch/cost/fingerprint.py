@@ -21,7 +21,7 @@ def fingerprint(processor: Processor) -> dict[str, Any]:
     """What makes measurements comparable: machine, processor and version of the compiler."""
     driven = {"driver": processor.driver} if processor.driver else {}
     return driven | {
-        "machine": processor.device or _local_machine(),
+        "machine": processor.device or local_machine(),
         "processor": processor.name,
         "target": target_data(processor.target),
         "threads": processor.threads,
@@ -62,7 +62,7 @@ def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _local_machine() -> str:
+def local_machine() -> str:
     """The name of this machine's CPU."""
     try:
         return name_of_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8"))

@@ -240,7 +240,7 @@ class Model(StatesOfModel):
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
         instance = self.module["create_instance"]()
-        return Model(instance, parts=self._parts, artifact=self._artifact)
+        return Model(instance, parts=self._parts, artifact=self._artifact, data=self._data)
 
     def export(
         self,

@@ -147,9 +147,9 @@ def _facts(data: Mapping[str, Any]) -> dict[str, float | None]:
 def _kernels(data: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
     found: dict[tuple[str, ...], float | None] = {}
     for node in data["nodes"]:  # a layer in shares is several kernels of the same operators
-        key = tuple(node["operators"])
-        ns = node["ns"]
-        found[key] = ns if found.get(key) is None else found[key] + (ns or 0)  # type: ignore[operator]
+        key, ns = tuple(node["operators"]), node["ns"]
+        known = found.get(key)
+        found[key] = ns if known is None else known + (ns or 0)
     return found
 
 

@@ -74,7 +74,7 @@ class Stream:
             InputError: a frame has another size than the network, or a wrong type.
         """
         present, inputs = self._model._bind(args, kwargs)
-        outputs = [_empty(info.shape, info.dtype) for info in self._model.outputs]
+        outputs = [tvm.runtime.empty(info.shape, info.dtype) for info in self._model.outputs]
         due = self._keyframes and self._frames % self._keyframes == 0
         told = self._model.module["run_frame"](*self._options, bool(due), *inputs, *outputs)
         self._frames += 1
@@ -85,7 +85,3 @@ class Stream:
         """Forget the last frame: the next one is computed completely."""
         self._model = self._model.create_instance()
         self._frames = 0
-
-
-def _empty(shape: tuple[int, ...], dtype: str) -> tvm.runtime.Tensor:
-    return tvm.runtime.empty(shape, dtype)

@@ -52,7 +52,9 @@ class Decision:
                 because spare kernels would hide failures.
         """
         trial, site, plans = self.trial, self.site, self.plans
-        is_complete = not plans and not (spare and trial and len(trial.graph.processors) > 1)
+        is_complete = (
+            not plans and not streams and not (spare and trial and len(trial.graph.processors) > 1)
+        )
         if trial is not None and trial.parts is not None and is_complete:
             parts = trial.parts.explained(self.reason, self.considered, network=self.network)
             return Model(trial.module, parts=parts)

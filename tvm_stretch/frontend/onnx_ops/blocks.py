@@ -3,7 +3,7 @@
 y = com.microsoft.MatMulNBits(x, B, scales, zero_points)       # B: two weights of 4 bits a byte
 y = MatMul(x, DequantizeLinear(int4, scales, zero_points, block_size=32))
 ->
-y = R.call_tir(nibbles, (x, weight, scale, offset))            # `targets/kernels/nibbles.py`
+y = R.call_tir(nibbles, (x, weight, scale, zero))              # `targets/kernels/nibbles.py`
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@
 #include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <vector>
+
+#include "processor.h"
 
 namespace tvm_stretch {
 namespace {
@@ -75,25 +76,22 @@ int Operations() { return 0; }
 void Turn(int64_t) {}
 #endif
 
-using Clock = std::chrono::steady_clock;
-
 // Nanoseconds of the quickest of a few calls.
 template <typename Work>
-double Best(const Work& work) {
-  double best = 0;
+int64_t Best(const Work& work) {
+  int64_t best = INT64_MAX;
   for (int look = 0; look < kLooks; ++look) {
-    const auto begin = Clock::now();
+    const int64_t begin = Now();
     work();
-    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
-    best = look == 0 ? took.count() : std::min(best, took.count());
+    best = std::min(best, Now() - begin);
   }
-  return std::max(best, 1.0);
+  return std::max<int64_t>(best, 1);
 }
 
 double Gflops() {
   const int each = Operations();
   if (each == 0) return 0;
-  return static_cast<double>(each) * kTurns / Best([] { Turn(kTurns); });
+  return static_cast<double>(each * kTurns) / static_cast<double>(Best([] { Turn(kTurns); }));
 }
 
 double Gbytes(int64_t bytes) {
@@ -101,7 +99,7 @@ double Gbytes(int64_t bytes) {
   const auto size = static_cast<int64_t>(array.size() * 8);
   const int64_t times = std::max<int64_t>(1, (int64_t{1} << 24) / size);
   uint64_t found = 0;
-  const double took = Best([&] {
+  const int64_t took = Best([&] {
     for (int64_t time = 0; time < times; ++time) {
       uint64_t sums[8] = {};
       for (size_t i = 0; i + 8 <= array.size(); i += 8) {
@@ -111,7 +109,7 @@ double Gbytes(int64_t bytes) {
       asm volatile("" : "+r"(found) : : "memory");  // or each time is the first
     }
   });
-  return static_cast<double>(size * times) / took;
+  return static_cast<double>(size * times) / static_cast<double>(took);
 }
 
 ffi::String CoreSpeed(int64_t bytes) {

@@ -23,6 +23,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "program.h"
+#include "seal.h"
 
 namespace tvm_stretch {
 namespace {
@@ -37,13 +38,6 @@ struct DataHeader {
 };
 static_assert(sizeof(DataHeader) == kAlignment);
 constexpr char kDataMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'D', '1'};
-
-struct DataSeal {
-  char magic[8];
-  int64_t bytes;
-  int64_t fingerprint;
-};
-constexpr char kDataSealMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'S', '1'};
 
 [[noreturn]] void RefuseData(const std::string& path, const std::string& got,
                              const std::string& advice) {
@@ -65,7 +59,7 @@ class DataFile {
     const bool is_file = file >= 0 && fstat(file, &about) == 0 && S_ISREG(about.st_mode);
     const std::string fault = file < 0 ? std::strerror(errno) : "something that is no file";
     bytes_ = is_file ? static_cast<uint64_t>(about.st_size) : 0;
-    constexpr uint64_t kLeast = sizeof(DataHeader) + sizeof(DataSeal);
+    constexpr uint64_t kLeast = sizeof(DataHeader) + sizeof(Seal);
     if (bytes_ >= kLeast) {
       // Writable, as other weights are: nothing writes, and copies of pages would be private.
       data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
@@ -93,20 +87,15 @@ class DataFile {
 
   // The fault; empty if there is none.
   std::string Check(const std::string& path) const {
-    const uint64_t sealed = bytes_ - sizeof(DataSeal);
-    DataSeal seal;
+    const uint64_t sealed = bytes_ - sizeof(Seal);
+    Seal seal;
     std::memcpy(&seal, at(sealed), sizeof(seal));
-    if (std::memcmp(header().magic, kDataMagic, sizeof(kDataMagic)) != 0 ||
-        std::memcmp(seal.magic, kDataSealMagic, sizeof(kDataSealMagic)) != 0) {
-      return "another or a truncated file";
-    }
+    const bool is_ours = std::memcmp(header().magic, kDataMagic, sizeof(kDataMagic)) == 0;
+    if (!is_ours || !seal.IsThere()) return "another or a truncated file";
     const uint64_t graph = header().graph_bytes, weights = header().weights_bytes;
-    if (graph > sealed || weights > sealed ||
-        Aligned(sizeof(DataHeader) + graph) + (weights + 7) / 8 * 8 != sealed ||
-        seal.bytes != static_cast<int64_t>(sealed) ||
-        seal.fingerprint != FingerprintFile(path, seal.bytes)) {
-      return "a damaged file";
-    }
+    const bool has_parts = graph <= sealed && weights <= sealed &&
+                           Aligned(sizeof(DataHeader) + graph) + (weights + 7) / 8 * 8 == sealed;
+    if (!has_parts || !seal.Fits(path, static_cast<int64_t>(sealed))) return "a damaged file";
     return "";
   }
 

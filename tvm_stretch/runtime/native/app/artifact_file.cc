@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "../memory.h"
+#include "../seal.h"
 
 namespace tvm_stretch::app {
 namespace {
@@ -22,14 +23,6 @@ constexpr uint16_t kMachine = EM_X86_64;
 #elif defined(__aarch64__)
 constexpr uint16_t kMachine = EM_AARCH64;
 #endif
-
-// Follows the library in an artifact; runtime/seal.py writes it.
-struct Seal {
-  char magic[8];
-  int64_t bytes;
-  int64_t fingerprint;
-};
-constexpr char kSealMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'S', '1'};
 
 [[noreturn]] void Refuse(const std::string& got, const std::string& advice) {
   throw ffi::Error(kArtifactError,
@@ -139,14 +132,11 @@ void ArtifactFile::CheckMachine() const {
 void ArtifactFile::CheckSeal() const {
   const int64_t bytes = Size() - static_cast<int64_t>(sizeof(Seal));
   Seal seal{};
-  if (!ReadAt(descriptor_, bytes, &seal, sizeof(seal)) ||
-      std::memcmp(seal.magic, kSealMagic, sizeof(kSealMagic)) != 0) {
+  if (!ReadAt(descriptor_, bytes, &seal, sizeof(seal)) || !seal.IsThere()) {
     Refuse("a file without the end that Model.export writes",
            "copy it again, and neither strip nor shorten it");
   }
-  if (seal.bytes != bytes || seal.fingerprint != FingerprintFile(Path(), bytes)) {
-    Refuse("a damaged one", "copy or export it again");
-  }
+  if (!seal.Fits(Path(), bytes)) Refuse("a damaged one", "copy or export it again");
 }
 
 }  // namespace tvm_stretch::app
