@@ -324,6 +324,7 @@ def test_packets_of_products(shape: tuple[int, int, int, int]) -> None:
     assert (thrice - once) / 2 <= 0.75 * channels * outs * size**2 * kernel**2 / 128
 
 
+@pytest.mark.full
 def test_measured_by_packets(tmp_path: Path) -> None:
     """What a bench and a campaign say of an emulated DSP: packets at its clock."""
     (host, hexagon), _ = make_processors(["llvm", "hexagon"], 1)
@@ -356,6 +357,7 @@ def test_integers_on_every_version(version: str) -> None:
     assert np.abs(want.astype(int) - got).max() <= 1  # halves
 
 
+@pytest.mark.full
 def test_probed_by_packets(tmp_path: Path) -> None:
     """Halves that go up are no reason to refuse an operator; packets are said to be counted."""
     lines: list[str] = []

@@ -147,6 +147,7 @@ def test_damaged_modules_are_refused() -> None:
             load(damaged)
 
 
+@pytest.mark.full
 def test_over_rpc(tmp_path: Path) -> None:
     from tvm import rpc
 

@@ -126,6 +126,7 @@ def test_death_is_seen_while_nothing_runs() -> None:
     wait_until(lambda: health(model)["state"] == "failed")
 
 
+@pytest.mark.full
 def test_a_dsp_that_freezes_while_nothing_runs() -> None:
     """It is asked now and then whether it is there; who needs it next finds one that is."""
     model = compiled()

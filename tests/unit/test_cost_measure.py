@@ -402,6 +402,7 @@ def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
     assert [batch for batch, _ in again.asked] == [2, 3]
 
 
+@pytest.mark.full
 def test_scenes_hold_other_kernels_than_samples() -> None:
     kernels = {}
     for seed in range(3):

@@ -212,6 +212,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
 """
 
 
+@pytest.mark.full
 def test_two_processes_compile_at_once(tmp_path: Path) -> None:
     """On one cache: the same artifact, and nothing half written is left."""
     tests = Path(__file__).parent

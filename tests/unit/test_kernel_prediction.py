@@ -228,6 +228,7 @@ def test_halves_of_rows_without_a_template(stride: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [["conv", "residual", "fork"], ["depthwise", "conv", "conv"]])
+@pytest.mark.full
 def test_plans_of_several_processors(layers: list[str]) -> None:
     mod, given = emit(layers, size=56, channels=64), costs(1.0, 1.0, 2.0)
     rivals = search(mod, given, most=2).rivals

@@ -168,6 +168,7 @@ def lost_after(builds: int) -> Processor:
 
 
 @pytest.mark.parametrize("builds", [*(pytest.param(n, marks=pytest.mark.full) for n in (0, 4)), 13])
+@pytest.mark.full
 def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> None:
     """At the reference kernel, while hand-overs are measured, among the samples."""
     with pytest.raises(DeviceError, match=r"^expected npu to be there .*device lost"):

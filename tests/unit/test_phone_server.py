@@ -338,6 +338,7 @@ def test_a_tracker_whose_name_nobody_looks_up(tmp_path: Path) -> None:
         phone.kill()
 
 
+@pytest.mark.full
 def test_a_tracker_that_freezes(tracker: Tracker, stack: ExitStack) -> None:
     os.kill(tracker.pid, signal.SIGSTOP)
     within(10, lambda: connect(tracker, stack, wait=0.5), "within 0.5 s, got no answer")

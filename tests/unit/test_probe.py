@@ -94,6 +94,7 @@ def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
         assert probing._try(trial, probing._Trials(npu, host())) == ""
 
 
+@pytest.mark.full
 def test_parts_that_the_search_makes_are_tried_too(tmp_path: Path) -> None:
     weight = random_const(128, 128, 3, 3)
     mod = module(lambda x: relax.op.nn.conv2d(x, weight, padding=1), (1, 128, 28, 28))
