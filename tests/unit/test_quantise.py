@@ -37,11 +37,32 @@ def test_whole_network_equals_onnx_runtime(
     assert np.abs(result - wanted).max() <= (0.0 if activations == "uint8" else 1.01 * steps)
 
 
+def kinds_of(model: onnx.ModelProto) -> list[str]:
+    """The operators of a network when it is read."""
+    blocks = load_network(model)["main"].body.blocks
+    return [kind_of(b.value) for block in blocks for b in block.bindings]
+
+
 def test_which_operators_are_formed() -> None:
-    mod = load_network(ts.quantize(residual(), IMAGES))
-    kinds = [kind_of(b.value) for block in mod["main"].body.blocks for b in block.bindings]
+    kinds = kinds_of(ts.quantize(residual(), IMAGES))
     assert kinds.count("integer.conv2d") == 4
     assert {"integer.add", "nn.max_pool2d", "integer.mean", "integer.matmul"} <= set(kinds)
+
+
+def test_channels_of_hardly_any_weights() -> None:
+    """Trained networks have them: their bias must leave room for sums, or the layer is in float."""
+    net, dice = Net(), np.random.default_rng(0)
+    weight = dice.standard_normal((8, 3, 9, 9)).astype("float32")
+    weight[2:4] *= 5e-7
+    x, bias = net.input("x", (1, 3, 12, 12)), dice.standard_normal(8).astype("float32")
+    layer = net.op("Conv", x, net.constant(weight), net.constant(bias))
+    row = net.op("Flatten", net.op("GlobalAveragePool", net.op("Relu", layer)))
+    given = net.model(net.op("Gemm", row, net.constant(weight[:, :, 0, 0].T), transB=1))
+    model = ts.quantize(given, IMAGES)
+    kinds = kinds_of(model)
+    assert kinds.count("divide") == 1, "only the input is quantised from floats"
+    wanted, result = (optimised(m, IMAGES[:1]) for m in (given, model))
+    assert np.abs(result - wanted).max() < 0.02 * np.ptp(wanted)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +109,7 @@ def quantize(
                 f"{last_line(error)}; export it again without its optimiser, smaller than 2 GB, "
                 "and make room for temporary files"
             ) from error
-        return onnx.load(result)
+        return _with_room_for_sums(onnx.load(result))
 
 
 def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
@@ -170,6 +171,38 @@ def _plain_biases(path: Path) -> None:
         node.attribute.extend(kept)
     drop_unread(graph)
     onnx.save(model, path)
+
+
+def _with_room_for_sums(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A trained channel may have hardly any weights: only its bias matters.
+
+    The quantiser then takes a scale so small that the bias nearly fills 32 bits, and sums of the
+    channel could overflow, for which no integer operator is formed. Larger scales prevent that.
+    """
+    values = {value.name: value for value in model.graph.initializer}
+    made = {node.output[0]: node for node in model.graph.node}
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    for node in model.graph.node:
+        both = [made.get(name) for name in node.input[1:3]]
+        if node.op_type not in ("Conv", "Gemm") or len(both) < 2 or None in both:
+            continue
+        names = [name for dequantise in both for name in dequantise.input[:2]]  # type: ignore[union-attr]
+        if any(name not in values or readers[name] > 1 for name in names):
+            continue
+        weight, scale, bias, bias_scale = (numpy_helper.to_array(values[n]) for n in names)
+        axis = next((a.i for a in both[0].attribute if a.name == "axis"), 0)  # type: ignore[union-attr]
+        if not scale.shape == bias.shape == bias_scale.shape == weight.shape[axis : axis + 1]:
+            continue
+        others = tuple(i for i in range(weight.ndim) if i != axis)
+        sums = 255 * np.abs(weight, dtype="int64").sum(others) + np.abs(bias, dtype="int64")
+        times = np.where(sums < 2**31, 1, 2.0 ** np.ceil(np.log2(np.maximum(sums, 1) / 2**30)))
+        along = times.reshape(-1, *[1] * (weight.ndim - 1 - axis))
+        smaller = weight / along, scale * times, bias / times, bias_scale * times
+        for name, number in zip(names, smaller, strict=True):
+            before = numpy_helper.to_array(values[name])
+            rounded = np.rint(number) if before.dtype.kind in "iu" else number
+            values[name].CopyFrom(numpy_helper.from_array(rounded.astype(before.dtype), name))
+    return model
 
 
 def _feeds(inputs: list[onnx.ValueInfoProto], images: Images) -> Iterator[dict[str, np.ndarray]]:
