@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tvm_stretch import problems, results, stretching, training, tune
     from tvm_stretch.compiler import compile, plan_for, plan_front
     from tvm_stretch.differences import compare
+    from tvm_stretch.frontend.lengths import Length
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.ir.states import Counter, Greedy
     from tvm_stretch.plan.plan import Plan
@@ -55,6 +56,7 @@ __all__ = [
     "Group",
     "InputError",
     "InstallError",
+    "Length",
     "Meter",
     "MeterError",
     "Model",
@@ -94,6 +96,7 @@ _LAZY = {
     "connect": "tvm_stretch.remote.device",
     "Counter": "tvm_stretch.ir.states",
     "Greedy": "tvm_stretch.ir.states",
+    "Length": "tvm_stretch.frontend.lengths",
     "Device": "tvm_stretch.remote.device",
     "Group": "tvm_stretch.runtime.group",
     "Meter": "tvm_stretch.runtime.meters",

@@ -29,6 +29,7 @@ from tvm_stretch.request import Request
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, with_plans
+from tvm_stretch.search.any_length import remembering, sized_networks
 from tvm_stretch.search.choose import choose, find, predict
 from tvm_stretch.search.front import PlanFront, front_of
 from tvm_stretch.search.lengths import SizedNetwork, model_of_lengths
@@ -85,8 +86,8 @@ def compile(
         shapes: shapes of inputs whose dimensions the network leaves open; a name instead of a size
             is a dimension of `lengths`.
         lengths: the sizes of dimensions that the network or `shapes` name: ``{"n": [64, 128]}``.
-            The model takes inputs of each of these lengths, with one set of weights;
-            ``docs/lengths.md``.
+            The model takes inputs of each of these lengths, with one set of weights; with
+            ``{"n": ts.Length(1, 512)}`` of any length. ``docs/lengths.md``.
         states: inputs that the model keeps from run to run, by name, and the output that each holds
             after a run: ``{"past.*": "present.*"}``; ``docs/states.md``.
         cpu_threads: the number of cores for CPU kernels; by default the cores that this process may
@@ -152,18 +153,19 @@ def compile(
         widen = site.lacks_half or request.precision != "float32"
         precision, states = request.precision, request.states
         name, share = name_of(source), ShareConstants()
-        networks = [
-            SizedNetwork(
-                sizes, *read_network(source, request.shapes, precision, states, widen, sizes)
-            ).sharing(share)
-            for sizes in request.sizes or [{}]
-        ]
+
+        @remembering
+        def read(sizes: Mapping[str, int]) -> SizedNetwork:
+            found = read_network(source, request.shapes, precision, states, widen, sizes)
+            return SizedNetwork(sizes, *found).sharing(share)
+
+        networks, spans = sized_networks(request.lengths, read, site)
         mod, notes = networks[0].mod, networks[0].notes
         site = site.in_precision(precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
-        if request.sizes:
-            plan = request.first_plan
-            return model_of_lengths(networks, site, limits, plan, request.spare, observer, name)
+        if request.lengths is not None:
+            given = site, limits, request.first_plan, request.spare, observer
+            return model_of_lengths(networks, *given, name, spans)
         decision = choose(mod, site, limits, request.first_plan, observer)
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path
-from tvm_stretch.frontend.lengths import Lengths, read_lengths
+from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
@@ -80,11 +80,6 @@ class Request:
             raise InputError(
                 "expected no scheduler where a plan is given, got both; leave one of them out"
             )
-
-    @cached_property
-    def sizes(self) -> list[dict[str, int]]:
-        """The sizes of named dimensions, for each length; empty if there are none."""
-        return read_lengths(self.lengths)
 
     @cached_property
     def named_plans(self) -> Mapping[str, Plan] | None:

@@ -176,6 +176,7 @@ def test_no_work_for_what_cannot_be_written(
         ["compile", "net.onnx"],
         ["compile", "net.onnx", "-o", "net.so", "--shape", "x=1;2"],
         ["compile", "net.onnx", "-o", "net.so", "--length", "n=many"],
+        ["compile", "net.onnx", "-o", "net.so", "--length", "n=1.."],
         ["explain", "net.onnx", "--target", "{kind"],
         ["explain", "net.onnx", "--max-share", "opencl=most"],
         ["explain", "net.onnx", "--target", '{"a":' * 100_000],

@@ -103,7 +103,7 @@ _LENGTHS = _several(
     type=types.length,
     default=[],
     metavar="NAME=N,N,..",
-    help="the sizes that a named dimension may have when the model runs: n=64,128",
+    help="the sizes that a named dimension may have in runs: n=64,128, or n=1..512 for any",
 )
 _NETWORK = _file("network", help="an ONNX file, a .tflite file, or a .pt2 of torch.export")
 _COMPILING = (

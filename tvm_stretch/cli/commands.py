@@ -52,7 +52,11 @@ def _compiled(args: argparse.Namespace, network: str, device: Any, **options: An
         device=device,
         plan=args.plan,
         shapes=dict(args.shapes) or None,
-        lengths=dict(args.lengths) or None,
+        lengths={
+            name: ts.Length(sizes.start, sizes.stop) if isinstance(sizes, slice) else sizes
+            for name, sizes in args.lengths
+        }
+        or None,
         cpu_threads=args.threads,
         spare=args.spare,
         max_share=dict(args.max_shares) or None,

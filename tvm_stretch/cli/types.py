@@ -27,13 +27,15 @@ def shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     return name, tuple(size for size in found if size is not None)
 
 
-def length(text: str) -> tuple[str, tuple[int, ...]]:
-    """``n=64,128``."""
+def length(text: str) -> tuple[str, tuple[int, ...] | slice]:
+    """``n=64,128``, or ``n=1..512`` for any size in between, as a slice."""
     name, _, sizes = text.rpartition("=")
-    found = tuple(map(_integer, sizes.split(",")))
-    if not name or None in found:
-        raise argparse.ArgumentTypeError(f"expected n=64,128 or the like, got {text!r}")
-    return name, tuple(size for size in found if size is not None)
+    first, any_size, last = sizes.partition("..")
+    found = tuple(map(_integer, (first, last) if any_size else sizes.split(",")))
+    known = tuple(size for size in found if size is not None)
+    if not name or len(known) < len(found):
+        raise argparse.ArgumentTypeError(f"expected n=64,128 or n=1..512, got {text!r}")
+    return name, slice(*known) if any_size else known
 
 
 def _integer(text: str) -> int | None:

@@ -138,6 +138,18 @@ class LengthSpec:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A dimension of `lengths` whose sizes in between are padded to the next length."""
+
+    name: str
+    low: int
+    high: int
+    # inputs whose padding has this value, which hides it; that of others may be anything
+    masks: dict[str, int] = field(default_factory=dict)
+    hiding: tuple[str, ...] = ()  # masks that have to show a position in each row
+
+
+@dataclass(frozen=True)
 class PlanSpec:
     """One of several plans of a graph; the graph lists the regions of all plans in order."""
 
@@ -182,6 +194,7 @@ class Graph:
     states: tuple[State, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
     lengths: tuple[LengthSpec, ...] = ()
+    spans: tuple[Span, ...] = ()
     network: str = ""  # what the network is called, for people
     streams: bool = False
 

@@ -41,6 +41,7 @@ from tvm_stretch.runtime.meters import Meters, measure_energy, read_meters
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.runtime.private_copy import PrivateCopy
+from tvm_stretch.runtime.values import PresentAll
 
 if TYPE_CHECKING:
     from tvm_stretch.remote.device import Device, RemoteModule
@@ -238,15 +239,13 @@ class RemoteModel(Model):
 
     def _run(
         self,
-        present: Callable[[Any], Any],
+        present: PresentAll,
         inputs: Sequence[tvm.runtime.Tensor],
         run: RemoteRun | None = None,
     ) -> Any:
-        outputs = [
-            present(value) for value in self.module.invoke(inputs, self._graph_for(inputs), run)
-        ]
+        outputs = self.module.invoke(inputs, self._graph_for(inputs), run)
         self._warn_once()
-        return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
+        return self._presented(present, outputs)
 
     def _run_steps(self, *given: Any) -> None:
         raise UnsupportedError(

@@ -4,6 +4,7 @@ model = ts.compile("bert.onnx", lengths={"n": [64, 128]})
 model(tokens)                  # (1, 64) or (1, 128): the shapes of the inputs choose
 model.lengths                  # ({"n": 64}, {"n": 128})
 model.length_for(n=50)         # {"n": 64}: what to pad to
+model(tokens)                  # (1, 50), if n is a ts.Length: padded to (1, 64), and cut
 model.use("n=128")             # what benchmark(), profile() and timeline() measure
 """
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph, Tensor
+from tvm_stretch.runtime.padding import Padding, padding_for
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
 
 Specs = Mapping[str, Tensor]
@@ -62,6 +65,13 @@ class LengthsOfModel(PlansOfModel):
         graphs = [graph.with_length(i) for i in range(len(graph.lengths))] or [graph]
         return [{port.name: own.tensors[port.tensor] for port in own.inputs} for own in graphs]
 
+    def _padding_for(self, number: int, inputs: Mapping[str, object]) -> Padding | None:
+        """What pads these inputs to a length; None if they do not fit, or nothing is padded."""
+        if not self.graph.spans:
+            return None
+        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in inputs.items()}
+        return padding_for(self.graph, number, shapes)
+
     def _graph_for(self, inputs: Sequence[object], steps: int = 0) -> Graph:
         """The graph with the ports of the length that inputs, in the graph's order, have."""
         if not self.graph.lengths:
@@ -86,6 +96,12 @@ class LengthsOfModel(PlansOfModel):
         for number, specs in enumerate(lengths):
             if all(_fits(shapes[name], spec.shape, steps) for name, spec in specs.items()):
                 return number
+        smallest = sorted(
+            range(len(lengths)), key=lambda i: prod(self.graph.lengths[i].sizes.values())
+        )
+        for number in smallest if self.graph.spans and not steps else ():
+            if self._padding_for(number, inputs) is not None:
+                return number
         got = ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
         roomy = [
             self.graph.lengths[number].name
@@ -93,6 +109,8 @@ class LengthsOfModel(PlansOfModel):
             if all(_has_room(shapes[name], spec.shape) for name, spec in specs.items())
         ]
         advice = f"pad them to {roomy[0]}, or " if roomy and not steps else ""
+        for span in self.graph.spans:
+            got += f" ({span.name} may be {span.low} to {span.high}, the same in all inputs)"
         raise InputError(
             f"expected inputs of one of the lengths {self._length_names}, got {got}; {advice}"
             "compile the model with that length"

@@ -33,7 +33,7 @@ from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.states_of_model import StatesOfModel, one_or_more
 from tvm_stretch.runtime.stream import Stream
-from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type
+from tvm_stretch.runtime.values import PresentAll, TensorInfo, like, outputs_type
 
 if TYPE_CHECKING:  # a phone has no compiler
     from tvm_stretch.runtime.parts import Parts
@@ -327,18 +327,17 @@ class Model(StatesOfModel):
         self._load()
         return self.module["invoke"]
 
-    def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
+    def _run(self, present: PresentAll, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
         result = self._invoke(*inputs)
         self._warn_once()
         return self._presented(
             present, [result] if isinstance(result, tvm.runtime.Tensor) else [*result]
         )
 
-    def _presented(self, present: Present, outputs: Sequence[tvm.runtime.Tensor]) -> Any:
+    def _presented(self, present: PresentAll, outputs: Sequence[tvm.runtime.Tensor]) -> Any:
         """The outputs as a caller gets them."""
-        if len(outputs) == 1:
-            return present(outputs[0])
-        return self._outputs_type(*map(present, outputs))
+        results = present(outputs)
+        return results[0] if len(results) == 1 else self._outputs_type(*results)
 
     def _warn_once(self) -> None:
         """Warn of a run that has an answer but did not follow its plan; for `_run`."""
@@ -364,7 +363,7 @@ class Model(StatesOfModel):
 
     def _bind(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], steps: int = 0
-    ) -> tuple[Present, list[tvm.runtime.Tensor]]:
+    ) -> tuple[PresentAll, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
         specs = self._specs_of_lengths[0]
         names = list(specs)
@@ -387,9 +386,13 @@ class Model(StatesOfModel):
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
-        specs = self._specs_of_lengths[self._length_of(given, steps)]
+        number, present = self._length_of(given, steps), like([given[name] for name in names])
+        specs, own = self._specs_of_lengths[number], self._padding_for(number, given)
+        if own is not None and own.count:
+            inputs = [own.padded(name, given[name]) for name in names]
+            return lambda outputs: [present(own.cut(*one)) for one in enumerate(outputs)], inputs
         inputs = [one_or_more(name, given[name], spec, steps) for name, spec in specs.items()]
-        return like([given[name] for name in names]), inputs
+        return lambda outputs: [*map(present, outputs)], inputs
 
 
 @named_arguments

@@ -23,7 +23,7 @@ from tvm.runtime import _ffi_api
 from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, TargetError
-from tvm_stretch.lowering.executor_graph import Graph, PlanSpec
+from tvm_stretch.lowering.executor_graph import Graph, PlanSpec, Span
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.runtime.artifact import written_beside
 from tvm_stretch.runtime.autoload import load_native_library
@@ -114,6 +114,10 @@ class Parts:
             for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
         )
         return replace(self, graph=replace(self.graph, plans=plans))
+
+    def spanning(self, spans: Sequence[Span]) -> Parts:
+        """The parts of a model that pads inputs to the next of its lengths."""
+        return replace(self, graph=replace(self.graph, spans=tuple(spans)))
 
     @property
     def _triple(self) -> str:

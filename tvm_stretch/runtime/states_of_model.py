@@ -21,7 +21,7 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Tensor
 from tvm_stretch.runtime.measures_of_model import MeasuresOfModel
 from tvm_stretch.runtime.plans_of_model import Executor
-from tvm_stretch.runtime.values import Present, taking_memory, to_tensor
+from tvm_stretch.runtime.values import PresentAll, taking_memory, to_tensor
 
 
 class States(Mapping[str, np.ndarray]):
@@ -103,7 +103,7 @@ class StatesOfModel(MeasuresOfModel):
             with taking_memory(count * spec.bytes):
                 outputs.append(tvm.runtime.empty((count, *spec.shape), spec.dtype))
         self._run_steps(count, inputs, outputs)
-        results = [*map(present, outputs)]
+        results = present(outputs)
         return results[0] if len(results) == 1 else self._outputs_type(*results)
 
     def _run_steps(
@@ -115,7 +115,7 @@ class StatesOfModel(MeasuresOfModel):
     @abc.abstractmethod
     def _bind(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], steps: int = 0
-    ) -> tuple[Present, list[tvm.runtime.Tensor]]:
+    ) -> tuple[PresentAll, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
 
     @property

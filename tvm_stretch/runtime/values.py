@@ -114,12 +114,15 @@ def _describe(dtype: str, shape: Sequence[int]) -> str:
 Present = Callable[[tvm.runtime.Tensor], Any]
 """Makes an output what its caller expects."""
 
+PresentAll = Callable[[Sequence[tvm.runtime.Tensor]], list[Any]]
+"""The same for all outputs of a run."""
+
 
 def like(values: Sequence[object]) -> Present:
     """What makes outputs arrays of the kind of the first input; NumPy's without inputs."""
     first = values[0] if values else None
     if first is None or isinstance(first, np.ndarray):
-        return _to_numpy
+        return to_numpy
     if isinstance(first, tvm_ffi.Tensor):
         return lambda tensor: tensor
     if hasattr(first, "__array_namespace__"):
@@ -128,7 +131,8 @@ def like(values: Sequence[object]) -> Present:
     return getattr(library, "from_dlpack", lambda tensor: tensor)
 
 
-def _to_numpy(tensor: tvm.runtime.Tensor) -> np.ndarray:
+def to_numpy(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """The tensor as an array, without a copy where possible."""
     try:
         return np.from_dlpack(tensor)
     except (BufferError, RuntimeError):  # bfloat16: NumPy only knows it through ml_dtypes

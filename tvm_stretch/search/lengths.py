@@ -20,6 +20,7 @@ from tvm_stretch.build.pipeline import Observer, build_lengths
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.states import read_states
+from tvm_stretch.lowering.executor_graph import Span
 from tvm_stretch.lowering.lower import length_name
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import say
@@ -50,6 +51,7 @@ def model_of_lengths(
     spare: bool,  # whether the CPU gets kernels for all operators
     observer: Observer,
     name: str = "",  # of the network, for people
+    spans: Sequence[Span] = (),  # dimensions whose other sizes are padded
 ) -> Model:
     """Choose a plan for each length, and build one model of all.
 
@@ -76,7 +78,7 @@ def model_of_lengths(
         observer,
         spare,
     )
-    parts = parts.named(names, [0.0] * len(names))
+    parts = parts.named(names, [0.0] * len(names)).spanning(spans)
     for number, (reason, considered) in enumerate(reasons):
         parts = parts.explained(reason, considered, number, network=name)
     return Model.from_parts(parts)
