@@ -42,7 +42,7 @@ _ALONG = frozenset(
 """Operators that mix only the positions of the axes that they name."""
 
 
-class MixedError(Exception):
+class MixedError(InputError):
     """Padding would change what counts; says why."""
 
 
