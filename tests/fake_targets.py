@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import tvm
 from cpu_targets import TARGET
 
 import tvm_stretch as ts
+from benchmarks.replayed import device_of, lasting, moved
 from tvm_stretch import testing
-from tvm_stretch.build.branching import branch
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.processor import Check, Processor
 
@@ -49,29 +48,8 @@ def replay(mod: tvm.IRModule, plan: Plan, host: Processor) -> ts.Model:
     The CPU of the plan is a fake too: kernels of this machine's have another pace. They really run
     meanwhile, so predictions have to be longer than what they take here.
     """
-    lasting = {
-        region.name: {"latency_us": (region.predicted_ns[1] - region.predicted_ns[0]) // 1000}
-        for region in plan.regions
-        if region.predicted_ns is not None
-    }
-    names = [f"twin_{name}" for name in plan.processors]
-    fakes = [fake_processor(name, target=host.target, regions=lasting) for name in names]
-    assert not (plan.shares and plan.splits), "parts of shares are named after places, which move"
-    shares = {name: (0, *widths) for name, widths in plan.shares.items()}
-    splits = (dataclasses.replace(split, ratios=(0, *split.ratios)) for split in plan.splits)
-    count = len(names)
-    parts = (
-        branch(mod, own, (), [host] * number).parts
-        for own, number in ((plan.shares, count), (shares, count + 1))
-    )
-    renamed = dict(zip(*parts, strict=True))
-    regions = (
-        dataclasses.replace(
-            region,
-            processor=f"twin_{region.processor}",
-            operators=tuple(renamed.get(name, name) for name in region.operators),
-        )
-        for region in plan.regions
-    )
-    moved = Plan((host.name, *names), tuple(regions), shares=shares, splits=tuple(splits))
-    return ts.compile(mod, [host, *fakes], plan=moved)
+    fakes = [
+        fake_processor(device_of(name), target=host.target, regions=lasting(plan))
+        for name in plan.processors
+    ]
+    return ts.compile(mod, [host, *fakes], plan=moved(mod, plan, host))

@@ -6,13 +6,17 @@ Accuracy is that of the same network, trained on drawn shapes of 32x32 pixels
 (`benchmarks.accuracy_tasks`) and compressed by `ts.compress`, which sees images without labels, and
 then trained for three more epochs. Memory and latency are those of 224x224 pixels:
 compressing cuts the same channels and ranks there. The two processors are a core for LLVM and a
-core for OpenCL (PoCL). All models take turns; a ratio is the median of a round's ratios.
+core for OpenCL (PoCL). All models take turns; a ratio is the median of a round's ratios, and beside
+it stands the ratio of the least latencies, for machines that do other work. `ours` is what
+`ts.compile` finds by measuring: it takes both processors only if they are faster than one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,16 +115,25 @@ def trained(folder: Path, seed: int) -> tvm.IRModule:
 
 def accuracies(folder: Path, seed: int) -> dict[str, tuple[float, float]]:
     """Percent of each form: fitted without labels, and after more epochs."""
+    kept = folder / f"table2.{seed}.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {}
     mod, data = trained(folder, seed), _data(seed)
-    found = {"": (_right(to_torch(mod), data),) * 2}
     for form, how in FORMS.items():
-        if how:
-            small = ts.compress(mod, **how, data=data.images.numpy(), steps=_STEPS)
-            net = to_torch(small)
-            fitted = _right(net, data)
-            fit(net, batches_of(data, Schedule()), _training(_EPOCHS, _RATE))
-            found[form] = fitted, _right(to_torch(load_torch(small, net)), data)
+        if form not in found:
+            found[form] = _accuracy(mod, how, data)
+            kept.write_text(json.dumps(found))
+            print(f"{form or 'given'}: {found[form]}", file=sys.stderr, flush=True)
     return found
+
+
+def _accuracy(mod: tvm.IRModule, how: Mapping[str, float], data: Data) -> tuple[float, float]:
+    if not how:
+        return (_right(to_torch(mod), data),) * 2
+    small = ts.compress(mod, **how, data=data.images.numpy(), steps=_STEPS)
+    net = to_torch(small)
+    fitted = _right(net, data)
+    fit(net, batches_of(data, Schedule()), _training(_EPOCHS, _RATE))
+    return fitted, _right(to_torch(load_torch(small, net)), data)
 
 
 def _data(seed: int) -> Data:
@@ -146,11 +159,10 @@ def compiled(row: Row, network: tvm.IRModule) -> ts.Model:
         host = cpu_processor(tvm.target.Target("llvm"), 1)
         alone = replace(host, phases=kernel_phases(expand_math=True, epilogues=False))
         return ts.compile(network, [alone], cpu_threads=1)
-    if row.plan == "CoDL":
-        carrier = Carrier(load_network(network), host_costs())
-        plan = carrier.plan(schedule_codl(carrier.problem))
-    else:
-        plan = ts.plan_for(network, TARGETS)
+    if row.plan == "ours":
+        return ts.compile(network, TARGETS, cpu_threads=1)
+    carrier = Carrier(load_network(network), host_costs())
+    plan = carrier.plan(schedule_codl(carrier.problem))
     return ts.compile(network, TARGETS, plan=plan, cpu_threads=1)
 
 
@@ -202,7 +214,9 @@ def figures(folder: Path, seed: int, rounds: int) -> list[dict[str, Any]]:
                 "accuracy_trained": right[row.form][1],
                 "mib": (graph.arena_bytes + graph.weights_bytes) / 2**20,
                 "ms": statistics.median(times),
+                "least_ms": min(times),
                 "ratio": statistics.median(ratios),
+                "least_ratio": min(times) / min(samples[BASELINE]),
             }
         )
     return rows
@@ -210,12 +224,13 @@ def figures(folder: Path, seed: int, rounds: int) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Ours, and the paper's table below it."""
-    yield "| ours | accuracy: fitted, trained | MiB | ms | of CoDL alone |"
+    yield "| ours | accuracy: fitted, trained | MiB | ms (least) | of CoDL alone (least) |"
     yield "|" + " --- |" * 5
     for row in rows:
         yield (
             f"| {row['row']} | {row['accuracy_fitted']:.1f}, {row['accuracy_trained']:.1f} "
-            f"| {row['mib']:.1f} | {row['ms']:.1f} | {row['ratio']:.2f} |"
+            f"| {row['mib']:.1f} | {row['ms']:.1f} ({row['least_ms']:.1f}) "
+            f"| {row['ratio']:.2f} ({row['least_ratio']:.2f}) |"
         )
     yield ""
     yield "| paper (Snapdragon 855) | accuracy | MB | ms | of CoDL alone |"

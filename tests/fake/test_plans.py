@@ -327,3 +327,34 @@ def test_a_run_that_was_announced_is_cancelled_and_no_other() -> None:
     check(model)
     cancel(8)
     check(model)
+
+
+def test_a_slow_device_is_known_by_its_pace() -> None:
+    """A plan that promises more than the calm one, but on the slow device, is not tried."""
+    usual = {"regions": {"r0": {"latency_us": USUAL_US}, "r1": {"latency_us": 2 * USUAL_US}}}
+    scripts = usual, {"regions": {"r0": {"latency_us": 4 * USUAL_US}}}
+    devices = [fake_processor(f"d{i}", **script) for i, script in enumerate(scripts)]
+    operators = ("conv2d", "relu", "conv2d1", "relu1")
+    plans = {
+        name: Plan(("cpu", "d0", "d1"), (PlannedRegion(region, device, operators),))
+        for name, region, device in (
+            ("quick", "r0", "d0"),
+            ("other", "r1", "d0"),
+            ("calm", "r0", "d1"),
+        )
+    }
+    model = ts.compile(network(), [TARGET, *devices], plans=plans, cpu_threads=1)
+    model.adapt(CALM)
+    assert all(len(plan.work_ns) == 1 for plan in model.graph.plans)
+    for _ in range(3):
+        check(model)
+    assert model.paces["d0"] < CALM and model.in_use == "quick"
+    for region in ("r0", "r1"):
+        model.parts.devices[0]["take"](region, SLOW_US)
+    used = []
+    while model.in_use != "calm" and len(used) < 10:
+        used.append(model.in_use)
+        check(model)
+    assert set(used) == {"quick"} and model.in_use == "calm"
+    assert model.paces["d0"] > 3
+    assert model.predicted["other"] > 2 * model.predicted["calm"]

@@ -159,5 +159,81 @@ TEST(PlanChooser, AFailedPlanIsReplacedAndTriedAgain) {
   EXPECT_LE(runs.Until(kAll), 20);
 }
 
+// Plans whose regions are known: both processors at the same time and then the CPU, or one of them.
+class SampledRuns {
+ public:
+  size_t Run() {
+    const size_t plan = chooser.plan();
+    ++taken[plan];
+    const std::vector<RegionWork> regions = Plans()[plan];
+    std::vector<double> work;
+    for (const RegionWork& region : regions) {
+      work.push_back(region.nanoseconds * (region.processor == 0 ? cpu : gpu));
+    }
+    if (chooser.WantsSample()) {
+      chooser.Sampled(work);
+    } else {
+      chooser.Ran(static_cast<int64_t>(plan == kAll   ? std::max(work[0], work[1]) + work[2]
+                                       : plan == kCpu ? work[0]
+                                                      : work[0]));
+    }
+    return plan;
+  }
+
+  static std::vector<std::vector<RegionWork>> Plans() {
+    return {{{0, {}, 8.0 * kMs}, {1, {}, 8.0 * kMs}, {0, {1}, 2.0 * kMs}},
+            {{0, {}, 18.0 * kMs}},
+            {{1, {}, 17.0 * kMs}}};
+  }
+
+  double cpu = 1, gpu = 1;
+  std::vector<int> taken{0, 0, 0};
+  PlanChooser chooser{{10 * kMs, 18 * kMs, 17 * kMs}, Paces(2, Plans())};
+};
+
+// By latencies alone it would try the GPU first, whose plan promises more.
+TEST(PlanChooser, DoesNotTryAPlanOnTheSlowProcessor) {
+  SampledRuns runs;
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(runs.Run(), kAll);
+  runs.gpu = 4;
+  runs.taken = {0, 0, 0};
+  for (int i = 0; i < 1000; ++i) runs.Run();
+  EXPECT_EQ(runs.taken[kGpu], 0);
+  EXPECT_LE(runs.taken[kAll], 1000 / 17 + 5);
+  EXPECT_NEAR(runs.chooser.Predicted(kCpu), 18.0 * kMs, 1);
+  runs.gpu = 1;
+  for (int i = 0; i < 20; ++i) runs.Run();
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(runs.Run(), kAll);
+}
+
+// Heat: no run is slow by the factor of 1.3, but the other plan is faster now.
+TEST(PlanChooser, ALittleSlownessOfOneProcessorIsSeen) {
+  PlanChooser chooser({10 * kMs, 18 * kMs, 11 * kMs},
+                      Paces(2, {{{0, {}, 8.0 * kMs}, {1, {}, 5.0 * kMs}, {0, {1}, 2.0 * kMs}},
+                                {{0, {}, 18.0 * kMs}},
+                                {{1, {}, 11.0 * kMs}}}));
+  for (int i = 0; i < 40 && chooser.plan() != kGpu; ++i) {
+    const double cpu = 1.28;
+    if (chooser.WantsSample()) {
+      chooser.Sampled({cpu * 8 * kMs, 5.0 * kMs, cpu * 2 * kMs});
+    } else {
+      chooser.Ran(static_cast<int64_t>(cpu * 10 * kMs));
+    }
+  }
+  EXPECT_EQ(chooser.plan(), kGpu) << chooser.Predicted(kAll);
+}
+
+TEST(PlanChooser, OneInterruptedSampleIsNoSlowness) {
+  SampledRuns runs;
+  runs.gpu = 5;
+  while (!runs.chooser.WantsSample()) runs.chooser.Ran(10 * kMs);
+  runs.chooser.Sampled({8.0 * kMs, 40.0 * kMs, 2.0 * kMs});
+  EXPECT_NEAR(runs.chooser.PaceOf(1), 1, 1e-9);
+  EXPECT_TRUE(runs.chooser.WantsSample()) << "to confirm it";
+  runs.chooser.Sampled({8.0 * kMs, 40.0 * kMs, 2.0 * kMs});
+  EXPECT_GT(runs.chooser.PaceOf(1), 3);
+  EXPECT_NEAR(runs.chooser.PaceOf(0), 1, 1e-9);
+}
+
 }  // namespace
 }  // namespace tvm_stretch

@@ -9,14 +9,16 @@ from types import SimpleNamespace
 import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
+from relax_helpers import two_convolutions
 from search_helpers import costs, emit
 
 import tvm_stretch as ts
 from tvm_stretch.cost.profile import Power
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.errors import CostModelError, InputError, MeterError
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.meters import Energy, Meter
+from tvm_stretch.runtime.report import collect
 from tvm_stretch.search import decide as deciding
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import Outcome
@@ -85,6 +87,30 @@ def test_plans_of_a_phone_have_joules(mod: tvm.IRModule) -> None:
     assert Plan.read(json.loads(thrifty.to_json())) == thrifty
     front = ts.plan_front(mod, ["llvm", "hexagon"], device=PHONE)
     assert front[-1].predicted_mj == thrifty.predicted_mj
+
+
+def test_each_region_has_its_energy(mod: tvm.IRModule) -> None:
+    found = search(mod, powered(5.0, 0.5, idle=2.0))
+    for one in (found.singles[0], found.rivals[0]):
+        known = sum(region.predicted_mj or 0 for region in one.plan.regions)
+        assert known + 2.0 * one.cost.ns / 1e6 == pytest.approx(one.cost.millijoules)
+
+
+def test_timeline_and_report_have_the_energy_of_each_processor() -> None:
+    regions = (
+        PlannedRegion("a", "cpu", ("conv2d", "relu"), (0, 4_000_000), predicted_mj=8.0),
+        PlannedRegion("b", "fake", ("conv2d1", "relu1"), (4_000_000, 9_000_000), predicted_mj=2.5),
+    )
+    plan = Plan(("cpu", "fake"), regions, predicted_mj=12.0)
+    model = ts.compile(two_convolutions(), [TARGET, fake_processor()], plan=plan, cpu_threads=1)
+    timeline = model.timeline()
+    assert "the plan predicts 9.000 ms, 12 mJ (cpu 8, fake 2.5)" in str(timeline)
+    events = timeline.to_chrome()["traceEvents"]
+    assert {"mJ": 2.5} in [event.get("args") for event in events]
+    data = collect(model.running, model.plan, timeline, None)
+    assert [region["millijoules"] for region in data["regions"]] == [8.0, 2.5]
+    assert data["plan"]["millijoules"] == 12.0
+    assert "mJ" in model.plan.explain().splitlines()[0]
 
 
 def test_budgets_that_cannot_be_met_say_what_can(mod: tvm.IRModule) -> None:

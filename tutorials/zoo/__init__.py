@@ -17,6 +17,7 @@ import onnx
 from tvm_stretch.errors import InputError
 
 from . import (
+    dense_outputs,
     efficientnet,
     inception,
     lstm,
@@ -46,6 +47,7 @@ _NETWORKS: dict[str, Entry] = {
     **inception.NETWORKS,
     **nasnet.NETWORKS,
     **yolo.NETWORKS,
+    **dense_outputs.NETWORKS,
     **lstm.NETWORKS,
 }
 

@@ -16,6 +16,7 @@ _LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
     "MatMul": (1,),
     "Add": (0, 1),
     "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
     "PRelu": (1,),
 }
 

@@ -5,6 +5,7 @@ Padding is TensorFlow's ("same"), where these networks come from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from .builder import Builder, Tensor
@@ -13,14 +14,32 @@ from .entry import Entry, image_network
 _BRANCH = 0.5
 
 
-def _mobilenet_v1(b: Builder, x: Tensor, classes: int) -> Tensor:
-    x = b.conv_bn(x, 32, 3, 2, pad="same", act="relu6")
+def features(
+    b: Builder,
+    x: Tensor,
+    width: float = 1.0,
+    act: str = "relu6",
+    wanted: Sequence[int] = (),
+) -> list[Tensor]:
+    """The feature maps of MobileNetV1 after these of its 13 blocks.
+
+    Args:
+        width: of the network, as in the paper.
+        act: the activation, also of networks that are built on it.
+    """
+    x = b.conv_bn(x, int(32 * width), 3, 2, pad="same", act=act)
     channels = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)
-    for width, nxt in zip((32, *channels), channels, strict=False):
-        stride = 2 if nxt > width > 32 else 1
-        x = b.conv_bn(x, width, 3, stride, pad="same", groups=width, act="relu6")
-        x = b.conv_bn(x, nxt, act="relu6")
-    return b.classifier(x, classes)
+    found = []
+    for number, (before, after) in enumerate(zip((32, *channels), channels, strict=False), 1):
+        stride = 2 if after > before > 32 else 1
+        x = b.conv_bn(x, x.channels, 3, stride, pad="same", groups=x.channels, act=act)
+        x = b.conv_bn(x, int(after * width), act=act)
+        found += [x] if number in wanted else []
+    return found
+
+
+def _mobilenet_v1(b: Builder, x: Tensor, classes: int) -> Tensor:
+    return b.classifier(features(b, x, wanted=(13,))[0], classes)
 
 
 def _mobilenet_v2(b: Builder, x: Tensor, classes: int) -> Tensor:

@@ -157,6 +157,8 @@ class PlanSpec:
     regions: int  # number of this plan's regions
     expected_ns: int = 0  # how long an undisturbed run takes; 0 if unknown
     plan: dict[str, Any] = field(default_factory=dict)  # the plan from which the regions were made
+    # nanoseconds of each region's kernels and transfers in such a run; empty if unknown
+    work_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

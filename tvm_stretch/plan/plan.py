@@ -21,7 +21,8 @@ run in that order, and operators run in the order of their region. To edit share
 `regions`: parts then go to the processors to which the numbers belong, and other operators to the
 first that supports them. `refusals` lists the operators that a processor cannot run, as the
 compiler found out, `remarks` those that are slow, `considered` the candidates of a search. They,
-`costs`, `reason`, `predicted_mj` and each region's `why` and `predicted_ns` have no influence.
+`costs`, `reason`, `predicted_mj` and each region's `why`, `predicted_ns` and `predicted_mj` have no
+influence.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class PlannedRegion:
     # in timelines
     predicted_ns: tuple[int, int] | None = None
     why: str = ""  # the reason for the processor, for people
+    # millijoules of the processor for it, if powers are known; the idle device is in none
+    predicted_mj: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class Plan:
 
     def explain(self) -> str:
         """A table for people: regions with processor, reason and time; refusals; fallbacks."""
-        heads = ("region", "processor", "operators", "predicted ms", "why", "")
+        heads = ("region", "processor", "operators", "predicted ms", "mJ", "why", "")
         body = [_row(region) for region in self.regions]
         kept = [column for column in range(len(heads)) if any(row[column] for row in body)]
         rows = [tuple(row[column] for column in kept) for row in [heads, *body]]
@@ -193,9 +196,10 @@ def _row(region: PlannedRegion) -> tuple[str, ...]:
     predicted = ""
     if region.predicted_ns is not None:
         predicted = f"{(region.predicted_ns[1] - region.predicted_ns[0]) / 1e6:.3f}"
+    energy = "" if region.predicted_mj is None else f"{region.predicted_mj:.3g}"
     count = str(len(region.operators))
     names = abbreviate(region.operators)
-    return (region.name, region.processor, count, predicted, region.why, names)
+    return (region.name, region.processor, count, predicted, energy, region.why, names)
 
 
 def _split_text(split: Split) -> str:
@@ -206,7 +210,11 @@ def _split_text(split: Split) -> str:
 
 def _region_data(region: PlannedRegion) -> dict[str, Any]:
     data = {"name": region.name, "processor": region.processor, "operators": region.operators}
-    known = {"predicted_ns": region.predicted_ns, "why": region.why}
+    known = {
+        "predicted_ns": region.predicted_ns,
+        "predicted_mj": region.predicted_mj,
+        "why": region.why,
+    }
     return {**data, **{key: value for key, value in known.items() if value}}
 
 

@@ -106,12 +106,26 @@ class Parts:
         graph = replace(self.graph, plan=first, plans=tuple(plans), network=network)
         return replace(self, graph=graph)
 
-    def named(self, names: Sequence[str], expected: Sequence[float]) -> Parts:
-        """The parts, whose plans have names, and seconds that a run of each should take."""
+    def named(
+        self,
+        names: Sequence[str],
+        expected: Sequence[float],
+        work: Sequence[tuple[int, ...]] | None = None,
+    ) -> Parts:
+        """The parts, whose plans have names.
+
+        Args:
+            names: of the plans.
+            expected: seconds that a run of each should take.
+            work: nanoseconds that each region of each plan should take, if they are known.
+        """
         only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
+        rows = zip(
+            self.graph.plans or only, names, expected, work or [()] * len(names), strict=True
+        )
         plans = tuple(
-            replace(plan, name=name, expected_ns=round(seconds * 1e9))
-            for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
+            replace(plan, name=name, expected_ns=round(seconds * 1e9), work_ns=regions)
+            for plan, name, seconds, regions in rows
         )
         return replace(self, graph=replace(self.graph, plans=plans))
 

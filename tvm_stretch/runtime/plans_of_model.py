@@ -114,6 +114,25 @@ class PlansOfModel(abc.ABC):
             )
         self._set("adapt", float(factor), int(runs), int(pause))
 
+    @property
+    def paces(self) -> dict[str, float]:
+        """How long each processor's work takes at present, over the time at compile time.
+
+        Known for models with several plans that were measured: some of their runs are traced.
+        """
+        paces = str(self.module["paces"]()).partition(";")[0].split(",")
+        names = [processor.name for processor in self.graph.processors]
+        return dict(zip(names, map(float, paces), strict=True))
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """Seconds that a run of each plan should take at present; 0 if the plan was not measured.
+
+        Plans that share a slow processor with the plan in use are predicted from its `paces`.
+        """
+        times = str(self.module["paces"]()).partition(";")[2].split(",")
+        return {name: int(ns) / 1e9 for name, ns in zip(self._names, times, strict=True)}
+
     def _number(self) -> int:
         return int(self.module["plan"]()) if self.graph.plans else 0
 

@@ -173,6 +173,7 @@ def _regions(graph: Graph, plan: Plan | None, timeline: Timeline | None) -> list
                 "operators": list(wanted.operators) if wanted else [],
                 "why": wanted.why if wanted else "",
                 "planned": list(wanted.predicted_ns) if wanted and wanted.predicted_ns else None,
+                "millijoules": wanted.predicted_mj if wanted else None,
                 "measured": [run.start, run.end] if run and run.work else None,
             }
         )
@@ -186,6 +187,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "candidates": [asdict(one) for one in plan.considered],
         "costs": plan.costs,
         "predicted": plan.predicted_ns,
+        "millijoules": plan.predicted_mj,
         "processors": list(plan.processors),
         "shares": {name: list(widths) for name, widths in plan.shares.items()},
         "splits": splits_to_data(plan.splits),

@@ -43,13 +43,17 @@ class Span:
 
 @dataclass(frozen=True)
 class RegionTime:
-    """One region of the graph and what it spent time on; `planned` is what the plan predicts."""
+    """One region of the graph and what it spent time on; `planned` is what the plan predicts.
+
+    `planned_mj` is the energy that it predicts for the processor's work.
+    """
 
     name: str
     processor: str
     after: tuple[str, ...]
     spans: tuple[Span, ...]
     planned: Interval | None = None
+    planned_mj: float | None = None
 
     @property
     def work(self) -> tuple[Span, ...]:
@@ -87,12 +91,14 @@ class Timeline:
         processors: their names.
         regions: what each of them did.
         execution: the plan against the kernels that really ran, if there was a plan.
+        planned_mj: the energy of the run that the plan predicts, if powers are known.
     """
 
     duration: int
     processors: tuple[str, ...]
     regions: tuple[RegionTime, ...]
     execution: Execution | None = None
+    planned_mj: float | None = None
 
     @property
     def overlap(self) -> float:
@@ -150,7 +156,14 @@ class Timeline:
         lines.append("critical path " + " → ".join(region.name for region in self.critical_path))
         planned = [region.planned[1] for region in self.regions if region.planned is not None]
         if planned:
-            lines.append(f"the plan predicts {_ms(max(planned))}")
+            energy = "" if self.planned_mj is None else f", {self.planned_mj:.3g} mJ"
+            by_name = {
+                name: sum(one.planned_mj or 0 for one in self.regions if one.processor == name)
+                for name in self.processors
+            }
+            parts = [f"{name} {mj:.3g}" for name, mj in by_name.items() if mj]
+            of_each = f" ({', '.join(parts)})" if parts else ""
+            lines.append(f"the plan predicts {_ms(max(planned))}{energy}{of_each}")
         if self.execution is not None:
             lines.append(str(self.execution))
         return "\n".join(lines)
@@ -185,18 +198,20 @@ def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> 
         trace: the parsed JSON.
         plan: what was wanted: when regions should run, and where operators should.
     """
-    planned = {} if plan is None else {r.name: r.predicted_ns for r in plan.regions}
+    planned = {} if plan is None else {r.name: r for r in plan.regions}
     start = trace["start"]
     names = [region.name for region in graph.regions]
     regions = []
     for region, spans in zip(graph.regions, trace["regions"], strict=True):
+        wanted = planned.get(region.name)
         regions.append(
             RegionTime(
                 region.name,
                 graph.processors[region.processor].name,
                 tuple(names[other] for other in region.after),
                 tuple(_read_span(span, start, names) for span in spans),
-                planned.get(region.name),
+                None if wanted is None else wanted.predicted_ns,
+                None if wanted is None else wanted.predicted_mj,
             )
         )
     processors = tuple(processor.name for processor in graph.processors)
@@ -205,7 +220,8 @@ def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> 
         kernels = (s for spans in trace["regions"] for s in spans if s["kind"] == "kernel")
         ran = {span["id"] for span in kernels}
         execution = find_execution(plan.processor_of(), graph, ran)
-    return Timeline(trace["end"] - start, processors, tuple(regions), execution)
+    energy = None if plan is None else plan.predicted_mj
+    return Timeline(trace["end"] - start, processors, tuple(regions), execution, energy)
 
 
 def _read_span(span: Mapping[str, Any], start: int, regions: Sequence[str]) -> Span:
@@ -265,7 +281,10 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for flow, region in enumerate(timeline.regions):
         track = 2 * timeline.processors.index(region.processor)
         if region.planned is not None:
-            yield _slice(region.name, "region", _PLANNED, track, region.planned)
+            event = _slice(region.name, "region", _PLANNED, track, region.planned)
+            yield (
+                event if region.planned_mj is None else {**event, "args": {"mJ": region.planned_mj}}
+            )
         if region.work:
             yield _slice(region.name, "region", _ACTUAL, track, (region.start, region.end))
             yield from _arrows(timeline, region, flow)

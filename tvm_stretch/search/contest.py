@@ -25,6 +25,9 @@ _WARM_UP = 3
 _PATIENCE = 4
 """On a disturbed machine there are up to this many times as many rounds."""
 
+_TRACED = 5
+"""Runs of each plan."""
+
 _PROMISING = 0.95
 """A challenger that seems to need less than this of the first's time is worth being sure of."""
 
@@ -136,13 +139,33 @@ def winner(outcomes: Sequence[Outcome]) -> int:
     return min(beating, key=lambda i: outcomes[i].ratio, default=0)
 
 
-def expected_seconds(model: Model, arena: Callable[[Model], Model]) -> list[float]:
-    """The present latency of each plan of a model.
+@dataclass(frozen=True)
+class Usual:
+    """An undisturbed run of a plan."""
+
+    seconds: float = 0.0  # 0 if unknown
+    work_ns: tuple[int, ...] = ()  # of each region, without waits
+
+
+def usual_runs(model: Model, arena: Callable[[Model], Model]) -> list[Usual]:
+    """What each plan of a model takes at present, and its regions.
 
     Raises:
         MeasureError: a plan failed while it was measured.
     """
-    return [outcome.seconds for outcome in compare(list(_pinned(arena(model))))]
+    pinned = list(_pinned(arena(model)))
+    return [
+        Usual(outcome.seconds, _work_of(trace(one, _TRACED)))
+        for one, outcome in zip(pinned, compare(pinned), strict=True)
+    ]
+
+
+def _work_of(timelines: Sequence[Timeline]) -> tuple[int, ...]:
+    runs = zip(*(timeline.regions for timeline in timelines), strict=True)
+    return tuple(
+        round(median(sum(span.end - span.start for span in region.work) for region in same))
+        for same in runs
+    )
 
 
 def _pinned(model: Model) -> Iterator[Model]:

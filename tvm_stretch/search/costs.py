@@ -58,6 +58,10 @@ class Costs:
         self.factors = self.factors or (1.0,) * len(self.processors)
         self.kernels = Kernels(self.processors)
 
+    def millijoules(self, place: int, ns: int) -> float | None:
+        """The energy of a processor's work, without the idle device; None if it is not known."""
+        return None if self.power is None else self.power.watts[place] * ns / 1e6
+
     def cost(self, ns: int, busy: Sequence[int], moved: int | None = None) -> Cost:
         """The cost of a run; see `Power.millijoules`."""
         known = self.power

@@ -13,7 +13,7 @@ from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
-from tvm_stretch.search.contest import expected_seconds
+from tvm_stretch.search.contest import Usual, usual_runs
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.site import Site
 
@@ -64,11 +64,13 @@ class Decision:
             mod, first, site.processors, site.placeable, observer, *known, spare, others, streams
         )
         if plans:
-            expected = [0.0] * len(plans)
+            usual = [Usual()] * len(plans)
             if others and site.take is not None:
                 say(f"measuring {len(plans)} plans in turns")
-                expected = expected_seconds(Model.from_parts(parts), site.take)
-            parts = parts.named(list(plans), expected)
+                usual = usual_runs(Model.from_parts(parts), site.take)
+            parts = parts.named(
+                list(plans), [one.seconds for one in usual], [one.work_ns for one in usual]
+            )
         return Model.from_parts(parts.explained(self.reason, self.considered, network=self.network))
 
 

@@ -270,8 +270,15 @@ class _Schedule:
             end = max((finish for _, finish in own), default=begin)
             ends.update(dict.fromkeys(region.operators, end))
             reasons = dict.fromkeys(why[name] for name in region.operators if name in why)
+            place = self.placed[region.operators[0]]
+            energy = self.costs.millijoules(place, sum(b - a for a, b in dict.fromkeys(own)))
             found.append(
-                replace(region, predicted_ns=(begin, end), why="; ".join(list(reasons)[:2]))
+                replace(
+                    region,
+                    predicted_ns=(begin, end),
+                    predicted_mj=energy,
+                    why="; ".join(list(reasons)[:2]),
+                )
             )
         return tuple(found)
 

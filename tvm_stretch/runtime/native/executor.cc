@@ -24,6 +24,10 @@
 //   use_plan(number)                      all runs use that plan; if there are several lengths, it
 //                                         chooses one, until inputs of another come
 //   adapt(factor, runs, pause)            runs use the plan that is fastest now; plan_chooser.h
+//   paces()                               "1.0,2.5;12345,0": of each processor, the present time of
+//                                         its work over that when plans were measured; of each
+//                                         plan, the nanoseconds that a run should take now, 0:
+//                                         unknown
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
 //   replaced()                            the failure that made a run use another plan; or ""
@@ -37,6 +41,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <mutex>
 
 #include "announced_runs.h"
@@ -136,6 +141,7 @@ class Executor final : public ffi::ModuleObj {
   }
   ffi::Any UsePlan(Args args);
   ffi::Any Adapt(Args args);
+  ffi::Any PacesNow(Args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
   ffi::Function HealthFunction();
@@ -176,6 +182,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "plan") return Locked(&Executor::PlanNumber);
   if (name == "use_plan") return Locked(&Executor::UsePlan);
   if (name == "adapt") return Locked(&Executor::Adapt);
+  if (name == "paces") return Locked(&Executor::PacesNow);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "lost") return Locked(&Executor::Lost);
@@ -442,6 +449,18 @@ ffi::Any Executor::Adapt(Args args) {
   instance().chooser().Adapt(
       {args[0].cast<double>(), args[1].cast<int64_t>(), args[2].cast<int64_t>()});
   return ffi::Any();
+}
+
+ffi::Any Executor::PacesNow(Args) {
+  const PlanChooser& chooser = instance().chooser();
+  std::string text;
+  for (size_t i = 0; i < spec_.processors.size(); ++i) {
+    text += (i == 0 ? "" : ",") + std::to_string(chooser.PaceOf(i));
+  }
+  for (size_t i = 0; i < spec_.plans.size(); ++i) {
+    text += (i == 0 ? ";" : ",") + std::to_string(std::llround(chooser.Predicted(i)));
+  }
+  return ffi::String(text);
 }
 
 ffi::Any Executor::CreateInstance(Args) {

@@ -421,7 +421,10 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     const auto left = static_cast<int64_t>(graph->regions.size() - next);
     const auto count = static_cast<size_t>(item["regions"].Int(1, left));
     const int64_t expected = item["expected_ns"].Int(0, INT64_MAX);
-    graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected});
+    std::vector<int64_t> work;
+    if (item.Has("work_ns")) work = item["work_ns"].Ints(0, INT64_MAX);
+    if (!work.empty() && work.size() != count) Refuse("the work of each region", item.where());
+    graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected, std::move(work)});
     for (size_t i = next; i < next + count; ++i) {
       for (int64_t other : graph->regions[i].after) {
         if (other < static_cast<int64_t>(next)) Refuse("regions of one plan", item.where());
@@ -430,7 +433,7 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     next += count;
   }
   if (graph->plans.empty()) {
-    graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0});
+    graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}});
   } else if (next != graph->regions.size()) {
     Refuse("a plan of every region", "plans");
   }

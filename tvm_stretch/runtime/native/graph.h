@@ -101,7 +101,8 @@ struct PlanSpec {
   std::string name;
   size_t first;  // region
   size_t count;
-  int64_t expected_ns;  // of an undisturbed run; 0: not known
+  int64_t expected_ns;           // of an undisturbed run; 0: not known
+  std::vector<int64_t> work_ns;  // of each region in such a run, without waits; empty: not known
 };
 
 struct GraphSpec {

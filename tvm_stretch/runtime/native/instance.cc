@@ -62,6 +62,21 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
   return times;
 }
 
+Paces PacesOf(const GraphSpec& spec) {
+  std::vector<std::vector<RegionWork>> plans;
+  for (const PlanSpec& plan : spec.plans) {
+    plans.emplace_back();
+    for (size_t i = 0; i < plan.work_ns.size(); ++i) {
+      const RegionSpec& region = spec.regions[plan.first + i];
+      RegionWork work{
+          static_cast<size_t>(region.processor), {}, static_cast<double>(plan.work_ns[i])};
+      for (int64_t other : region.after) work.after.push_back(other - plan.first);
+      plans.back().push_back(std::move(work));
+    }
+  }
+  return Paces(spec.processors.size(), std::move(plans));
+}
+
 }  // namespace
 
 Instance::Instance(std::shared_ptr<const Program> program)
@@ -75,7 +90,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
       outputs_(memory_.outputs),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
-      chooser_(ExpectedTimes(spec_)),
+      chooser_(ExpectedTimes(spec_), PacesOf(spec_)),
       cpu_(spec_, program_->kernels(), memory_) {
   for (const LengthSpec& own : spec_.lengths) guards_.emplace_back(own.guards, &cpu_.tensors());
   UseLength(0);
@@ -246,14 +261,19 @@ void Instance::Begin(bool traced) {
 Failure Instance::RunPlans(bool traced) {
   std::vector<bool> without = lost_on_;  // processors that failed
   for (;;) {
-    Begin(traced);
+    const bool is_sample = !traced && chooser_.WantsSample();
+    Begin(traced || is_sample);
     RunTasks(plan());
     Failure failure;
     const RegionSpec* failed = FirstFailed(plan(), &failure);
     for (const auto& device : devices_) {
       if (failure) device->AfterFailure();
     }
-    if (!failure && !traced) chooser_.Ran(Now() - began_);
+    if (!failure && is_sample) {
+      chooser_.Sampled(WorkOf(plan()));
+    } else if (!failure && !traced) {
+      chooser_.Ran(Now() - began_);
+    }
     if (failed == nullptr || failed->processor == kCpu) return failure;
     without[failed->processor] = true;
     if (TakeAnother(without)) {
@@ -266,6 +286,19 @@ Failure Instance::RunPlans(bool traced) {
     }
     return failure;
   }
+}
+
+// Nanoseconds of kernels and transfers of each region, after a traced run.
+std::vector<double> Instance::WorkOf(const BoundPlan& plan) {
+  std::vector<double> work;
+  for (const Task* task : plan.tasks) {
+    double sum = 0;
+    for (const Span& span : task->Spans()) {
+      if (span.kind != Span::Kind::kWait) sum += static_cast<double>(span.end - span.start);
+    }
+    work.push_back(sum);
+  }
+  return work;
 }
 
 // Switches to a plan without these processors; returns false if there is none.

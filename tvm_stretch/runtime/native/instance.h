@@ -114,6 +114,7 @@ class Instance {
   void Begin(bool traced);
   Failure RunPlans(bool traced);
   void RunTasks(const BoundPlan& plan);
+  static std::vector<double> WorkOf(const BoundPlan& plan);
   void RunSpare(bool traced);
   void CancelTasks();
   bool TakeAnother(const std::vector<bool>& without);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace tvm_stretch {
 namespace {
@@ -17,12 +18,16 @@ constexpr double kRecovering = 0.8;
 // The fastest latency grows a little with each run, as it may have been an outlier.
 constexpr double kForgetting = 1.02;
 
+// A run is traced at the latest after this number of runs.
+constexpr int64_t kBetweenSamples = 32;
+
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-PlanChooser::PlanChooser(std::vector<int64_t> expected) : known_(expected.size()) {
+PlanChooser::PlanChooser(const std::vector<int64_t>& expected, Paces paces)
+    : known_(expected.size()), paces_(std::move(paces)) {
   for (size_t i = 0; i < expected.size(); ++i)
     known_[i].expected = static_cast<double>(expected[i]);
 }
@@ -63,7 +68,21 @@ double PlanChooser::Usual(const Known& plan) const {
 }
 
 double PlanChooser::CostOf(size_t plan) const {
-  return known_[plan].now != 0 ? known_[plan].now : Usual(known_[plan]);
+  const Known& known = known_[plan];
+  if (known.now != 0) return known.now;
+  if (!paces_.Knows(plan)) return Usual(known);
+  return std::max(Usual(known), known.expected * paces_.Slowdown(plan, Recently()));
+}
+
+bool PlanChooser::WantsSample() const {
+  return known_.size() > 1 && !is_pinned_ && !is_trial_ && run_ >= sample_at_ &&
+         paces_.Knows(plan_);
+}
+
+void PlanChooser::Sampled(const std::vector<double>& nanoseconds) {
+  confirms_ = paces_.Note(plan_, nanoseconds, ++run_) && !confirms_;
+  sample_at_ = run_ + (confirms_ ? 0 : kBetweenSamples);
+  Choose(std::vector<bool>(known_.size(), true));
 }
 
 void PlanChooser::Ran(int64_t nanoseconds) {
@@ -86,10 +105,12 @@ void PlanChooser::Note(double taken) {
     plan.now = plan.last = 0;
     slow_runs_ = std::max<int64_t>(slow_runs_ - 1, 0);
   } else if (is_trial_) {
+    paces_.Keep(plan_, run_);
     LeaveAlone(taken);
   } else if (plan.now != 0) {
     plan.now = (plan.now + taken) / 2;  // the other plans are slower still
   } else {
+    if (slow_runs_ == 0) sample_at_ = run_;
     fastest_slow_ = slow_runs_ == 0 ? taken : std::min(fastest_slow_, taken);
     if (++slow_runs_ < patience_.runs) return;
     LeaveAlone(fastest_slow_);
@@ -123,7 +144,7 @@ size_t PlanChooser::Choose(const std::vector<bool>& usable) {
   }
   if (best == kNone) return best;
   if (best == plan_) {
-    if (settled_ != plan_) slow_runs_ = 0;
+    if (settled_ != plan_) slow_runs_ = 0, sample_at_ = run_;
     settled_ = plan_;
   } else {
     is_trial_ = best != settled_;

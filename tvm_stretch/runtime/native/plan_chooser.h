@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "paces.h"
+
 namespace tvm_stretch {
 
 // When a plan counts as slow, and how long it is not used then.
@@ -15,14 +17,17 @@ struct Patience {
   int64_t pause = 16;   // runs after which a slow plan is tried again
 };
 
-// It sees only latencies of whole runs: a busy processor makes exactly the plans that use it slow.
-// A plan is assumed to have its expected latency until its runs are slower, and again after a
-// pause. So only a run can show that a disturbance is over, and such runs are expensive: with
-// shorter pauses at first, a plan that takes three times as long cost a sixth of all time.
+// It sees latencies of whole runs, and in some runs the work of each processor. So it knows how
+// long a plan takes that shares a slow processor with the current one, and need not try it. A plan
+// is assumed to have its expected latency until its runs are slower, and again after a pause. So
+// only a run can show that a disturbance is over, and such runs are expensive: with shorter pauses
+// at first, a plan that takes three times as long cost a sixth of all time.
 class PlanChooser {
  public:
   // Nanoseconds of an undisturbed run of each plan; 0 if unknown.
-  explicit PlanChooser(std::vector<int64_t> expected);
+  explicit PlanChooser(std::vector<int64_t> expected)
+      : PlanChooser(expected, Paces(0, std::vector<std::vector<RegionWork>>(expected.size()))) {}
+  PlanChooser(const std::vector<int64_t>& expected, Paces paces);
 
   // The plan of the next run.
   size_t plan() const { return plan_; }
@@ -35,6 +40,16 @@ class PlanChooser {
 
   // Records the latency of a run of the current plan.
   void Ran(int64_t nanoseconds);
+
+  // Whether the next run should be traced, and what its regions took then; its latency does not
+  // count.
+  bool WantsSample() const;
+  void Sampled(const std::vector<double>& nanoseconds);
+
+  // How long a run of a plan should take at present: nanoseconds, 0 if unknown. And how long a
+  // processor's work takes, over the time when plans were measured.
+  double Predicted(size_t plan) const { return CostOf(plan); }
+  double PaceOf(size_t processor) const { return paces_.Of(processor, Recently()); }
 
   // Records that the current plan failed and will fail for a while. Chooses one of the `usable`
   // plans; returns false if there is none.
@@ -54,12 +69,16 @@ class PlanChooser {
   void Note(double nanoseconds);
   void LeaveAlone(double nanoseconds);
   size_t Choose(const std::vector<bool>& usable);
+  int64_t Recently() const { return run_ - patience_.pause; }
 
   std::vector<Known> known_;
+  Paces paces_;
   Patience patience_;
   size_t plan_ = 0;
   size_t settled_ = 0;  // the plan that others are compared with
   int64_t run_ = 0;
+  int64_t sample_at_ = 0;  // the run that is to be traced
+  bool confirms_ = false;  // the next sample is to confirm the last one
   int64_t slow_runs_ = 0;
   double fastest_slow_ = 0;
   bool is_pinned_ = false;
