@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,34 @@ def test_runs_on_different_processors_overlap(monkeypatch: pytest.MonkeyPatch) -
     futures = [group.submit(index, X) for index in (0, 1)]
     assert all(future.result(20) for future in futures)
     group.close()
+
+
+def test_groups_that_share_leases_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As groups of two processes do; `test_leases.py` has these."""
+    log: list[str] = []
+    may_end = threading.Event()
+    runs = lambda: may_end.wait(30) and log.append("ends") is None, lambda: True
+    groups = [
+        group_of(
+            monkeypatch,
+            [[way("gpu", "gpu", 1, Scripted(log, name, run))], [way("cpu", "cpu", 1)]],
+            leases=tmp_path,
+        )
+        for name, run in zip(("first", "second"), runs, strict=True)
+    ]
+    first = groups[0].submit(0, X)
+    while not log:
+        time.sleep(1e-3)
+    second = groups[1].submit(0, X)
+    time.sleep(0.05)
+    assert log == ["first"]
+    may_end.set()
+    assert first.result(30) and second.result(30)
+    assert log == ["first", "ends", "second"]
+    for group in groups:
+        group.close()
 
 
 def test_a_run_alone_takes_the_fastest_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ plan's processors are leased takes other processors if it ends earlier there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -22,11 +23,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.files import is_finite
 from tvm_stretch.plan.considered import align
+from tvm_stretch.runtime.leases import Leases
 from tvm_stretch.runtime.model import Model
 
 _RUNS = 5
@@ -105,6 +108,7 @@ class Group:
         rates: Sequence[float] | None = None,
         priorities: Sequence[float] | None = None,
         deadlines_ms: Sequence[float | None] | None = None,
+        leases: bool | str | Path = False,
     ) -> None:
         """Measure every plan of every model, and choose a plan for each.
 
@@ -114,6 +118,8 @@ class Group:
             rates: how often each model runs in a second; by default equally often.
             priorities: runs of models with larger numbers go first; by default all are equal.
             deadlines_ms: milliseconds from `submit` to the answer; None for no deadline.
+            leases: a folder for leases that hold between processes: a run waits for runs of all
+                groups that name the folder. True for a folder in the user's cache.
 
         Raises:
             InputError: an argument is none of these, or no plans meet the deadlines.
@@ -139,6 +145,7 @@ class Group:
             self.members[str(name)] = Member(str(name), ways, rate, priority, deadline / 1e3)
         _choose(list(self.members.values()))
         self.processors = sorted({p for m in self.members.values() for w in m.ways for p in w.uses})
+        self._leases = Leases(leases, self.processors) if leases else None
         self._lock = threading.Lock()
         self._waiting: list[_Job] = []
         self._leased: dict[str, float] = {}  # processors, and when their runs are expected to end
@@ -203,6 +210,8 @@ class Group:
                     break
             time.sleep(1e-3)
         self._threads.shutdown()
+        if self._leases:
+            self._leases.close()
 
     # --- whose turn it is -------------------------------------------------------------------------
 
@@ -251,7 +260,9 @@ class Group:
             if not job.failed and not job.future.set_running_or_notify_cancel():
                 return
             args, kwargs = job.inputs
-            job.future.set_result(way.model(*args, **kwargs))
+            with self._leases.held(way.uses) if self._leases else contextlib.nullcontext():
+                answer = way.model(*args, **kwargs)
+            job.future.set_result(answer)
         except Exception as error:
             again = isinstance(error, DeviceError) and self._may_repeat(job, way, error)
             if not again:

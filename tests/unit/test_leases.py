@@ -1,0 +1,70 @@
+"""Leases of processors: processes take turns, and one that dies leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.runtime.leases import Leases
+
+HOLDER = """
+import sys, time
+from tvm_stretch.runtime.leases import Leases
+with Leases(sys.argv[1], ["gpu"]).held(["gpu"]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> subprocess.Popen[str]:
+    """Another process, which holds a lease."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def taken(leases: Leases, *processors: str) -> tuple[threading.Thread, threading.Event]:
+    """A thread that takes a lease, and whether it has it."""
+    event = threading.Event()
+
+    def take() -> None:
+        with leases.held(processors):
+            event.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return thread, event
+
+
+def test_a_lease_waits_for_the_other_process_until_that_dies(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    leases = Leases(tmp_path, ["cpu", "gpu"])
+    with leases.held(["cpu"]):  # another processor is free
+        pass
+    thread, has_it = taken(leases, "gpu", "cpu")
+    assert not has_it.wait(0.2)
+    holder.kill()
+    assert has_it.wait(30)
+    thread.join()
+    leases.close()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="expected a folder for leases"):
+        Leases(tmp_path / "file" / "below", ["gpu"])
+    (tmp_path / "gpu.lock").symlink_to(tmp_path / "file")
+    with pytest.raises(InputError, match="expected a folder for leases"):
+        Leases(tmp_path, ["gpu"])
