@@ -23,7 +23,7 @@ FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cros
 export TVM_BIND_THREADS ?= 0
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
-  demo docs test test-full lint format bench bench-static papers wheel release-check clean
+  demo docs test test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -209,6 +209,22 @@ wheel: setup
 	  --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
 	$(BIN)/twine check --strict dist/*
+
+# Wheels that run exported models without the compiler, for this machine and for aarch64: the
+# libraries of `make phone` beside one module. Their tag is that of `make wheel` on Debian 12.
+RUN_LIBRARIES := libtvm_stretch_runtime.so libtvm_ffi.so libtvm_runtime.so
+STRIP_aarch64 := aarch64-linux-gnu-strip
+STRIP_$(shell uname -m) := strip
+
+run-wheel: $(PHONE_MACHINES:%=run-wheel-%)
+
+run-wheel-%: build/phone/%/tvm_stretch_rpc
+	rm -rf build/run_only/$* && mkdir -p build/run_only dist && cp -r run_only build/run_only/$*
+	cd build/run_only/$*/tvm_stretch_run && for library in $(RUN_LIBRARIES); do \
+	  cp $(CURDIR)/build/phone/$*/$$library . && $(STRIP_$*) $$library || exit 1; done
+	cd build/run_only/$* && $(CURDIR)/$(BIN)/python -m build --quiet --wheel \
+	  --config-setting=--build-option="--python-tag=py3 --plat-name=manylinux_2_35_$*"
+	cp build/run_only/$*/dist/*.whl dist
 
 # The list of CONTRIBUTING.md, as far as a program can go through it.
 release-check: setup

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def digest(path: Path) -> str:
 
 
 def wheel_in(folder: Path) -> Path:
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob("tvm_stretch-*.whl")
     return wheel
 
 
@@ -100,9 +101,32 @@ def check_bare(version: str) -> None:
         run(bare, "-m", "pip", "install", "--quiet", wheel_in(ROOT / "dist"), env=environment)
         run(bare, "-c", SMOKE, f"{folder}/model.so", cwd=folder, env=environment)
         said = run(f"{folder}/venv/bin/tvm-stretch", "--version", cwd=folder, env=environment)
+        shutil.copy(f"{folder}/model.so", ROOT / "build/relu.so")
         bench = Path(run(f"{folder}/venv/bin/tvm-stretch", "where", env=environment).strip())
         run(bench / "bin/tvm_stretch_bench", f"{folder}/model.so", "--runs", 2)
     print(f"python{version}: {said.strip()} works")
+
+
+RUN = """
+import numpy as np, sys
+import tvm_stretch_run as run
+value = np.array([[-1, 0, 1, 2]], "float32")
+assert (run.load(sys.argv[1])(value) == np.maximum(value, 0)).all()
+"""
+
+
+def check_run_only(artifact: str) -> None:
+    """The wheel without a compiler runs an artifact, with NumPy alone beside it."""
+    run("make", "run-wheel", cwd=ROOT)
+    (wheel,) = (ROOT / "dist").glob(f"tvm_stretch_run-*_{platform.machine()}.whl")
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", f"{folder}/venv")
+        bare = f"{folder}/venv/bin/python"
+        run(bare, "-m", "pip", "install", "--quiet", wheel)
+        run(bare, "-c", RUN, artifact, cwd=folder)
+        names = run(bare, "-m", "pip", "list", "--format=freeze").split()
+    installed = sorted(name.split("==")[0] for name in names)
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, works beside {installed}")
 
 
 def main() -> None:
@@ -113,6 +137,7 @@ def main() -> None:
     print("linked libraries: known")
     for version in PYTHONS:
         check_bare(version)
+    check_run_only(str(ROOT / "build/relu.so"))
     check_reproducible()
     print("the wheel: the same twice")
     run("make", "docs", "RUN=0", cwd=ROOT)

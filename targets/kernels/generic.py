@@ -33,7 +33,7 @@ from .nan import with_known_reducers
 from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
-_CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
+_CHEAP_CALLS = {"prim.if_then_else", "prim.likely"}
 
 
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:

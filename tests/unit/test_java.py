@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cpu_targets import TARGET
 from native.build_native import ENVIRONMENT, ROOT
+from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import module, random_const
 from tvm import relax
 
@@ -64,8 +65,21 @@ def network() -> ts.Model:
     return ts.compile(load_network(module(body, SHAPE)), [TARGET], cpu_threads=1)
 
 
+def lengths(path: Path) -> None:
+    """A network that adds 1, for 3 and for 5 numbers."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
+    one = numpy_helper.from_array(np.float32(1), "one")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "one"], ["y"])], "g", [x], [y], [one])
+    onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    ts.compile(onnx, [TARGET], cpu_threads=1, lengths={"n": [3, 5]}).export(path)
+
+
 def test_the_binding(java: list[str], tmp_path: Path) -> None:
-    files, _ = exported(tmp_path, network())
+    model = network()
+    files, _ = exported(tmp_path, model)
+    files += [tmp_path / "kernels.so", tmp_path / "net.data", tmp_path / "lengths.so"]
+    model.export(files[3], data=files[4])
+    lengths(files[5])
     done = subprocess.run(
         [*java, "tvm.stretch.ModelTest", *files], capture_output=True, text=True, timeout=300
     )

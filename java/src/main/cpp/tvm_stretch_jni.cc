@@ -12,6 +12,7 @@ namespace {
 // that libtvm_ffi.so replaces while it is loaded: Java needs its own to notice null pointers.
 struct Interface {
   decltype(&::tvm_stretch_load) load;
+  decltype(&::tvm_stretch_load_with_data) load_with_data;
   decltype(&::tvm_stretch_load_descriptor) load_descriptor;
   decltype(&::tvm_stretch_clone) clone;
   decltype(&::tvm_stretch_free) free;
@@ -26,6 +27,10 @@ struct Interface {
   decltype(&::tvm_stretch_plan_name) plan_name;
   decltype(&::tvm_stretch_use_plan) use_plan;
   decltype(&::tvm_stretch_adapt) adapt;
+  decltype(&::tvm_stretch_length_count) length_count;
+  decltype(&::tvm_stretch_length_name) length_name;
+  decltype(&::tvm_stretch_use_length) use_length;
+  decltype(&::tvm_stretch_reset) reset;
   decltype(&::tvm_stretch_statistics) statistics;
   decltype(&::tvm_stretch_last_error) last_error;
 } tvm_stretch;
@@ -43,6 +48,7 @@ bool OpenInterface() {
   sigaction(SIGSEGV, &handler, nullptr);
   if (library == nullptr) return false;
   return Find(library, "tvm_stretch_load", &tvm_stretch.load) &&
+         Find(library, "tvm_stretch_load_with_data", &tvm_stretch.load_with_data) &&
          Find(library, "tvm_stretch_load_descriptor", &tvm_stretch.load_descriptor) &&
          Find(library, "tvm_stretch_clone", &tvm_stretch.clone) &&
          Find(library, "tvm_stretch_free", &tvm_stretch.free) &&
@@ -57,6 +63,10 @@ bool OpenInterface() {
          Find(library, "tvm_stretch_plan_name", &tvm_stretch.plan_name) &&
          Find(library, "tvm_stretch_use_plan", &tvm_stretch.use_plan) &&
          Find(library, "tvm_stretch_adapt", &tvm_stretch.adapt) &&
+         Find(library, "tvm_stretch_length_count", &tvm_stretch.length_count) &&
+         Find(library, "tvm_stretch_length_name", &tvm_stretch.length_name) &&
+         Find(library, "tvm_stretch_use_length", &tvm_stretch.use_length) &&
+         Find(library, "tvm_stretch_reset", &tvm_stretch.reset) &&
          Find(library, "tvm_stretch_statistics", &tvm_stretch.statistics) &&
          Find(library, "tvm_stretch_last_error", &tvm_stretch.last_error);
 }
@@ -101,13 +111,33 @@ bool Read(JNIEnv* env, jobjectArray buffers, std::vector<TvmStretchBuffer>* foun
   return true;
 }
 
+// The text of a string, as long as this lives; nullptr with a pending exception without memory.
+struct Text {
+  Text(JNIEnv* env, jstring string)
+      : env(env), string(string), characters(env->GetStringUTFChars(string, nullptr)) {}
+  ~Text() {
+    if (characters != nullptr) env->ReleaseStringUTFChars(string, characters);
+  }
+  Text(const Text&) = delete;
+
+  JNIEnv* env;
+  jstring string;
+  const char* characters;
+};
+
 jlong LoadFile(JNIEnv* env, jclass, jstring path) {
-  const char* text = env->GetStringUTFChars(path, nullptr);
-  if (text == nullptr) return 0;
+  const Text text(env, path);
+  if (text.characters == nullptr) return 0;
   TvmStretchModel* model = nullptr;
-  const TvmStretchStatus status = tvm_stretch.load(text, &model);
-  env->ReleaseStringUTFChars(path, text);
-  Check(env, status);
+  Check(env, tvm_stretch.load(text.characters, &model));
+  return Handle(model);
+}
+
+jlong LoadWithData(JNIEnv* env, jclass, jstring kernels, jstring data) {
+  const Text library(env, kernels), network(env, data);
+  if (library.characters == nullptr || network.characters == nullptr) return 0;
+  TvmStretchModel* model = nullptr;
+  Check(env, tvm_stretch.load_with_data(library.characters, network.characters, &model));
   return Handle(model);
 }
 
@@ -181,16 +211,31 @@ void RunAsync(JNIEnv* env, jclass, jlong model, jobjectArray inputs, jobjectArra
 
 void Cancel(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.cancel(At(model))); }
 
-jobjectArray Plans(JNIEnv* env, jclass, jlong model) {
-  const auto count = static_cast<jsize>(tvm_stretch.plan_count(At(model)));
+template <typename Count, typename Name>
+jobjectArray Names(JNIEnv* env, jlong model, Count count_of, Name name_of) {
+  const auto count = static_cast<jsize>(count_of(At(model)));
   const jobjectArray names =
       env->NewObjectArray(count, env->FindClass("java/lang/String"), nullptr);
   for (jsize i = 0; names != nullptr && i < count; ++i) {
-    const char* name = tvm_stretch.plan_name(At(model), static_cast<size_t>(i));
+    const char* name = name_of(At(model), static_cast<size_t>(i));
     env->SetObjectArrayElement(names, i, env->NewStringUTF(name));
   }
   return names;
 }
+
+jobjectArray Plans(JNIEnv* env, jclass, jlong model) {
+  return Names(env, model, tvm_stretch.plan_count, tvm_stretch.plan_name);
+}
+
+jobjectArray Lengths(JNIEnv* env, jclass, jlong model) {
+  return Names(env, model, tvm_stretch.length_count, tvm_stretch.length_name);
+}
+
+void UseLength(JNIEnv* env, jclass, jlong model, jint number) {
+  Check(env, tvm_stretch.use_length(At(model), static_cast<size_t>(number)));
+}
+
+void Reset(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.reset(At(model))); }
 
 void UsePlan(JNIEnv* env, jclass, jlong model, jint number) {
   // A negative number becomes one that is too large.
@@ -239,6 +284,7 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
   if (new_exception == nullptr || new_tensor == nullptr || finish == nullptr) return JNI_ERR;
   const JNINativeMethod methods[] = {
       Method("loadFile", "(Ljava/lang/String;)J", LoadFile),
+      Method("loadWithData", "(Ljava/lang/String;Ljava/lang/String;)J", LoadWithData),
       Method("loadDescriptor", "(IJJ)J", LoadDescriptor),
       Method("cloneModel", "(J)J", Clone),
       Method("free", "(J)V", Free),
@@ -252,6 +298,9 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
       Method("plans", "(J)[Ljava/lang/String;", Plans),
       Method("usePlan", "(JI)V", UsePlan),
       Method("adapt", "(J)V", Adapt),
+      Method("lengths", "(J)[Ljava/lang/String;", Lengths),
+      Method("useLength", "(JI)V", UseLength),
+      Method("reset", "(J)V", Reset),
       Method("statistics", "(J)Ljava/lang/String;", Statistics),
   };
   const auto count = static_cast<jint>(sizeof(methods) / sizeof(methods[0]));

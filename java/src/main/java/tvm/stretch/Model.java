@@ -31,8 +31,8 @@ public final class Model implements AutoCloseable {
 
   // Calls hold the first lock, so that close() cannot free the model under them.
   private final ReadWriteLock life = new ReentrantReadWriteLock();
-  private final List<Tensor> inputs;
-  private final List<Tensor> outputs;
+  private volatile List<Tensor> inputs; // of the length in use
+  private volatile List<Tensor> outputs;
   private long handle; // 0 after close()
 
   private Model(long handle) {
@@ -44,6 +44,14 @@ public final class Model implements AutoCloseable {
   /** Opens an artifact. The file must not change until the model and its copies are closed. */
   public static Model load(Path path) {
     return new Model(loadFile(path.toString()));
+  }
+
+  /**
+   * Opens kernels that were exported without their network, and the network: a file without
+   * programs, which may have come later than the app. The caller checks where it comes from.
+   */
+  public static Model load(Path kernels, Path data) {
+    return new Model(loadWithData(kernels.toString(), data.toString()));
   }
 
   /** Opens an artifact that is a part of an open file, as Android's assets are. */
@@ -135,6 +143,40 @@ public final class Model implements AutoCloseable {
         });
   }
 
+  /**
+   * The lengths that the network was compiled for, as {@code n=64}; one empty name if there is only
+   * one.
+   */
+  public List<String> lengths() {
+    List<String> names = new ArrayList<>();
+    call(
+        model -> {
+          Collections.addAll(names, lengths(model));
+          return 0L;
+        });
+    return Collections.unmodifiableList(names);
+  }
+
+  /** Runs from now on have this length, and {@link #inputs} and {@link #outputs} describe it. */
+  public void useLength(int number) {
+    call(
+        model -> {
+          useLength(model, number);
+          inputs = describe(model, true);
+          outputs = describe(model, false);
+          return 0L;
+        });
+  }
+
+  /** Sets all states to zero. */
+  public void reset() {
+    call(
+        model -> {
+          reset(model);
+          return 0L;
+        });
+  }
+
   /** JSON, as {@code tvm_stretch_statistics} describes it. */
   public String statistics() {
     String[] text = new String[1];
@@ -221,6 +263,8 @@ public final class Model implements AutoCloseable {
 
   private static native long loadFile(String path);
 
+  private static native long loadWithData(String kernels, String data);
+
   private static native long loadDescriptor(int descriptor, long offset, long bytes);
 
   private static native long cloneModel(long model);
@@ -243,6 +287,12 @@ public final class Model implements AutoCloseable {
   private static native void usePlan(long model, int number);
 
   private static native void adapt(long model);
+
+  private static native String[] lengths(long model);
+
+  private static native void useLength(long model, int number);
+
+  private static native void reset(long model);
 
   private static native String statistics(long model);
 }

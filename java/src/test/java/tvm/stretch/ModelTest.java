@@ -8,7 +8,7 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 
-/** {@code ModelTest MODEL.so INPUT OUTPUT}: tests/unit/test_java.py runs it. */
+/** {@code ModelTest MODEL INPUT OUTPUT [KERNELS DATA [LENGTHS]]}: test_java.py runs it. */
 public final class ModelTest {
   private static Path artifact;
   private static ByteBuffer input;
@@ -24,6 +24,8 @@ public final class ModelTest {
       expected = Files.readAllBytes(Path.of(words[2]));
       describes(model);
       runs(model);
+      if (words.length > 3) fromData(Path.of(words[3]), Path.of(words[4]));
+      if (words.length > 5) lengths(Path.of(words[5]));
       chains(model);
       copies(model);
       mistakes(model);
@@ -71,6 +73,35 @@ public final class ModelTest {
     require(model.statistics().contains("\"runs\""), "statistics");
     model.usePlan(0);
     model.adapt();
+  }
+
+  /** The same network, kernels and data apart. */
+  private static void fromData(Path kernels, Path data) throws Exception {
+    try (Model model = Model.load(kernels, data)) {
+      runs(model);
+      model.reset();
+    }
+    fails(
+        StretchException.Status.BAD_ARTIFACT, "expected", () -> Model.load(kernels, kernels));
+  }
+
+  /** Its lengths are 3 and 5; it adds 1 to each of its float32. */
+  private static void lengths(Path path) throws Exception {
+    try (Model model = Model.load(path)) {
+      require(model.lengths().equals(List.of("n=3", "n=5")), model.lengths().toString());
+      for (int number : new int[] {1, 0, 1}) {
+        model.useLength(number);
+        long count = number == 0 ? 3 : 5;
+        require(model.inputs().get(0).bytes() == 4 * count, "bytes of a length");
+        ByteBuffer read = model.inputs().get(0).newBuffer();
+        ByteBuffer written = output(model);
+        for (int i = 0; i < count; ++i) read.putFloat(4 * i, i);
+        model.run(List.of(read), List.of(written));
+        for (int i = 0; i < count; ++i) require(written.getFloat(4 * i) == i + 1, "an answer");
+      }
+      fails(StretchException.Status.INVALID, "expected", () -> model.useLength(2));
+      fails(StretchException.Status.INVALID, "expected", () -> model.useLength(-1));
+    }
   }
 
   private static void runs(Model model) {
