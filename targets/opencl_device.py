@@ -23,6 +23,10 @@ from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.kernels.gpu.families import describe_gpu
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
+_HALF_PIXEL = 8  # bytes of four numbers of float16
+_VIEWED_BYTES = 2**28
+"""Images are used where they can view buffers of this size, or all that the device has."""
+
 
 @dataclass(frozen=True)
 class OpenCLDevice:
@@ -41,12 +45,15 @@ class OpenCLDevice:
     max_buffer_bytes: int = 2**31 - 1
     # width and height of the largest image; (0, 0) without images
     image_size: tuple[int, int] = (0, 0)
+    image_pixels: int = 0  # of the largest image that views a buffer; 0 without images
 
     @property
     def machine(self) -> GpuMachine:
         """What kernel templates need to know of it, a GPU."""
         limits = self.max_group_size, self.local_bytes, self.local_on_chip
-        return describe_gpu(self.name, self.compute_units, *limits)
+        viewed = min(self.max_buffer_bytes, _VIEWED_BYTES)
+        has_images = 0 < viewed <= self.image_pixels * _HALF_PIXEL
+        return describe_gpu(self.name, self.compute_units, *limits, has_images)
 
 
 PHONE_GPU = OpenCLDevice(
@@ -58,7 +65,12 @@ FAMILIES: Mapping[str, OpenCLDevice] = {
     "gpu": PHONE_GPU,
     "mali": replace(PHONE_GPU, name="a Mali GPU", local_on_chip=False, compute_units=4),
     "adreno": OpenCLDevice(
-        "gpu", "an Adreno GPU", fp16=True, max_buffer_bytes=256 * 2**20, image_size=(16384, 16384)
+        "gpu",
+        "an Adreno GPU",
+        fp16=True,
+        max_buffer_bytes=256 * 2**20,
+        image_size=(16384, 16384),
+        image_pixels=2**27,
     ),
 }
 """Kinds of devices that a target may name."""
@@ -102,6 +114,7 @@ def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
         image_size=(found["max_image_width"], found["max_image_height"])
         if found["has_images"]
         else (0, 0),
+        image_pixels=found.get("max_image_pixels", 0) if found["has_images"] else 0,
     )
 
 

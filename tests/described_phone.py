@@ -23,6 +23,7 @@ GPU = {
     "has_images": True,
     "max_image_width": 16384,
     "max_image_height": 16384,
+    "max_image_pixels": 1 << 27,
     "memory": "mapped",
 }
 DSP = {

@@ -9,12 +9,13 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 
 from .fixed_point import narrowing_of
 from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
-from .gpu.groups import WHOLE_QUADS
+from .gpu.groups import IMAGES, WHOLE_QUADS
 from .gpu.rules import schedule_items
 from .hvx_mean import mean_nest
 from .hvx_stores import pack_stores
@@ -77,11 +78,29 @@ def _schedule(
 ) -> tirx.PrimFunc:
     if template is not None and fused is not None:
         written = _with_body(func, template.write(machine, fused))
-        return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
+        if machine.kind != "gpu":
+            return written
+        written = written.with_attr(WHOLE_QUADS, True)
+        images = _images(func, template, fused)
+        return written.with_attr(IMAGES, images) if images else written
     for mark, write in _MARKED.items():
         if mark in (func.attrs or {}):
             return _with_body(func, write(func, machine))
     return _WITHOUT_TEMPLATE[machine.kind](func, machine)
+
+
+def _images(func: tirx.PrimFunc, template: Template, fused: FusedKernel) -> list[int]:
+    """Parameters that are read as images; the epilogue reads single numbers, so not its own."""
+    loads: list[TensorLoad] = []
+    if fused.epilogue.value is not None:
+        tvm_ffi.structural_walk(fused.epilogue.value, (TensorLoad, loads.append))
+    own = [load.source for load in loads]
+    wanted = [fused.operands[operand] for operand in template.image_operands]
+    return [
+        place
+        for place, param in enumerate(func.params)
+        if any(param.same_as(one) for one in wanted) and not any(param.same_as(o) for o in own)
+    ]
 
 
 def _with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:

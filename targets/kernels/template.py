@@ -79,6 +79,11 @@ class Template(ABC):
         return 2
 
     @property
+    def image_operands(self) -> tuple[int, ...]:
+        """Operands that a GPU reads as images: all its loads are whole quads."""
+        return ()
+
+    @property
     @abstractmethod
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the result in memory."""

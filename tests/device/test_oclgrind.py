@@ -29,7 +29,7 @@ from tvm import relax
 """
 
 CONVOLUTION = """
-with gpu.tile_of(*{tile}):
+with gpu.tile_of(*{tile}, images={images}):
     gpu.check(gpu.convolution({shape}, {out}, {kernel}, padding={padding}))
 """
 
@@ -113,8 +113,12 @@ def reported(code: str, folder: Path) -> str:
     return found or (done.stderr if done.returncode else "")
 
 
-def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel: int) -> str:
-    return CONVOLUTION.format(tile=tile, shape=shape, out=out, kernel=kernel, padding=kernel // 2)
+def convolution(
+    tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel: int, images: int = 0
+) -> str:
+    return CONVOLUTION.format(
+        tile=tile, shape=shape, out=out, kernel=kernel, padding=kernel // 2, images=images
+    )
 
 
 @needs_oclgrind
@@ -129,6 +133,11 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
         pytest.param(
             convolution((8, 2, 2, 2, 2, 1, 1), (1, 3, 6, 5), 10, 3),
             id="plain",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            convolution((8, 2, 2, 1, 1, 2, 2), (1, 12, 5, 6), 10, 3, images=2),
+            id="in images",
             marks=pytest.mark.full,
         ),
         pytest.param(

@@ -10,6 +10,7 @@
 //   fine-grained             of a gpu: buffers of shared virtual memory
 //   no-groups                no kernel may have a work-group
 //   no-room                  no buffer can be made
+//   no-images, few-pixels    no images, or only small ones
 //
 // A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
 // and as the host does. Only maps and unmaps make them equal, and kernels that use what is mapped
@@ -167,6 +168,7 @@ cl_int _cl_mem::Unmap(size_t offset) {
 }
 
 bool _cl_mem::IsDevices(const char* start, size_t bytes, bool writes) {
+  if (viewed != nullptr) return !writes && viewed->IsDevices(start, bytes, writes);
   std::lock_guard<std::mutex> lock(mutex);
   const auto first = static_cast<size_t>(start - data);
   for (const auto& [offset, mapping] : mappings) {
@@ -212,6 +214,10 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
     case CL_DEVICE_HOST_UNIFIED_MEMORY:
     case CL_DEVICE_MAX_COMPUTE_UNITS:
       return Answer(cl_uint{1}, bytes, to, size);
+    case CL_DEVICE_IMAGE_SUPPORT:
+      return Answer(Wants(" no-images ") ? kFalse : kTrue, bytes, to, size);
+    case CL_DEVICE_IMAGE_MAX_BUFFER_SIZE:
+      return Answer(size_t{Wants(" few-pixels ") ? 8u : 65536u}, bytes, to, size);
     case CL_DEVICE_MAX_WORK_GROUP_SIZE:
       return Answer(size_t{256}, bytes, to, size);
     case CL_DEVICE_MAX_WORK_ITEM_SIZES:
@@ -260,6 +266,10 @@ cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void*
     if ((flags & CL_MEM_ALLOC_HOST_PTR) != 0) return new _cl_mem(bytes);
     return new _cl_mem(bytes, start, (flags & CL_MEM_USE_HOST_PTR) != 0 && is_coherent);
   });
+}
+cl_mem clCreateImage(cl_context context, cl_bitfield, const cl_image_format*,
+                     const cl_image_desc* image, void*, cl_int* code) {
+  return Made<_cl_mem>("CreateImage", context, code, [&] { return new _cl_mem(image->buffer); });
 }
 cl_int clReleaseMemObject(cl_mem buffer) { return buffer->Release(), CL_SUCCESS; }
 

@@ -144,6 +144,13 @@ struct _cl_mem : Object {
     host = view.get();
     data = own.data();
   }
+  // An image, which views a buffer.
+  explicit _cl_mem(_cl_mem* viewed) : viewed(viewed), host(viewed->host), data(viewed->data) {
+    viewed->Retain();
+  }
+  ~_cl_mem() override {
+    if (viewed != nullptr) viewed->Release();
+  }
   cl_int Map(cl_bitfield flags, size_t offset, size_t bytes);
   cl_int Unmap(size_t offset);
   // Whether kernels may use these bytes: if nobody has mapped them, or only to read what they read.
@@ -156,6 +163,7 @@ struct _cl_mem : Object {
     size_t bytes;
     bool writes;
   };
+  _cl_mem* viewed = nullptr;
   char* host;
   char* data;  // what kernels see
   std::vector<char> own;

@@ -15,6 +15,7 @@ ENVIRONMENT = {k: v for k, v in BUILDING.items() if k != "TVM_STRETCH_OPENCL_DEV
 """The driver without a device has its own."""
 DRIVER = "*OpenCLMock*"
 THREADED = f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*"
+IMAGES = f"{DRIVER}ImagesThatTheDriverLacks*"
 MAPPED = {"MOCK_OPENCL": "gpu"}
 MIRROR = {**MAPPED, "TVM_STRETCH_OPENCL_MEMORY": "mirror"}
 
@@ -33,6 +34,8 @@ pytestmark = pytest.mark.skipif(
         ("native_tests", DRIVER, {"MOCK_OPENCL": "gpu fine-grained"}),
         ("native_tests", DRIVER, MAPPED),
         ("native_tests", DRIVER, MIRROR),
+        ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),
+        ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu few-pixels"}),
         ("thread_tests", f"*-{DRIVER}", {}),
         ("thread_tests", THREADED, MAPPED),
         pytest.param("thread_tests", DRIVER, {}, marks=pytest.mark.full),

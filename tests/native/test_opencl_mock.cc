@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <optional>
@@ -51,6 +52,19 @@ constexpr const char* kBells =
  "tvm_stretch.doorbell":[{"entry":"ring","source":0,"groups":[1,1,1],"group_size":[1,1,1],
   "args":[["bell",0]]}]}})json";
 
+// The same as `kPlain`, but what kernels read are images.
+constexpr const char* kImages = R"json({"options":"","sources":[
+ "void add(a, a0, b, b0, c, c0) void negative(a, a0, b, b0)"],"kernels":{
+ "add":[{"entry":"add","source":0,"groups":[1,1,1],"group_size":[1,1,1],"args":[
+  ["image",0],["offset",0],["image",1],["offset",1],["buffer",2],["offset",2]]}],
+ "negative":[{"entry":"negative","source":0,"groups":[1,1,1],"group_size":[1,1,1],"args":[
+  ["image",0],["offset",0],["buffer",1],["offset",1]]}]}})json";
+
+bool IsDevice(const char* word) {
+  const char* words = std::getenv("MOCK_OPENCL");
+  return words != nullptr && std::string(words).find(word) != std::string::npos;
+}
+
 class OpenCLMock : public ::testing::TestWithParam<const char*> {
  protected:
   static void SetUpTestSuite() {
@@ -60,9 +74,7 @@ class OpenCLMock : public ::testing::TestWithParam<const char*> {
     ASSERT_NE(library_, nullptr) << dlerror();
   }
   void SetUp() override {
-    const char* words = std::getenv("MOCK_OPENCL");
-    const bool is_gpu = words != nullptr && std::string(words).find("gpu") != std::string::npos;
-    if (is_gpu && GetParam() == kBells) GTEST_SKIP() << "a GPU refuses a CPU's kernels";
+    if (IsDevice("gpu") && GetParam() == kBells) GTEST_SKIP() << "a GPU refuses a CPU's kernels";
   }
   void TearDown() override { Fail(nullptr); }
 
@@ -257,6 +269,7 @@ TEST_P(OpenCLMock, EveryCallMayFail) {
   for (const Fault& fault : {
            Fault{"CreateBuffer", opencl::CL_MEM_OBJECT_ALLOCATION_FAILURE},
            Fault{"CreateBuffer", opencl::CL_INVALID_BUFFER_SIZE},
+           Fault{"CreateImage", opencl::CL_MEM_OBJECT_ALLOCATION_FAILURE},
            Fault{"CreateCommandQueue", opencl::CL_OUT_OF_HOST_MEMORY},
            Fault{"CreateProgramWithSource", opencl::CL_OUT_OF_HOST_MEMORY},
            Fault{"BuildProgram", opencl::CL_OUT_OF_RESOURCES},
@@ -359,6 +372,16 @@ TEST_P(OpenCLMock, ADeviceWithoutRoomSaysSo) {
   EXPECT_NE(error.find("run fewer or smaller networks on it"), std::string::npos) << error;
 }
 
+// Processes of their own, as a driver is asked about its images only once.
+TEST_P(OpenCLMock, ImagesThatTheDriverLacks) {
+  const bool is_small = IsDevice("few-pixels");
+  if (GetParam() != kImages || !(is_small || IsDevice("no-images"))) GTEST_SKIP() << "it has them";
+  const std::string error = ErrorOf([] { Invoke(CreateOn(Graph(4)), 1, 2); });
+  ExpectOneClearError(error, "images");
+  const char* reason = is_small ? "at most 8 pixels in an image of mock" : "a device with images";
+  EXPECT_NE(error.find(reason), std::string::npos) << error;
+}
+
 TEST_P(OpenCLMock, RunsLeaveNothingBehind) {
   RandomGraph graph = Graph(4);
   ffi::Module module = CreateOn(graph);
@@ -401,8 +424,10 @@ TEST_P(OpenCLMock, AffinityReachesTheSubmitter) {
   EXPECT_EQ(ThreadsOn(core), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Code, OpenCLMock, ::testing::Values(kPlain, kBells),
-                         [](const auto& info) { return info.index == 0 ? "Plain" : "Bells"; });
+INSTANTIATE_TEST_SUITE_P(Code, OpenCLMock, ::testing::Values(kPlain, kBells, kImages),
+                         [](const auto& info) {
+                           return std::array{"Plain", "Bells", "Images"}[info.index];
+                         });
 
 }  // namespace
 }  // namespace tvm_stretch

@@ -87,11 +87,11 @@ def check_rounded(mod: tvm.IRModule) -> None:
 
 
 @contextmanager
-def tile_of(*numbers: int) -> Iterator[None]:
-    """Convolutions get this tile, and none is Winograd's."""
+def tile_of(*numbers: int, images: int = 0) -> Iterator[None]:
+    """Convolutions get this tile, and none is Winograd's; ``images`` operands are in images."""
 
     def chosen(layer: ConvConfig, _gpu: GpuMachine) -> ConvConfig:
-        return tiled(layer, Tile(*numbers))
+        return tiled(layer, Tile(*numbers), images)
 
     configurations.cache_clear()
     with (
@@ -134,6 +134,49 @@ def convolution(
 def test_convolutions_of_groups(mod: tvm.IRModule, tile: tuple[int, ...]) -> None:
     with tile_of(*tile):
         check(mod)
+
+
+SPLIT = (8, 2, 2, 1, 1, 2, 2)
+"""A tile: down, across, pixels, quads, depth, slices, splits."""
+
+
+def shared() -> tvm.IRModule:
+    """A convolution to which its own input is added: the epilogue reads single numbers of it."""
+    weight = random_const(8, 8, 3, 3)
+    return module(lambda x: relax.op.add(relax.op.nn.conv2d(x, weight, padding=1), x), (1, 8, 7, 6))
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("mod", "images", "read"),
+    [
+        (convolution((1, 3, 9, 7), 10, 3, padding=1), 2, 1),  # no quads in a plain image
+        (convolution((1, 20, 9, 7), 24, 3, padding=1, residual=True), 1, 1),
+        (convolution((2, 20, 9, 7), 24, 3, padding=1, residual=True), 2, 2),
+        (shared(), 2, 1),
+    ],
+)
+def test_operands_in_images(mod: tvm.IRModule, images: int, read: int) -> None:
+    with tile_of(*SPLIT, images=images):
+        processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+        source = ts.compile(mod, [processor]).module.imports[1].inspect_source()
+        assert len(re.findall(r"#define tvm_stretch_pixel_", source)) == read
+        check(mod)
+
+
+def test_gpus_that_have_images() -> None:
+    """Adreno reads images best, if they can view what its buffers hold; others are measured."""
+    adreno = OpenCLDevice("gpu", "QUALCOMM Adreno(TM) 640", image_pixels=2**27)
+    assert (adreno.machine.has_images, adreno.machine.images) == (True, 2)
+    few = replace(adreno, image_pixels=2**16).machine
+    assert (few.has_images, few.images) == (False, 0)
+    others = {"AMD Radeon": (True, 0), LARGE.name: (False, 0)}  # to be measured; of no use
+    for name, expected in others.items():
+        gpu = replace(adreno, name=name).machine
+        assert (gpu.has_images, gpu.images) == expected
+    found = group_conv_candidates(layer(SHAPES[0]), adreno.machine, 1)[0]
+    assert isinstance(found, GroupConvConfig)
+    assert found.images == 2
 
 
 @contextmanager

@@ -98,6 +98,16 @@ def test_candidates_are_of_different_kinds() -> None:
     assert found[0] == choose_group_conv(LAYER, H100)
 
 
+def test_images_are_tried_where_there_are_some() -> None:
+    gpu = replace(H100, has_images=True)
+    found = group_candidates(LAYER, gpu, 8)
+    assert [replace(c, images=0) for c in found[-2:]] == [found[0]] * 2
+    assert {c.images for c in found[-2:]} == {1, 2}
+    assert len(found) == 8
+    assert all(is_possible(config, gpu) for config in found)
+    assert not any(is_possible(config, H100) for config in found[-2:])
+
+
 def test_winners_go_before_the_model() -> None:
     chosen, second = group_candidates(LAYER, H100, 2)
     assert choose_group_conv(LAYER, H100) == chosen

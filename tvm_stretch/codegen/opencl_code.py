@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,11 +41,12 @@ from tvm.target import Target
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.rewriting import rewrite
-from tvm_stretch.targets.kernels.gpu.groups import WHOLE_QUADS
+from tvm_stretch.targets.kernels.gpu.groups import IMAGES, WHOLE_QUADS
 
 from . import folded_addresses
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
+from .images import read_images, taking_image
 from .nan_safe import nan_safe, nan_safe_prelude
 from .private_memory import whole_lines
 from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads
@@ -124,13 +125,16 @@ def compile_opencl(
 
 def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) -> list[Launch]:
     calls = device_calls(name, function, target, wide_indices=on_cpu)
-    whole = WHOLE_QUADS in (function.attrs or {})
+    attrs = function.attrs or {}
+    images = frozenset(map(int, attrs.get(IMAGES, ())))
     if not calls:
         raise UnsupportedError(f"expected work for kernel {name}, got none; remove the operator")
-    return [_launch(call, target, bells=on_cpu, whole=whole) for call in calls]
+    return [_launch(call, target, on_cpu, WHOLE_QUADS in attrs, images) for call in calls]
 
 
-def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> Launch:
+def _launch(
+    call: DeviceCall, target: Target, bells: bool, whole: bool, images: Collection[int]
+) -> Launch:
     """A function as TVM writes it, and a kernel that calls it with the starts of its tensors."""
     entry, work = call.entry, f"{call.entry}_work"
     params: list[str] = []
@@ -139,13 +143,21 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> La
     args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
     scratch = call.scratch
     items = math.prod(call.extents.values())
-    text = _source(call, target, on_cpu=bells, whole=whole).replace(
+    text = _source(call, target, bells, whole, images).replace(
         f"__kernel void {entry}(", f"static void {work}("
     )
     for place, (param, (kind, number)) in enumerate(
         zip(call.function.params, call.memory, strict=True)
     ):
         name = f"memory{place}"
+        if kind == "buffer" and number in images:
+            pointer = f"__global {_type_name(param)}* restrict {param.name}"
+            dtype = str(param.ty.element_type.dtype)
+            text = taking_image(text, param.name, pointer, dtype)
+            params += [f"__read_only image1d_buffer_t {name}", f"int first{place}"]
+            args += [("image", number), ("offset", number)]
+            pointers.append(f"{name}, first{place} / 4")
+            continue
         if kind == "shared":
             # TVM declares all pointers global and `restrict`. Were these `restrict`, LLVM could
             # move loads of values that other work-items store to before the barrier.
@@ -194,7 +206,9 @@ def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _source(call: DeviceCall, target: Target, *, on_cpu: bool, whole: bool) -> str:
+def _source(
+    call: DeviceCall, target: Target, on_cpu: bool, whole: bool, images: Collection[int]
+) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
@@ -205,9 +219,11 @@ def _source(call: DeviceCall, target: Target, *, on_cpu: bool, whole: bool) -> s
         (tirx.Shuffle, _vector_of_lanes),
         (TensorLoad, _gathered),
     )
+    tensors = list(zip(lowered.params, call.memory, strict=True))
+    seen = [param for param, (kind, number) in tensors if kind == "buffer" and number in images]
+    body = read_images(body, seen) if seen else body
     body = access_whole_quads(body) if whole else body
     if on_cpu:
-        tensors = zip(lowered.params, call.memory, strict=True)
         pointers = [param for param, (kind, _) in tensors if kind == "buffer"]
         body = folded_addresses.fold_addresses(body, pointers)
     else:

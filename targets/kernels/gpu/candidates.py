@@ -53,7 +53,7 @@ def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, 
     kinds = {_kind(config): config for config in reversed(every)}
     first = sorted(kinds.values(), key=every.index)
     direct = (*first, *(config for config in every if config not in first))
-    others = _winograd(bare, gpu, count // 4)
+    others = _winograd(bare, gpu, count // 4) + _seen_otherwise(direct[0], gpu)
     found: list[Layer] = [*direct[: max(1, count - len(others))], *others]
     return tuple(found[:count])
 
@@ -65,6 +65,14 @@ def _winograd(layer: ConvConfig, gpu: GpuMachine, count: int) -> tuple[GroupWino
         return ()
     direct = tile_cycles(Sizes.of(layer), tiles_of(layer, gpu)[0], gpu).total
     return tuple(c for c in found if group_winograd_cycles(c, gpu) < _WORTH * direct)
+
+
+def _seen_otherwise(config: ConvConfig, gpu: GpuMachine) -> tuple[ConvConfig, ...]:
+    """The same configuration with more and fewer operands in images, where there are images."""
+    if not gpu.has_images or not isinstance(config, GroupConvConfig):
+        return ()
+    most = 2 if config.data_block > 1 else 1
+    return tuple(replace(config, images=n) for n in range(most + 1) if n != config.images)
 
 
 def _kind(config: ConvConfig) -> object:
@@ -104,7 +112,8 @@ def is_possible(config: Layer, gpu: GpuMachine) -> bool:
     tile = tile_of(config)
     return (
         all(number in numbers for number, numbers in zip(tile, TILE_NUMBERS, strict=True))
-        and tiled(layer, tile) == config
+        and tiled(layer, tile, config.images) == config
+        and config.images in ((0, 1, 2) if gpu.has_images else (0,))
         and covers(layer, Sizes.of(layer), tile.across * tile.quads, tile.down * tile.pixels)
         and fits(tile, gpu)
     )

@@ -55,6 +55,7 @@ class GroupConvConfig(GpuConvConfig):
     depth: int = 4  # quads of input channels (at one tap) that a slice takes from each slab
     slices: int = 1  # sets of such items, each with a part of the sums
     splits: int = 1  # parts of the sums that different groups compute
+    images: int = 0  # operands that are read as images (`GpuMachine.images`)
 
     template: ClassVar[str] = "group_conv"
 
@@ -140,6 +141,11 @@ class GroupConvConfig(GpuConvConfig):
         return GroupConvFeatures(
             **vars(plain), work_groups=groups, group_items=self.group_items, **found._asdict()
         )
+
+    @property
+    def image_operands(self) -> tuple[int, ...]:
+        """Weights first; channels of a plain image are no pixels of four numbers."""
+        return (1, 0)[: min(self.images, 1 if self.data_block == 1 else 2)]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         return write_group_conv(self, fused.operands, fused.epilogue)
@@ -231,7 +237,7 @@ def group_conv_candidates(
     if gpu.local_on_chip and is_row(layer):
         found = row_candidates(layer, gpu)
     elif gpu.local_on_chip:
-        found = [tiled(layer, tile) for tile in tiles_of(layer, gpu)[:count]]
+        found = [tiled(layer, tile, gpu.images) for tile in tiles_of(layer, gpu)[:count]]
     return tuple((found or item_conv_candidates(layer, gpu))[:count])
 
 
@@ -247,7 +253,7 @@ def group_conv_cycles(config: GroupConvConfig, gpu: GpuMachine) -> float:
     return min(cycles, tile_cycles(sizes, tile_of(usual), gpu).total)
 
 
-def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
+def tiled(layer: ConvConfig, tile: Tile, images: int = 0) -> GroupConvConfig:
     """A convolution with a tile."""
     return taken(
         GroupConvConfig,
@@ -258,6 +264,7 @@ def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
         depth=tile.depth,
         slices=tile.slices,
         splits=tile.splits,
+        images=images,
     )
 
 

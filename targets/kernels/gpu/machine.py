@@ -26,6 +26,9 @@ class GpuMachine:
     local_bytes: int = 32 * KIB  # the most local memory that a group may have
     # local memory is a memory of its own, not a part of the device's memory
     local_on_chip: bool = True
+    has_images: bool = False  # an image can view any buffer, four numbers in a pixel
+    # operands of a convolution that it reads fastest as such images: 1 weights, 2 the input too
+    images: int = 0
     plain_items: int = 64  # work-items of a group that shares nothing
     # configurations that measured best; they do not change how a configuration is written, so
     # they are no part of the text that names a machine

@@ -27,6 +27,18 @@ using ContextCallback = void (*)(const char*, const void*, size_t, void*);
 using ProgramCallback = void (*)(cl_program, void*);
 using EventCallback = void (*)(cl_event, cl_int, void*);
 
+struct cl_image_format {
+  cl_uint order;
+  cl_uint type;
+};
+
+struct cl_image_desc {
+  cl_uint type;
+  size_t width, height, depth, layers, row_pitch, slice_pitch;
+  cl_uint levels, samples;
+  cl_mem buffer;
+};
+
 constexpr cl_bool kFalse = 0;
 constexpr cl_bool kTrue = 1;
 
@@ -74,6 +86,7 @@ constexpr cl_uint CL_DEVICE_EXTENSIONS = 0x1030;
 constexpr cl_uint CL_DEVICE_HOST_UNIFIED_MEMORY = 0x1035;
 constexpr cl_uint CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT = 0x103A;
 constexpr cl_uint CL_DEVICE_OPENCL_C_VERSION = 0x103D;
+constexpr cl_uint CL_DEVICE_IMAGE_MAX_BUFFER_SIZE = 0x1040;
 constexpr cl_uint CL_DEVICE_SVM_CAPABILITIES = 0x1053;
 
 constexpr cl_uint CL_LOCAL = 0x1;
@@ -90,6 +103,11 @@ constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
 constexpr cl_bitfield CL_MEM_ALLOC_HOST_PTR = 1 << 4;
 constexpr cl_bitfield CL_MEM_COPY_HOST_PTR = 1 << 5;
 constexpr cl_bitfield CL_MEM_SVM_FINE_GRAIN_BUFFER = 1 << 10;
+
+constexpr cl_uint CL_MEM_OBJECT_IMAGE1D_BUFFER = 0x10F6;
+constexpr cl_uint CL_RGBA = 0x10B5;
+constexpr cl_uint CL_HALF_FLOAT = 0x10DD;
+constexpr cl_uint CL_FLOAT = 0x10DE;
 
 constexpr cl_bitfield CL_MAP_READ = 1 << 0;
 constexpr cl_bitfield CL_MAP_WRITE = 1 << 1;
@@ -161,6 +179,8 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
     (cl_command_queue, cl_kernel, cl_uint, const size_t*, const size_t*, const size_t*, cl_uint,  \
      const cl_event*, cl_event*))                                                                 \
   F(81, SetEventCallback, cl_int, (cl_event, cl_int, EventCallback, void*))                       \
+  F(96, CreateImage, cl_mem,                                                                      \
+    (cl_context, cl_bitfield, const cl_image_format*, const cl_image_desc*, void*, cl_int*))      \
   F(105, EnqueueMarkerWithWaitList, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))
 
 // Functions that older drivers lack; null there, and in drivers without a loader.

@@ -54,15 +54,16 @@ std::array<size_t, 3> Sizes(const json::Object& launch, const char* key, const s
 
 ArgSpec ReadArg(const ffi::Any& value, const std::string& where) {
   static const std::unordered_map<std::string, ArgSpec::Kind> kinds = {
-      {"buffer", ArgSpec::Kind::kBuffer},   {"offset", ArgSpec::Kind::kOffset},
-      {"int32", ArgSpec::Kind::kInt32},     {"local", ArgSpec::Kind::kLocal},
-      {"scratch", ArgSpec::Kind::kScratch}, {"bell", ArgSpec::Kind::kBell},
+      {"buffer", ArgSpec::Kind::kBuffer}, {"offset", ArgSpec::Kind::kOffset},
+      {"image", ArgSpec::Kind::kImage},   {"int32", ArgSpec::Kind::kInt32},
+      {"local", ArgSpec::Kind::kLocal},   {"scratch", ArgSpec::Kind::kScratch},
+      {"bell", ArgSpec::Kind::kBell},
   };
   auto pair = As<json::Array>(value, "a pair", where);
   if (pair.size() != 2) Refuse("a pair", where);
   auto kind = kinds.find(As<ffi::String>(pair[0], "a string", where));
   auto number = pair[1].try_cast<int64_t>();
-  if (kind == kinds.end()) Refuse("buffer, offset, int32, local, scratch or bell", where);
+  if (kind == kinds.end()) Refuse("buffer, offset, image, int32, local, scratch or bell", where);
   if (!number || *number >= kMaxValue || *number < -kMaxValue) Refuse("an int32", where);
   if (kind->second != ArgSpec::Kind::kInt32 && *number < 0) Refuse("no negative number", where);
   bool is_bytes = kind->second == ArgSpec::Kind::kLocal || kind->second == ArgSpec::Kind::kScratch;

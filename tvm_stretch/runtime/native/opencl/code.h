@@ -3,15 +3,16 @@
 //   {"sources": ["<OpenCL C>", ...],
 //    "kernels": {"<name of the graph's kernel>": [
 //       {"entry": "<__kernel name>", "source": <position in sources>, "groups": [gx, gy, gz],
-//        "group_size": [lx, ly, lz], "args": [["buffer", i], ["offset", i], ["int32", v],
-//        ["local", bytes], ["scratch", bytes], ["bell", 0], ...]}, ... launches in order]},
+//        "group_size": [lx, ly, lz], "args": [["buffer", i], ["offset", i], ["image", i],
+//        ["int32", v], ["local", bytes], ["scratch", bytes], ["bell", 0], ...]},
+//       ... launches in order]},
 //    "options": "-cl-..."}
 //
 // `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
-// the tensor's start in it, in elements. "scratch" is device memory through which launches of a
-// kernel pass data to later ones; all kernels reuse the same memory. "bell" is the bell of the
-// node's region (bell.h). If kernels have bells, the launch "tvm_stretch.doorbell" only waits for
-// one.
+// the tensor's start in it, in elements, "image" the same memory as pixels of four elements.
+// "scratch" is device memory through which launches of a kernel pass data to later ones; all
+// kernels reuse the same memory. "bell" is the bell of the node's region (bell.h). If kernels have
+// bells, the launch "tvm_stretch.doorbell" only waits for one.
 #ifndef TVM_STRETCH_OPENCL_CODE_H_
 #define TVM_STRETCH_OPENCL_CODE_H_
 
@@ -29,7 +30,7 @@ namespace ffi = tvm::ffi;
 inline constexpr const char* kDoorbell = "tvm_stretch.doorbell";
 
 struct ArgSpec {
-  enum class Kind { kBuffer, kOffset, kInt32, kLocal, kScratch, kBell };
+  enum class Kind { kBuffer, kOffset, kImage, kInt32, kLocal, kScratch, kBell };
   Kind kind;
   int64_t value;
 };

@@ -66,6 +66,7 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
   info.has_images = Number<cl_bool>(id, CL_DEVICE_IMAGE_SUPPORT) == kTrue;
   info.max_image_width = Number<size_t>(id, CL_DEVICE_IMAGE2D_MAX_WIDTH);
   info.max_image_height = Number<size_t>(id, CL_DEVICE_IMAGE2D_MAX_HEIGHT);
+  info.max_image_pixels = Number<size_t>(id, CL_DEVICE_IMAGE_MAX_BUFFER_SIZE);
   info.unified = Number<cl_bool>(id, CL_DEVICE_HOST_UNIFIED_MEMORY) == kTrue;
   info.svm = Number<cl_bitfield>(id, CL_DEVICE_SVM_CAPABILITIES);
   // A CUDA context is lost with the first failed kernel, and an event costs 2.5 us there.
@@ -211,6 +212,7 @@ ffi::String DescribeDevices() {
     set("has_images", info.has_images);
     set_number("max_image_width", info.max_image_width);
     set_number("max_image_height", info.max_image_height);
+    set_number("max_image_pixels", info.max_image_pixels);
     set("unified", info.unified);
     set("fp16", info.Has("cl_khr_fp16"));
     set("fp64", info.Has("cl_khr_fp64"));

@@ -44,6 +44,7 @@ struct DeviceInfo {
   bool has_images = false;
   size_t max_image_width = 0;
   size_t max_image_height = 0;
+  size_t max_image_pixels = 0;  // of an image that views a buffer
   bool unified = false;
   cl_bitfield svm = 0;
   bool last_event_tells = false;  // a failed command fails all later ones

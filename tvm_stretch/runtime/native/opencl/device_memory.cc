@@ -45,6 +45,30 @@ std::shared_ptr<char> AllocatePinned(const Device& device, size_t bytes) {
   return {owner, data};
 }
 
+Buffer DeviceMemory::ImageOf(const Device& device, DLDataType element) const {
+  const bool is_half = element.bits == 16;
+  if (element.code != kDLFloat || (!is_half && element.bits != 32)) {
+    TVM_FFI_THROW(ValueError) << "expected float32 or float16 for a tensor in an image, got "
+                              << "another type; compile the model again";
+  }
+  const size_t pixels = bytes_ / (4 * element.bits / 8);
+  if (pixels > device.info.max_image_pixels) {
+    TVM_FFI_THROW(DeviceError) << "expected at most " << device.info.max_image_pixels
+                               << " pixels in an image of " << device.info.name << ", got "
+                               << pixels << "; place fewer operators on this device";
+  }
+  const cl_image_format format{CL_RGBA, is_half ? CL_HALF_FLOAT : CL_FLOAT};
+  cl_image_desc description{};
+  description.type = CL_MEM_OBJECT_IMAGE1D_BUFFER;
+  description.width = pixels;
+  description.buffer = buffer_;
+  cl_int code = CL_SUCCESS;
+  Buffer image(
+      CL().CreateImage(device.context, CL_MEM_READ_ONLY, &format, &description, nullptr, &code));
+  Check(code, "clCreateImage");
+  return image;
+}
+
 DeviceMemory::DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents)
     : host_(host), bytes_(bytes) {
   CheckBufferBytes(device, bytes);

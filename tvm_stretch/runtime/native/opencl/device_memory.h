@@ -26,6 +26,9 @@ class DeviceMemory {
 
   cl_mem buffer() const { return buffer_; }
   size_t OffsetOf(const char* address) const { return static_cast<size_t>(address - host_); }
+  // The bytes as an image in which four elements are a pixel. Throws DeviceError if the device
+  // has no such images.
+  Buffer ImageOf(const Device& device, DLDataType element) const;
   bool Holds(const char* address) const { return address >= host_ && address < host_ + bytes_; }
 
  private:

@@ -76,11 +76,18 @@ void OpenCLProgram::CheckLaunches(const NodeSpec& node) {
   const auto num_tensors = static_cast<int64_t>(node.inputs.size() + node.outputs.size());
   for (const LaunchSpec& launch : LaunchesOf(node)) {
     for (const ArgSpec& arg : launch.args) {
-      bool is_tensor = arg.kind == ArgSpec::Kind::kBuffer || arg.kind == ArgSpec::Kind::kOffset;
+      const bool is_image = arg.kind == ArgSpec::Kind::kImage;
+      bool is_tensor =
+          is_image || arg.kind == ArgSpec::Kind::kBuffer || arg.kind == ArgSpec::Kind::kOffset;
       if (is_tensor && arg.value >= num_tensors) {
         TVM_FFI_THROW(ValueError) << "expected one of " << num_tensors << " tensors of '"
                                   << node.name << "' in the OpenCL code, got number " << arg.value
                                   << "; compile the model again";
+      }
+      if (is_image && !device_.info.has_images) {
+        TVM_FFI_THROW(DeviceError)
+            << "expected a device with images for kernel '" << launch.entry << "', got "
+            << device_.info.name << "; compile the model for this device";
       }
       if (arg.kind == ArgSpec::Kind::kScratch) {
         scratch_bytes_ = std::max(scratch_bytes_, arg.value);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "bell.h"
 #include "command.h"
@@ -41,6 +43,7 @@ class OpenCLProcessor final : public Processor {
                         cl_mem bell) const;
   Kernel BindKernel(const NodeSpec& node, const LaunchSpec& launch, cl_mem bell) const;
   int32_t OffsetInItems(int64_t tensor) const;
+  cl_mem ImageAt(int64_t tensor) const;
 
   const OpenCLProgram& program_;
   const Device device_;
@@ -53,6 +56,8 @@ class OpenCLProcessor final : public Processor {
   const Buffer open_bell_;                    // for regions without a bell
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
   std::deque<Submitter> submitters_;          // one for each plan; they must be destroyed first
+  // Images of memory, by its buffer and the bits of an element.
+  mutable std::map<std::pair<cl_mem, int>, Buffer> images_;
   size_t num_bound_ = 0;
   OpenCLTask* last_ = nullptr;
 };
@@ -248,6 +253,21 @@ int32_t OpenCLProcessor::OffsetInItems(int64_t tensor) const {
   return static_cast<int32_t>(offset / item);
 }
 
+cl_mem OpenCLProcessor::ImageAt(int64_t tensor) const {
+  const TensorSpec& spec = graph_.tensors[tensor];
+  const char* address = AddressOf(tensor);
+  const DeviceMemory& memory = spec.bytes == 0 ? block_ : MemoryAt(address);
+  const size_t pixel = 4 * spec.dtype.bits / 8;
+  if (spec.bytes != 0 && memory.OffsetOf(address) % pixel != 0) {
+    TVM_FFI_THROW(ValueError) << "expected tensor " << tensor << " at the start of a pixel, got "
+                              << "byte " << memory.OffsetOf(address) << " of pixels of " << pixel
+                              << "; compile the model again";
+  }
+  Buffer& image = images_[{memory.buffer(), spec.dtype.bits}];
+  if (!image) image = memory.ImageOf(device_, spec.dtype);
+  return image.get();
+}
+
 Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launch,
                                    cl_mem bell) const {
   Kernel kernel = program_.NewKernel(launch);
@@ -264,6 +284,9 @@ Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launc
         buffer = is_empty ? block_.buffer() : MemoryAt(AddressOf(tensor)).buffer();
         break;
       }
+      case ArgSpec::Kind::kImage:
+        buffer = ImageAt(TensorOf(node, arg.value));
+        break;
       case ArgSpec::Kind::kScratch:
         buffer = scratch_.get();
         break;
