@@ -33,7 +33,7 @@ _X86_FEATURES = """
     sse3 ssse3 sse4.1 sse4.2 popcnt lzcnt movbe bmi bmi2 avx avx2 fma f16c gfni
     avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm sse4a egpr
     avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512ifma avx512vbmi avx512vbmi2
-    avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16
+    avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16 amx-tile amx-bf16
 """
 _ARM_FEATURES = """
     neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16 complxnum sha3 cssc mops
@@ -44,10 +44,15 @@ CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
 cpu_features.cc lists the same names."""
 
 
+TILES = ("amx-bf16", "amx-tile")
+"""The features that dense layers in bfloat16 need."""
+
+
 def checked_features(target: Target) -> tuple[str, ...]:
-    """The checked features that code for a target may use."""
-    features = codegen.llvm_get_cpu_features(target)
-    return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
+    """The checked features that code for a target may use; LLVM uses tiles only if asked to."""
+    features = CHECKED_CPU_FEATURES.intersection(map(str, codegen.llvm_get_cpu_features(target)))
+    asked = {f"+{feature}" for feature in features}.intersection(target.attrs.get("mattr", ()))
+    return tuple(sorted(f for f in features if not f.startswith("amx-") or f"+{f}" in asked))
 
 
 def cpu_processor(target: Target, threads: int) -> Processor:
@@ -68,6 +73,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         runs_here=not _names_other_machine(target.attrs),
         on_host_cores=True,
         computes_half=_computes_half(target),
+        computes_bfloat=all(codegen.target_has_features(name, target) for name in TILES),
     )
 
 

@@ -89,6 +89,7 @@ class Processor:
         driver: anything else on which its measurements depend, besides the machine and the above.
         cores: the CPU's cores that it uses exclusively.
         computes_half: whether it has instructions for float16 arithmetic.
+        computes_bfloat: whether it has fast instructions for products in bfloat16.
         prefers_half: whether float16 is faster there than integers, as on GPUs.
         integers: the precision in which it computes integer operators: ``float16``, or
             ``float16+float32`` with float32 sums; empty for exact integers.
@@ -113,6 +114,7 @@ class Processor:
     driver: str = ""
     cores: tuple[int, ...] = ()
     computes_half: bool = False
+    computes_bfloat: bool = False
     prefers_half: bool = False
     integers: str = ""
     device: str = ""

@@ -4,6 +4,7 @@
 """
 
 from . import attention as attention
+from . import bfloat as bfloat
 from . import concat as concat
 from . import conv as conv
 from . import hvx_conv as hvx_conv

@@ -8,7 +8,7 @@ from pathlib import Path
 import tvm
 
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
-from tvm_stretch.build.precision import PRECISIONS, WIDE_SUMS
+from tvm_stretch.build.precision import BFLOAT, PRECISIONS, WIDE_SUMS
 from tvm_stretch.frontend.load import WIDENED, Shapes, load_network
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
@@ -35,7 +35,7 @@ def read_network(
     if precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
         notes.append("float16 is computed in float32, as not all processors have its arithmetic")
     # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
-    if precision == PRECISIONS[0] or has_integers(mod["main"]):
+    if precision in (PRECISIONS[0], BFLOAT) or has_integers(mod["main"]):
         return mod, notes
     use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == WIDE_SUMS)
     mod = use_half(mod)

@@ -131,7 +131,7 @@ _COMPILING = (
     _option(
         "--precision",
         metavar="TYPE",
-        help="float32 (default), float16 or float16+float32, between the network's ends",
+        help="float32 (default), float16, float16+float32 or bfloat16, between the network's ends",
     ),
 )
 """How to compile a network."""

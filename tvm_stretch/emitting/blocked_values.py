@@ -29,6 +29,7 @@ from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.bfloat import BfloatShape
 from tvm_stretch.targets.kernels.gpu.mean import MeanShape
 from tvm_stretch.targets.kernels.gpu.norm import NormShape
 from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
@@ -190,6 +191,11 @@ class Rewriter(Layouts):
         if not self._is_float(call):
             return None
         sums = str(call.ty.dtype)
+        bfloat = choose(BfloatShape(*shape, shape_of(weight)[1]), self.machine)
+        if bfloat is not None:
+            result = bfloat.call(self.bb, *self.plain(call).args)
+            self.rows.add(result)
+            return Value(tuple(shape_of(call)), plain=result)
         layer = dense_shape(shape, shape_of(weight)[1])
         template = choose(layer, self.machine.summing(sums), self.lanes)
         blocks_only = self.is_blocked(data) or self.machine.kind == "dsp"

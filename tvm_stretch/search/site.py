@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import tvm
 
-from tvm_stretch.build.precision import processors_in
+from tvm_stretch.build.precision import BFLOAT, processors_in
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
@@ -120,6 +120,8 @@ class Site:
         halves = [p.name for p in placeable if p.integers]
         if halves:
             note = f"integer operators are computed in {precision} on {', '.join(halves)}"
+        if precision == BFLOAT:
+            note = "dense layers are computed in bfloat16, with float32 sums"
         note = "; ".join(filter(None, (self.note, note)))
         return replace(self, processors=processors, placeable=placeable, note=note)
 

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -28,7 +30,7 @@ struct Row {
   uint64_t states;
 };
 
-constexpr uint64_t kNone = 0, kYmm = 0x6, kZmm = 0xe6, kApx = 0x80000;
+constexpr uint64_t kNone = 0, kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000, kApx = 0x80000;
 
 constexpr Row kRows[] = {
     {"sse3", 1, 0, kEcx, 0, kNone},
@@ -55,7 +57,9 @@ constexpr Row kRows[] = {
     {"avx512vnni", 7, 0, kEcx, 11, kZmm},
     {"avx512bitalg", 7, 0, kEcx, 12, kZmm},
     {"avx512vpopcntdq", 7, 0, kEcx, 14, kZmm},
+    {"amx-bf16", 7, 0, kEdx, 22, kTiles},
     {"avx512fp16", 7, 0, kEdx, 23, kZmm},
+    {"amx-tile", 7, 0, kEdx, 24, kTiles},
     {"avxvnni", 7, 1, kEax, 4, kYmm},
     {"avx512bf16", 7, 1, kEax, 5, kZmm},
     {"avxifma", 7, 1, kEax, 23, kYmm},
@@ -86,6 +90,14 @@ bool Has(const Row& row) {
   return (regs[row.reg] >> row.bit & 1) && (kept & row.states) == row.states;
 }
 
+// Linux lets a process use tile registers only after it has asked.
+bool MayUse(const std::string& feature) {
+  constexpr long kRequest = 0x1023, kTileData = 18;
+  if (feature.compare(0, 4, "amx-") != 0) return true;
+  static const bool may = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return may;
+}
+
 const std::unordered_map<std::string, bool>& HostFeatures() {
   static const std::unordered_map<std::string, bool> features = [] {
     std::unordered_map<std::string, bool> found;
@@ -96,6 +108,8 @@ const std::unordered_map<std::string, bool>& HostFeatures() {
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
+
+bool MayUse(const std::string&) { return true; }
 
 const std::unordered_map<std::string, bool>& HostFeatures() {
   static const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
@@ -123,6 +137,8 @@ const std::unordered_map<std::string, bool>& HostFeatures() {
 
 #else
 
+bool MayUse(const std::string&) { return true; }
+
 const std::unordered_map<std::string, bool>& HostFeatures() {
   static const std::unordered_map<std::string, bool> features;
   return features;
@@ -146,7 +162,8 @@ void RequireCpuFeatures(const std::vector<std::string>& features, const std::str
   std::string missing;
   for (const std::string& feature : features) {
     auto found = host.find(feature);
-    if (found == host.end() || !found->second) missing += (missing.empty() ? "" : ", ") + feature;
+    const bool has = found != host.end() && found->second && MayUse(feature);
+    if (!has) missing += (missing.empty() ? "" : ", ") + feature;
   }
   if (!missing.empty()) {
     TVM_FFI_THROW(ValueError) << "expected a processor with " << missing << " for this artifact of "
