@@ -29,7 +29,7 @@ class Executor(Protocol):
     """The module of kind `tvm_stretch.executor`, here or on another device."""
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
-        """One of its methods: executor.cc lists them."""
+        """One of its methods: executor.h lists them."""
 
 
 class PlansOfModel(abc.ABC):

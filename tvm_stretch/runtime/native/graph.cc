@@ -1,11 +1,10 @@
 #include "graph.h"
 
 #include <tvm/ffi/dtype.h>
-#include <tvm/ffi/error.h>
-#include <tvm/ffi/extra/json.h>
 
-#include <algorithm>
 #include <string_view>
+
+#include "graph_reader.h"
 
 namespace tvm_stretch {
 namespace {
@@ -13,77 +12,7 @@ namespace {
 namespace json = ffi::json;
 
 constexpr int64_t kFormatVersion = 4;
-constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kMaxThreads = 1024;
-
-[[noreturn]] void Refuse(const std::string& expected, const std::string& where) {
-  TVM_FFI_THROW(ValueError) << "expected " << expected << " for " << where
-                            << " of the graph, got something else; export the model again";
-  TVM_FFI_UNREACHABLE();
-}
-
-// A JSON value with its path, for messages.
-class Reader {
- public:
-  Reader(ffi::Any value, std::string where) : value_(std::move(value)), where_(std::move(where)) {}
-
-  Reader operator[](const char* key) const {
-    auto object = value_.try_cast<json::Object>();
-    if (!object) Refuse("an object", where_);
-    auto found = object->find(ffi::String(key));
-    std::string where = where_.empty() ? key : where_ + "." + key;
-    if (found == object->end()) Refuse("a value", where);
-    return Reader((*found).second, where);
-  }
-
-  bool Has(const char* key) const {
-    auto object = value_.try_cast<json::Object>();
-    return object && object->find(ffi::String(key)) != object->end();
-  }
-
-  int64_t Int(int64_t low, int64_t high) const {
-    auto value = value_.try_cast<int64_t>();
-    if (!value || *value < low || *value > high) {
-      Refuse("an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]", where_);
-    }
-    return *value;
-  }
-
-  std::string Str() const {
-    auto value = value_.try_cast<ffi::String>();
-    if (!value) Refuse("a string", where_);
-    return *value;
-  }
-
-  bool Bool() const {
-    auto value = value_.try_cast<bool>();
-    if (!value) Refuse("true or false", where_);
-    return *value;
-  }
-
-  std::vector<Reader> List() const {
-    auto array = value_.try_cast<json::Array>();
-    if (!array) Refuse("a list", where_);
-    std::vector<Reader> items;
-    items.reserve(array->size());
-    for (const ffi::Any& item : *array) {
-      items.emplace_back(item, where_ + "[" + std::to_string(items.size()) + "]");
-    }
-    return items;
-  }
-
-  std::vector<int64_t> Ints(int64_t low, int64_t high) const {
-    std::vector<int64_t> values;
-    for (const Reader& item : List()) values.push_back(item.Int(low, high));
-    return values;
-  }
-
-  const std::string& where() const { return where_; }
-
- private:
-  ffi::Any value_;
-  std::string where_;
-};
 
 Memory ReadMemory(const Reader& reader) {
   std::string kind = reader.Str();
@@ -92,7 +21,7 @@ Memory ReadMemory(const Reader& reader) {
   if (kind == "arena") return Memory::kArena;
   if (kind == "constant") return Memory::kConstant;
   if (kind == "prepared") return Memory::kPrepared;
-  Refuse("input, output, arena, constant or prepared", reader.where());
+  RefuseGraph("input, output, arena, constant or prepared", reader.where());
 }
 
 DLDataType ReadDType(const Reader& reader) {
@@ -100,37 +29,27 @@ DLDataType ReadDType(const Reader& reader) {
   try {
     dtype = ffi::StringToDLDataType(reader.Str());
   } catch (const ffi::Error&) {
-    Refuse("a data type", reader.where());
+    RefuseGraph("a data type", reader.where());
   }
-  if (dtype.bits == 0 || dtype.lanes == 0) Refuse("a data type", reader.where());
+  if (dtype.bits == 0 || dtype.lanes == 0) RefuseGraph("a data type", reader.where());
   return dtype;
-}
-
-std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::string& where) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    strides[i] = stride;
-    if (shape[i] != 0 && stride > kMaxBytes / shape[i]) Refuse("a smaller shape", where);
-    stride *= shape[i];
-  }
-  return strides;
 }
 
 // Bytes from the first element to the end of the last one.
 int64_t SpannedBytes(const TensorSpec& tensor, const std::string& where) {
-  if (tensor.strides.size() != tensor.shape.size()) Refuse("a stride for each dimension", where);
+  if (tensor.strides.size() != tensor.shape.size())
+    RefuseGraph("a stride for each dimension", where);
   int64_t elements = 1;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] == 0) return 0;
     const int64_t steps = tensor.shape[i] - 1;
     if (steps != 0 && tensor.strides[i] > (kMaxBytes - elements) / steps) {
-      Refuse("a smaller shape", where);
+      RefuseGraph("a smaller shape", where);
     }
     elements += steps * tensor.strides[i];
   }
   const int64_t size = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
-  if (elements > kMaxBytes / size) Refuse("a smaller shape", where);
+  if (elements > kMaxBytes / size) RefuseGraph("a smaller shape", where);
   return elements * size;
 }
 
@@ -146,8 +65,8 @@ TensorSpec ReadTensor(const Reader& reader) {
                                          : DenseStrides(tensor.shape, reader.where());
   const int64_t bytes = SpannedBytes(tensor, reader.where());
   if (bytes != tensor.bytes) {
-    Refuse("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,",
-           reader.where());
+    RefuseGraph("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,",
+                reader.where());
   }
   return tensor;
 }
@@ -159,14 +78,14 @@ void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
   const bool has_places = reach.size() == 9 && node.outputs.size() == 2;
   if (!has_places || reach[0] >= static_cast<int64_t>(node.inputs.size()) || reach[1] < 1 ||
       reach[3] < 1 || reach[4] < 1 || reach[6] < 1 || reach[7] < 1 || reach[8] < 1) {
-    Refuse("an input, its windows, one output and its rectangle", where);
+    RefuseGraph("an input, its windows, one output and its rectangle", where);
   }
   const TensorSpec &data = tensors[node.inputs[node.reach[0]]], &out = tensors[node.outputs[0]];
   const TensorSpec& rectangle = tensors[node.outputs[1]];
   const bool is_rectangle = rectangle.shape == std::vector<int64_t>{4} &&
                             rectangle.dtype.bits == 64 && rectangle.memory == Memory::kArena;
   if (!is_rectangle || data.shape.size() < 4 || out.shape.size() < 4) {
-    Refuse("images and a rectangle", where);
+    RefuseGraph("images and a rectangle", where);
   }
 }
 
@@ -180,14 +99,14 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
   if (node.kernel == kCopyKernel) {
     if (node.inputs.size() != 1 || node.outputs.size() != 1 ||
         tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
-      Refuse("one input and one output of the same size", reader.where());
+      RefuseGraph("one input and one output of the same size", reader.where());
     }
     return node;
   }
   for (const std::vector<int64_t>* ids : {&node.inputs, &node.outputs}) {
     for (int64_t id : *ids) {
       if (tensors[id].offset % static_cast<int64_t>(kAlignment) != 0) {
-        Refuse("tensors that start at multiples of 64 bytes", reader.where());
+        RefuseGraph("tensors that start at multiples of 64 bytes", reader.where());
       }
     }
   }
@@ -204,127 +123,15 @@ void CheckNode(const NodeSpec& node, bool prepare, const std::vector<TensorSpec>
   for (int64_t id : node.inputs) {
     Memory memory = tensors[id].memory;
     if (prepare && memory != Memory::kConstant && memory != Memory::kPrepared) {
-      Refuse("constant inputs", where);
+      RefuseGraph("constant inputs", where);
     }
   }
   for (int64_t id : node.outputs) {
     Memory memory = tensors[id].memory;
     bool ok = prepare ? memory == Memory::kPrepared
                       : memory == Memory::kArena || memory == Memory::kOutput;
-    if (!ok) Refuse("outputs in memory that the node may write", where);
+    if (!ok) RefuseGraph("outputs in memory that the node may write", where);
   }
-}
-
-// Appends ports.
-void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
-               std::vector<PortSpec>* ports) {
-  for (const Reader& item : list.List()) {
-    int64_t id = item["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1);
-    const TensorSpec& tensor = tensors[id];
-    if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports->size()) ||
-        tensor.offset != 0) {
-      Refuse("a tensor that starts the port's own memory", item.where());
-    }
-    ports->push_back(PortSpec{item["name"].Str(), id, tensor.bytes});
-  }
-}
-
-// Reads ports of another length, whose names and types have to be those of the first one.
-void ReadMorePorts(const Reader& length, const char* first, const char* rest, Memory memory,
-                   const std::vector<TensorSpec>& tensors, std::vector<PortSpec>* ports,
-                   std::vector<int64_t>* ids) {
-  std::vector<PortSpec> own;
-  ReadPorts(length[first], memory, tensors, &own);
-  ReadPorts(length[rest], memory, tensors, &own);
-  if (own.size() != ports->size()) Refuse("as many ports as the first length has", length.where());
-  for (size_t i = 0; i < own.size(); ++i) {
-    PortSpec& port = (*ports)[i];
-    const TensorSpec& known = tensors[port.tensor];
-    const TensorSpec& other = tensors[own[i].tensor];
-    if (own[i].name != port.name || !(known.dtype == other.dtype) ||
-        known.shape.size() != other.shape.size()) {
-      Refuse("the names, types and numbers of dimensions of the first length", length.where());
-    }
-    port.bytes = std::max(port.bytes, own[i].bytes);
-    ids->push_back(own[i].tensor);
-  }
-}
-
-GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors) {
-  GuardSpec guard{reader["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1),
-                  reader["low"].Ints(INT64_MIN, INT64_MAX),
-                  reader["high"].Ints(INT64_MIN, INT64_MAX), reader["what"].Str()};
-  const TensorSpec& tensor = tensors[guard.tensor];
-  const size_t last = tensor.shape.empty() ? 1 : tensor.shape.back();
-  const bool integers = tensor.dtype.code == kDLInt || tensor.dtype.code == kDLUInt;
-  const bool callers = tensor.memory == Memory::kInput || tensor.memory == Memory::kOutput;
-  const int bits = tensor.dtype.bits;
-  const bool known = bits == 8 || bits == 16 || bits == 32 || bits == 64;
-  if (!integers || !callers || tensor.dtype.lanes != 1 || !known ||
-      tensor.strides != DenseStrides(tensor.shape, reader.where())) {
-    Refuse("an input or output of integers", reader.where());
-  }
-  if (guard.low.size() != guard.high.size() || (guard.low.size() > 1 && guard.low.size() != last)) {
-    Refuse("a range for each place in the last dimension", reader.where());
-  }
-  return guard;
-}
-
-// Reads the states, one for each input after the caller's.
-void ReadStates(const Reader& list, GraphSpec* graph) {
-  for (const Reader& item : list.List()) {
-    const size_t input = graph->arguments + graph->states.size();
-    const auto last = static_cast<int64_t>(graph->outputs.size()) - 1;
-    const auto output = static_cast<size_t>(item["output"].Int(0, last));
-    for (const StateSpec& other : graph->states) {
-      if (other.output == output) Refuse("an output of its own", item.where());
-    }
-    if (input >= graph->inputs.size()) Refuse("an input of its own", item.where());
-    const TensorSpec& from = graph->tensors[graph->outputs[output].tensor];
-    const TensorSpec& to = graph->tensors[graph->inputs[input].tensor];
-    if (from.shape != to.shape || !(from.dtype == to.dtype)) {
-      Refuse("an output with the shape and type of its input", item.where());
-    }
-    graph->states.push_back(StateSpec{input, output});
-  }
-  if (graph->arguments + graph->states.size() != graph->inputs.size()) {
-    Refuse("a state for each held input", list.where());
-  }
-}
-
-std::vector<GuardSpec> ReadGuards(const Reader& owner, const std::vector<TensorSpec>& tensors) {
-  std::vector<GuardSpec> guards;
-  if (!owner.Has("guards")) return guards;
-  for (const Reader& item : owner["guards"].List()) guards.push_back(ReadGuard(item, tensors));
-  return guards;
-}
-
-// Reads the lengths, the first of which has the graph's own ports. States are the same in all.
-void ReadLengths(const Reader& root, GraphSpec* graph) {
-  std::vector<Reader> list = root.Has("lengths") ? root["lengths"].List() : std::vector<Reader>();
-  for (const Reader& item : list) {
-    LengthSpec length;
-    length.name = item["name"].Str();
-    ReadMorePorts(item, "inputs", "held", Memory::kInput, graph->tensors, &graph->inputs,
-                  &length.inputs);
-    ReadMorePorts(item, "outputs", "kept", Memory::kOutput, graph->tensors, &graph->outputs,
-                  &length.outputs);
-    length.guards = ReadGuards(item, graph->tensors);
-    for (const StateSpec& state : graph->states) {
-      const std::vector<int64_t>& shape = graph->tensors[graph->inputs[state.input].tensor].shape;
-      if (graph->tensors[length.inputs[state.input]].shape != shape ||
-          graph->tensors[length.outputs[state.output]].shape != shape) {
-        Refuse("states of one shape", item.where());
-      }
-    }
-    graph->lengths.push_back(std::move(length));
-  }
-  if (!graph->lengths.empty()) return;
-  LengthSpec only;
-  for (const PortSpec& port : graph->inputs) only.inputs.push_back(port.tensor);
-  for (const PortSpec& port : graph->outputs) only.outputs.push_back(port.tensor);
-  only.guards = ReadGuards(root, graph->tensors);
-  graph->lengths.push_back(std::move(only));
 }
 
 // The compiler of the artifact, and its CPU.
@@ -364,10 +171,10 @@ std::vector<ProcessorSpec> ReadProcessors(const Reader& list) {
   for (const Reader& item : list.List()) {
     processors.push_back(ProcessorSpec{item["name"].Str(), item["kind"].Str()});
     if ((processors.back().kind == kCpuKind) != (processors.size() == 1)) {
-      Refuse("the CPU in the first place and nowhere else", item.where());
+      RefuseGraph("the CPU in the first place and nowhere else", item.where());
     }
   }
-  if (processors.empty()) Refuse("at least one processor", list.where());
+  if (processors.empty()) RefuseGraph("at least one processor", list.where());
   return processors;
 }
 
@@ -378,7 +185,7 @@ std::vector<int64_t> ReadTransfers(const Reader& list, const GraphSpec& graph, b
     Memory memory = graph.tensors[id].memory;
     bool ok = memory == Memory::kArena || memory == Memory::kOutput ||
               (memory == Memory::kInput && !written);
-    if (!ok) Refuse("tensors in memory that nodes write or the caller fills", list.where());
+    if (!ok) RefuseGraph("tensors in memory that nodes write or the caller fills", list.where());
   }
   return ids;
 }
@@ -391,7 +198,7 @@ RegionSpec ReadRegion(const Reader& reader, const GraphSpec& graph) {
   region.after = reader["after"].Ints(0, static_cast<int64_t>(graph.regions.size()) - 1);
   for (int64_t id : region.after) {
     if (graph.regions[id].processor == region.processor) {
-      Refuse("regions of other processors", reader["after"].where());
+      RefuseGraph("regions of other processors", reader["after"].where());
     }
   }
   region.receives = ReadTransfers(reader["receives"], graph, false);
@@ -405,12 +212,13 @@ void ReadRegions(const Reader& list, GraphSpec* graph) {
   for (const Reader& item : list.List()) {
     graph->regions.push_back(ReadRegion(item, *graph));
     for (int64_t node : graph->regions.back().nodes) {
-      if (placed[node]) Refuse("each node in one region", item.where());
+      if (placed[node]) RefuseGraph("each node in one region", item.where());
       placed[node] = true;
     }
   }
   for (size_t node = 0; node < placed.size(); ++node) {
-    if (!placed[node]) Refuse("a region of node '" + graph->nodes[node].name + "'", list.where());
+    if (!placed[node])
+      RefuseGraph("a region of node '" + graph->nodes[node].name + "'", list.where());
   }
 }
 
@@ -423,11 +231,11 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     const int64_t expected = item["expected_ns"].Int(0, INT64_MAX);
     std::vector<int64_t> work;
     if (item.Has("work_ns")) work = item["work_ns"].Ints(0, INT64_MAX);
-    if (!work.empty() && work.size() != count) Refuse("the work of each region", item.where());
+    if (!work.empty() && work.size() != count) RefuseGraph("the work of each region", item.where());
     graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected, std::move(work)});
     for (size_t i = next; i < next + count; ++i) {
       for (int64_t other : graph->regions[i].after) {
-        if (other < static_cast<int64_t>(next)) Refuse("regions of one plan", item.where());
+        if (other < static_cast<int64_t>(next)) RefuseGraph("regions of one plan", item.where());
       }
     }
     next += count;
@@ -435,14 +243,25 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
   if (graph->plans.empty()) {
     graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}});
   } else if (next != graph->regions.size()) {
-    Refuse("a plan of every region", "plans");
+    RefuseGraph("a plan of every region", "plans");
   }
   if (graph->lengths.size() > 1 && graph->lengths.size() != graph->plans.size()) {
-    Refuse("a plan for each length", "lengths");
+    RefuseGraph("a plan for each length", "lengths");
   }
 }
 
 }  // namespace
+
+std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::string& where) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    if (shape[i] != 0 && stride > kMaxBytes / shape[i]) RefuseGraph("a smaller shape", where);
+    stride *= shape[i];
+  }
+  return strides;
+}
 
 GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   ffi::String error;
@@ -479,7 +298,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const TensorSpec& tensor = graph.tensors[i];
     if (tensor.bytes > MemoryBytes(graph, tensor) - tensor.offset) {
-      Refuse("a place within its memory", "tensors[" + std::to_string(i) + "]");
+      RefuseGraph("a place within its memory", "tensors[" + std::to_string(i) + "]");
     }
   }
   for (const char* phase : {"prepare", "nodes"}) {

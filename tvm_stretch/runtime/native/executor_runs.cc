@@ -1,0 +1,166 @@
+// The executor's methods that compute: inputs, runs, outputs.
+#include "executor.h"
+#include "ports.h"
+#include "trace.h"
+
+namespace tvm_stretch {
+
+ffi::Any Executor::SetInput(Args args) {
+  RequireCount(args, 2, 2, "set_input");
+  size_t i = InputIndex(spec_, args[0]);
+  const DLTensor& tensor = *args[1].cast<DLTensor*>();
+  const size_t length = staging_.LengthWith(i, tensor, instance().length());
+  CheckTensor(tensor, spec_.input(i, length), "input", spec_.inputs[i].name);
+  instance().UseLength(length);
+  staging_.Set(&instance(), i, tensor);
+  return ffi::Any();
+}
+
+// Chooses the length of these inputs for the next run, and checks the inputs.
+size_t Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs) {
+  const size_t length = FindLength(spec_, inputs, instance().length());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckTensor(*inputs[i], spec_.input(i, length), "input", spec_.inputs[i].name);
+  }
+  instance().UseLength(length);
+  return length;
+}
+
+ffi::Any Executor::Run(Args args) {
+  RequireCount(args, 0, 1, "run");
+  staging_.BindOwn(&instance());
+  instance_->Run();
+  instance_->CheckValues();
+  if (args.size() == 0 || args[0].cast<bool>()) instance_->Advance();
+  return ffi::Any();
+}
+
+ffi::Any Executor::GetOutput(Args args) {
+  RequireCount(args, 1, 2, "get_output");
+  size_t i = OutputIndex(spec_, args[0]);
+  const TensorSpec& spec = spec_.output(i, instance().last_length());
+  if (args.size() == 2) {
+    const DLTensor& tensor = *args[1].cast<DLTensor*>();
+    CheckTensor(tensor, spec, "output", spec_.outputs[i].name);
+    CopyFromContiguous(instance().output(i), tensor);
+    return ffi::Any();
+  }
+  ffi::Tensor tensor = NewTensor(spec);
+  CopyFromContiguous(instance().output(i), *tensor.GetDLTensorPtr());
+  return tensor;
+}
+
+ffi::Any Executor::Invoke(Args args) {
+  const int num_inputs = static_cast<int>(spec_.arguments);
+  const int num_outputs = static_cast<int>(spec_.results);
+  if (args.size() != num_inputs) {
+    RequireCount(args, num_inputs + num_outputs, num_inputs + num_outputs, "invoke");
+  }
+  std::vector<const DLTensor*> inputs, outputs;
+  for (int i = 0; i < num_inputs; ++i) inputs.push_back(args[i].cast<DLTensor*>());
+  const size_t length = UseLengthOf(inputs);
+  for (int i = 0; i < args.size() - num_inputs; ++i) {
+    outputs.push_back(args[num_inputs + i].cast<DLTensor*>());
+    CheckTensor(*outputs[i], spec_.output(i, length), "output", spec_.outputs[i].name);
+    CheckApart(outputs);
+  }
+  if (args.size() != num_inputs) return staging_.Run(&instance(), inputs, outputs), ffi::Any();
+  ffi::Array<ffi::Tensor> fresh;
+  for (int i = 0; i < num_outputs; ++i) {
+    fresh.push_back(NewTensor(spec_.output(i, length)));
+    outputs.push_back(fresh[i].GetDLTensorPtr());
+  }
+  staging_.Run(&instance(), inputs, outputs);
+  return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
+}
+
+ffi::Any Executor::RunSteps(Args args) {
+  const int num_inputs = static_cast<int>(spec_.arguments);
+  const int num_outputs = static_cast<int>(spec_.results);
+  RequireCount(args, 1 + num_inputs + num_outputs, 1 + num_inputs + num_outputs, "run_steps");
+  const int64_t count = args[0].cast<int64_t>();
+  std::vector<SteppedTensor> inputs, outputs;
+  std::vector<const DLTensor*> whole, first;
+  for (int i = 0; i < num_inputs; ++i) {
+    const DLTensor& tensor = *args[1 + i].cast<DLTensor*>();
+    const bool same = tensor.ndim == static_cast<int32_t>(spec_.input(i).shape.size());
+    inputs.emplace_back(tensor, same ? SteppedTensor::kSame : count);
+  }
+  for (SteppedTensor& input : inputs) first.push_back(&input.at(0));
+  const size_t length = UseLengthOf(first);
+  for (int i = 0; i < num_outputs; ++i) {
+    whole.push_back(args[1 + num_inputs + i].cast<DLTensor*>());
+    outputs.emplace_back(*whole[i], count);
+    CheckTensor(outputs[i].at(0), spec_.output(i, length), "output", spec_.outputs[i].name);
+    CheckApart(whole);
+  }
+  for (int64_t step = 0; step < count; ++step) {
+    std::vector<const DLTensor*> from, to;
+    for (SteppedTensor& input : inputs) from.push_back(&input.at(step));
+    for (SteppedTensor& output : outputs) to.push_back(&output.at(step));
+    staging_.Run(&instance(), from, to);
+  }
+  return ffi::Any();
+}
+
+ffi::Any Executor::RunFrame(Args args) {
+  const int num_inputs = static_cast<int>(spec_.arguments);
+  const int num_outputs = static_cast<int>(spec_.results);
+  RequireCount(args, 4 + num_inputs + num_outputs, 4 + num_inputs + num_outputs, "run_frame");
+  const StreamOptions options{args[0].cast<double>(), args[1].cast<double>(),
+                              args[2].cast<double>(), args[3].cast<bool>()};
+  std::vector<const char*> frame;
+  std::vector<std::vector<char>> copies(num_inputs);
+  for (int i = 0; i < num_inputs; ++i) {
+    const DLTensor& tensor = *args[4 + i].cast<DLTensor*>();
+    CheckTensor(tensor, spec_.input(i), "input", spec_.inputs[i].name);
+    if (!IsUsableInPlace(tensor)) {
+      copies[i].resize(spec_.input(i).bytes);
+      CopyToContiguous(tensor, copies[i].data());
+    }
+    frame.push_back(copies[i].empty() ? DataOf(tensor) : copies[i].data());
+  }
+  const StreamResult result = instance().RunFrame(frame, options);
+  instance_->CheckValues();
+  for (int i = 0; i < num_outputs; ++i) {
+    const DLTensor& tensor = *args[4 + num_inputs + i].cast<DLTensor*>();
+    CheckTensor(tensor, spec_.output(i), "output", spec_.outputs[i].name);
+    CopyFromContiguous(instance_->output(i), tensor);
+  }
+  return ffi::String(std::to_string(result.changed) + "," + std::to_string(result.computed));
+}
+
+ffi::Any Executor::State(Args args) {
+  RequireCount(args, 1, 1, "state");
+  const size_t i = InputIndex(spec_, args[0]);
+  ffi::Tensor tensor = NewTensor(spec_.input(i));
+  CopyFromContiguous(instance().input(i), *tensor.GetDLTensorPtr());
+  return tensor;
+}
+
+ffi::Any Executor::Trace(Args) {
+  staging_.BindOwn(&instance());
+  instance_->Run(true);
+  const int64_t end = Now();
+  return TraceToJSON(instance_->last_plan(), instance_->began(), end, instance_->Spans());
+}
+
+// Measures runs as a caller would, but on this machine. Guards do not check, as inputs are random.
+ffi::Any Executor::TimeRuns(Args args) {
+  RequireCount(args, 1, 1, "time_runs");
+  const int64_t count = args[0].cast<int64_t>();
+  if (count < 1) {
+    TVM_FFI_THROW(ValueError) << "expected at least 1 run for time_runs, got " << count
+                              << "; measure at least once";
+  }
+  staging_.BindOwn(&instance());
+  std::string times;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t start = Now();
+    instance_->Run();
+    times += (i == 0 ? "" : ",") + std::to_string(Now() - start);
+  }
+  return ffi::String(times);
+}
+
+}  // namespace tvm_stretch
