@@ -49,9 +49,14 @@ $(BIN)/python:
 	@$(PYTHON) -c "import ensurepip" 2>/dev/null || { $(call install,python3-venv); }
 	@$(PYTHON) -m venv $(VENV)
 
+# What pyproject.toml asks for to build the package stands in the environment itself: headers of an
+# isolated one have another path each time, so that everything would be compiled again.
 # `--no-compile`: what is imported is compiled then, which is a small part.
-pip_install = $(BIN)/python -m pip install --quiet --no-compile \
-  --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON --editable '.[$(1)]'
+TVM_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
+pip = $(BIN)/python -m pip install --quiet --no-compile
+pip_install = { $(pip) 'scikit-build-core>=0.11' ninja $(TVM_PACKAGES) && \
+  $(pip) --no-build-isolation --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON \
+  --editable '.[$(1)]'; }
 
 $(STAMP): $(PACKAGE) | $(BIN)/python
 	$(call say,Python packages ($(EXTRAS)) and the C++ executor: the longest step)
@@ -94,7 +99,6 @@ setup-phone-peers: .venv-phone/setup.stamp
 
 # What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
 # for example. tvm_stretch/runtime/native/server/README.md says what to do with them.
-PHONE_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
 PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench libtvm_stretch_runtime.so
 
 # What was downloaded stays.
@@ -110,7 +114,7 @@ build/phone/site-%/unpacked.stamp: | setup
 	rm -rf $(@D) && mkdir -p $(@D)
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 	  --implementation cp --platform manylinux_2_28_$* --platform manylinux2014_$* \
-	  --dest $(@D)/wheels $(PHONE_PACKAGES)
+	  --dest $(@D)/wheels $(TVM_PACKAGES)
 	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D); done
 	@touch $@
 
