@@ -123,7 +123,7 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	  dpkg -s g++-aarch64-linux-gnu >/dev/null 2>&1 || \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++-aarch64-linux-gnu; \
 	fi
-	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=Release \
+	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=MinSizeRel \
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
 	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
 	$(BIN)/cmake --build build/phone/cmake-$* -j 2 -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_runtime
