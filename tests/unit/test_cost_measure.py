@@ -89,9 +89,12 @@ def test_interruptions_do_not_count() -> None:
 
 def test_kernels_of_a_gpu_take_together_what_a_plain_run_takes() -> None:
     apart = [Timing(3000, 0.1, 9, True, 5), Timing(6000, 0.1, 9, True, 5)]
-    assert [t.nanoseconds for t in launched_together(apart, 6000)] == [2000, 4000]
+    assert [t.nanoseconds for t in launched_together(apart, 6000)] == [1500, 4500]
     assert launched_together(apart, 12_000) == apart  # a plain run also waits for the host
-    assert [t.nanoseconds for t in launched_together(apart, -1)] == [1, 1]
+    large, small = replace(apart[0], nanoseconds=90_000), replace(apart[0], nanoseconds=400)
+    found = launched_together([large, small, large], 178_000)
+    assert [t.nanoseconds for t in found] == [88_950, 100, 88_950]  # a part of each is its own
+    assert [t.nanoseconds for t in launched_together(apart, -1)] == [750, 1500]
 
 
 def test_a_reference_kernel_says_nothing_of_a_gpu() -> None:

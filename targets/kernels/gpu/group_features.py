@@ -22,7 +22,7 @@ class GroupConvFeatures(ConvFeatures):
     """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
 
     family: ClassVar[str] = "group_conv"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3  # since 3, launches hide as much of each kernel
 
     work_groups: int
     group_items: int
