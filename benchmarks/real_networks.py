@@ -4,7 +4,9 @@
 python -m benchmarks.real_networks [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
 ```
 Answers are compared with ONNX Runtime's before times are shown: to compile with an empty cache,
-and of an inference with one thread, by turns with ONNX Runtime, medians. A network is right, or
+and of an inference with one thread, by turns with ONNX Runtime and OpenVINO (told to compute in
+float32, if it is installed), medians. The last row is the geometric mean of the ratios to the
+better of them. A network is right, or
 refused with the reason that `Network.refused` states; all else ends the program with an error.
 Rows that the JSON file holds already are not measured again. `tests/device/test_real_networks.py`
 runs the same list with small inputs.
@@ -330,20 +332,47 @@ def measure_network(name: str, network: Network, seconds: float, target: Any) ->
 def _latencies(model: ts.Model, sample: Sample, seconds: float) -> dict[str, float]:
     """Medians in ms, and of the ratios of neighbours in time."""
     session, feed = sample.session(), dict(sample.inputs)
-    calls = (lambda: model(**feed), lambda: session.run(None, feed))
-    samples: list[list[float]] = []
+    calls = {"ours": lambda: model(**feed), "onnxruntime": lambda: session.run(None, feed)}
+    if (other := _openvino(sample)) is not None:
+        calls["openvino"] = other
+    samples: list[dict[str, float]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples) < 5:
-        turn = []
-        for call in calls:
+        turn = {}
+        for name, call in calls.items():
             call()
             begin = time.perf_counter()
             call()
-            turn.append((time.perf_counter() - begin) * 1e3)
+            turn[name] = (time.perf_counter() - begin) * 1e3
         samples.append(turn)
-    ours, theirs = (statistics.median(column) for column in zip(*samples, strict=True))
-    ratio = statistics.median(turn[0] / turn[1] for turn in samples)
-    return {"ours_ms": ours, "onnxruntime_ms": theirs, "ratio": ratio}
+    medians = {f"{name}_ms": statistics.median(t[name] for t in samples) for name in calls}
+    ratios = {
+        "ratio" + ("" if name == "onnxruntime" else f"_{name}"): statistics.median(
+            turn["ours"] / turn[name] for turn in samples
+        )
+        for name in calls
+        if name != "ours"
+    }
+    return medians | ratios
+
+
+def _openvino(sample: Sample) -> Callable[[], Any] | None:
+    """A run of OpenVINO in float32; None if it is missing, or does not take the network."""
+    if importlib.util.find_spec("openvino") is None:
+        return None
+    import openvino
+
+    try:
+        core = openvino.Core()
+        network = core.read_model(sample.onnx)
+        network.reshape({name: list(value.shape) for name, value in sample.inputs.items()})
+        limits = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        request = core.compile_model(network, "CPU", limits).create_infer_request()
+        request.infer(dict(sample.inputs))
+    except Exception as error:
+        print(f"OpenVINO: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        return None
+    return lambda: request.infer(dict(sample.inputs))
 
 
 def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = NETWORKS) -> int:
@@ -358,8 +387,8 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
     target = host if options.mcpu else "llvm"
     kept = options.json is not None and options.json.exists()
     rows = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
-    print("| network | input | compile s | ONNX Runtime ms | ours ms | ratio |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| network | input | compile s | ONNX Runtime ms | OpenVINO ms | ours ms | ratios |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in options.networks:
         if missing := every[name].missing:
             print(f"{name}: needs {missing}: pip install -e '.[networks]'", file=sys.stderr)
@@ -371,15 +400,26 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
         print(_line(name, rows[name]), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    worst = [max(_ratios(rows[n])) for n in options.networks if n in rows and _ratios(rows[n])]
+    if len(worst) > 1:
+        mean = statistics.geometric_mean(worst)
+        print(f"| geometric mean, over the better one | | | | | | {mean:.2f} |")
     return 0
+
+
+def _ratios(row: Mapping[str, Any]) -> list[float]:
+    """Our time over ONNX Runtime's and OpenVINO's."""
+    return [row[name] for name in ("ratio", "ratio_openvino") if name in row]
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
     size = "×".join(map(str, row["input"]))
     if "refused" in row:
-        return f"| {name} | {size} | refused: {row['refused']} | | | |"
-    times = f"{row['onnxruntime_ms']:.2f} | {row['ours_ms']:.2f} | {row['ratio']:.2f}"
-    return f"| {name} | {size} | {row['compile_s']:.0f} | {times} |"
+        return f"| {name} | {size} | refused: {row['refused']} | | | | |"
+    engines = ("onnxruntime", "openvino", "ours")
+    times = [f"{row[f'{e}_ms']:.2f}" if f"{e}_ms" in row else "" for e in engines]
+    ratios = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row))
+    return f"| {name} | {size} | {row['compile_s']:.0f} | {' | '.join(times)} | {ratios} |"
 
 
 if __name__ == "__main__":

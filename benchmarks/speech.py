@@ -2,10 +2,12 @@
 
 ```
 python -m benchmarks.speech [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
+python -m benchmarks.speech asked    # eleven in float32, and their geometric mean
 ```
-Answers and times are compared with ONNX Runtime's as `real_networks.py` does. Decoder steps are
-written here, with the cache of keys and values as plain inputs and outputs; other architectures are
-those of `transformers`. Dynamic 8 bits are ONNX Runtime's own (`quantize_dynamic`).
+Answers and times are compared with ONNX Runtime's and OpenVINO's as `real_networks.py` does.
+Decoder steps are written here, with the cache of keys and values as plain inputs and outputs; other
+architectures are those of `transformers`. Dynamic 8 bits are ONNX Runtime's own
+(`quantize_dynamic`).
 """
 
 from __future__ import annotations
@@ -121,6 +123,47 @@ def _minilm(quick: bool) -> tuple[nn.Module, Inputs]:
     )
     tokens = torch.randint(0, config.vocab_size, (1, 7 if quick else 128))
     return _First(BertModel(config, add_pooling_layer=False)), {"tokens": tokens}
+
+
+def _mobilebert(quick: bool) -> tuple[nn.Module, Inputs]:
+    from transformers import MobileBertConfig, MobileBertModel
+
+    config = MobileBertConfig(
+        num_hidden_layers=1 if quick else 24, attn_implementation="eager", use_cache=False
+    )
+    tokens = torch.randint(0, config.vocab_size, (1, 7 if quick else 128))
+    return _First(MobileBertModel(config, add_pooling_layer=False)), {"tokens": tokens}
+
+
+def _vit(width: int, heads: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
+    """A vision transformer with patches of 16x16: 768 wide it is ViT-B/16, 192 wide DeiT-tiny."""
+
+    def make(quick: bool) -> tuple[nn.Module, Inputs]:
+        from transformers import ViTConfig, ViTModel
+
+        size = 32 if quick else 224
+        config = ViTConfig(
+            hidden_size=width,
+            num_hidden_layers=1 if quick else 12,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            image_size=size,
+            attn_implementation="sdpa",
+        )
+        return _First(ViTModel(config, add_pooling_layer=False)), {
+            "image": torch.randn(1, 3, size, size)
+        }
+
+    return make
+
+
+def _sam(quick: bool) -> tuple[nn.Module, Inputs]:
+    """The tiny encoder of SAM 2, for images of a quarter of its pixels."""
+    from transformers import Sam2HieraDetConfig, Sam2HieraDetModel
+
+    size = 128 if quick else 512
+    config = Sam2HieraDetConfig(image_size=[size, size], attn_implementation="sdpa")
+    return _First(Sam2HieraDetModel(config)), {"image": torch.randn(1, 3, size, size)}
 
 
 def _whisper_encoder(quick: bool) -> tuple[nn.Module, Inputs]:
@@ -314,7 +357,17 @@ NETWORKS: dict[str, Network] = {
     "crepe full": _network(_crepe(32)),
     "qwen2 step": _network(_qwen_step(1)),
     "bilstm": _network(_bilstm, modern=False),
+    "mobilebert": _network(_mobilebert, "transformers"),
+    "vit-b/16": _network(_vit(768, 12), "transformers"),
+    "deit tiny": _network(_vit(192, 3), "transformers"),
+    "sam2 tiny": _network(_sam, "transformers"),
 }
+ASKED = (
+    *("vit-b/16", "deit tiny", "minilm", "mobilebert", "whisper tiny encoder"),
+    *("whisper tiny step", "wav2vec2", "sam2 tiny", "crepe tiny", "crepe full", "bilstm"),
+)
+"""What phones run most, in float32."""
 
 if __name__ == "__main__":
-    sys.exit(main(every=NETWORKS))
+    given = [name for one in sys.argv[1:] for name in (ASKED if one == "asked" else (one,))]
+    sys.exit(main(given, every=NETWORKS))

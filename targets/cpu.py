@@ -45,7 +45,7 @@ cpu_features.cc lists the same names."""
 
 
 TILES = ("amx-bf16", "amx-tile")
-"""The features that dense layers in bfloat16 need."""
+"""The features that layers in bfloat16 need."""
 
 
 def checked_features(target: Target) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def compile(
         precision: ``"float16"`` computes in float16 between the network's inputs and outputs, on
             processors that support it; operators that need more precision stay in float32, and the
             plan names them. ``"float16+float32"`` accumulates the sums of layers in float32.
-            ``"bfloat16"`` multiplies in dense layers with the tiles of CPUs that have AMX.
+            ``"bfloat16"`` multiplies in layers with the tiles of CPUs that have AMX.
         scheduler: schedules segments whose operators may run at the same time: a function that
             takes a ``scheduling.Problem`` and returns a ``scheduling.Result``, which is checked.
             By default ``scheduling.schedule_heft``; what it answers competes with other options.

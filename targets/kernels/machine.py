@@ -37,7 +37,7 @@ class VectorMachine:
     dsp: bool = False
     # whether layers are computed in float16, with twice the lanes (`passes/use_half.py`)
     half: bool = False
-    # whether dense layers are computed in bfloat16 (`bfloat.py`)
+    # whether layers are computed in bfloat16 (`bfloat.py`)
     bfloat: bool = False
     # whether weights are prefetched into the nearest cache, because prefetches into the second
     # one are often dropped, as seen in measurements

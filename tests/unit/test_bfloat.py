@@ -1,4 +1,4 @@
-"""Dense layers in bfloat16: rounding, kernels on tile registers, and machines without them."""
+"""Layers in bfloat16: rounding, kernels on tile registers, and machines without them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import module, random_const
+from relax_helpers import answers, module, random_const
 from tvm import relax, te
 
 import tvm_stretch as ts
 from tvm_stretch.errors import TargetError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.cpu import TILES
-from tvm_stretch.targets.kernels.bfloat import BfloatConfig, rounded, widened
+from tvm_stretch.targets.kernels.bfloat import BfloatConfig, BfloatConvConfig, rounded, widened
 
 AMX = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids"}
 
@@ -70,7 +72,7 @@ def test_any_machine_compiles_for_tiles(threads: int) -> None:
     assert {*TILES} <= {*model.graph.cpu_features}
     assert [node.kernel.partition("bfloat")[1] for node in model.graph.nodes] == ["bfloat"]
     assert model.graph.prepared_bytes < 1.1 * 64 * 96 * 2  # half of float32's
-    assert "dense layers are computed in bfloat16" in model.plan.explain()
+    assert "dense layers and convolutions are computed in bfloat16" in model.plan.explain()
 
 
 def test_other_artifacts_need_no_tiles() -> None:
@@ -82,6 +84,50 @@ def test_machines_without_tiles_are_refused() -> None:
     target = {**AMX, "mcpu": "skylake-avx512"}
     with pytest.raises(TargetError, match=r"multiply in bfloat16.*got cpu .*skylake-avx512"):
         ts.compile(module(dense(16, 16), (5, 16)), [target], precision="bfloat16")
+
+
+def convolved(weight: relax.Expr, stride: int, padding: int) -> Any:
+    return lambda x: relax.op.nn.relu(
+        relax.op.nn.conv2d(x, weight, strides=stride, padding=padding)
+    )
+
+
+CONVOLUTIONS = [
+    (32, 64, (9, 7), 3, 1, 1),
+    (48, 40, (9, 7), 3, 2, 1),
+    (64, 96, (8, 8), 1, 2, 0),
+    (20, 100, (5, 6), 5, 1, 2),
+]
+"""Input and output channels, image, kernel, stride, padding."""
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_the_meaning_of_a_convolution(case: tuple[Any, ...]) -> None:
+    channels, outputs, size, kernel, stride, padding = case
+    square = (kernel, kernel)
+    config = BfloatConvConfig(
+        batch=1, in_channels=channels, in_size=size, out_channels=outputs, kernel=square,
+        stride=(stride, stride), padding=(padding,) * 4,
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((1, channels, *size)).astype("float32")
+    weight = random_const(outputs, channels, kernel, kernel)
+    blocked = np.zeros((1, config.in_blocks * 16, *size), "float32")
+    blocked[:, :channels] = x
+    blocked = blocked.reshape(1, -1, 16, *size).transpose(0, 1, 3, 4, 2).copy()
+    w = te.placeholder(shape_of(weight), "float32")
+    packed = computed(config.pack(w), (w, weight.value.numpy()))
+    a, b = te.placeholder(blocked.shape, "float32"), te.placeholder(packed.shape, "uint16")
+    found = computed(config.meaning(a, b), (a, blocked), (b, packed))
+    want = answer(case, x, weight)
+    found = found.transpose(0, 1, 4, 2, 3).reshape(1, -1, *want.shape[2:])[:, :outputs]
+    np.testing.assert_allclose(np.maximum(found, 0), want, rtol=1e-4, atol=1e-4)
+
+
+def answer(case: tuple[Any, ...], x: np.ndarray, weight: relax.Expr) -> np.ndarray:
+    """The convolution of rounded numbers, and a relu."""
+    weight = relax.const(nearest(weight.value.numpy()))
+    network = module(convolved(weight, *case[4:]), x.shape)
+    return answers(load_network(network), nearest(x))[0]
 
 
 def has_tiles() -> bool:
@@ -104,3 +150,16 @@ def test_kernels_compute_their_meaning(shape: tuple[int, int, int], threads: int
     want = np.maximum(nearest(x) @ nearest(weight) + bias, 0)
     for _ in range(2):
         np.testing.assert_allclose(model(x), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no tile registers (AMX)")
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_compute_their_meaning(case: tuple[Any, ...], threads: int) -> None:
+    channels, outputs, size, kernel = case[:4]
+    weight = random_const(outputs, channels, kernel, kernel)
+    network = module(convolved(weight, *case[4:]), (2, channels, *size))
+    model = ts.compile(network, ["llvm"], precision="bfloat16", cpu_threads=threads)
+    assert any("bfloat_conv" in node.kernel for node in model.graph.nodes)
+    x = np.random.default_rng(0).standard_normal((2, channels, *size)).astype("float32")
+    np.testing.assert_allclose(model(x), answer(case, x, weight), rtol=1e-4, atol=1e-4)

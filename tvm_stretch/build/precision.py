@@ -3,7 +3,7 @@
     "float32"            as in the network
     "float16"            float16, where it has the digits and the range
     "float16+float32"    float16 in memory; the sums of layers are float32
-    "bfloat16"           dense layers in bfloat16, with float32 sums; float32 in memory
+    "bfloat16"           layers in bfloat16, with float32 sums; float32 in memory
 
 Channel blocks of float16 are twice as wide, and processors read each other's blocks, so either all
 processors of a network of floats change or none. A quantised network stays in integers on CPUs and
@@ -92,7 +92,7 @@ def _in_half(processor: Processor, precision: str, quantised: bool) -> Processor
 def _in_bfloat(
     processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
-    """The same with dense layers in bfloat16, for which artifacts require tile registers."""
+    """The same with layers in bfloat16, for which artifacts require tile registers."""
     for unable in (p for p in placeable if not p.computes_bfloat):
         raise TargetError(
             f"expected processors that multiply in bfloat16 for precision={BFLOAT!r}, got "

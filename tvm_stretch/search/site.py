@@ -121,7 +121,7 @@ class Site:
         if halves:
             note = f"integer operators are computed in {precision} on {', '.join(halves)}"
         if precision == BFLOAT:
-            note = "dense layers are computed in bfloat16, with float32 sums"
+            note = "dense layers and convolutions are computed in bfloat16, with float32 sums"
         note = "; ".join(filter(None, (self.note, note)))
         return replace(self, processors=processors, placeable=placeable, note=note)
 
