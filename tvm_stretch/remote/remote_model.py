@@ -22,13 +22,13 @@ import tvm
 from tvm_stretch.errors import (
     ArtifactError,
     DeviceError,
-    MeterError,
     RunCancelledError,
     UnsupportedError,
 )
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.progress import step
+from tvm_stretch.remote.device_meter import DeviceRecorder
 from tvm_stretch.remote.link import Link
 from tvm_stretch.runtime.artifact import (
     machine_of,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tvm_stretch.remote.device import Device, RemoteModule
 
 _LONGEST_SECONDS = 1.0  # of runs timed with one call
+_METERED_SECONDS = 0.25  # of runs with one call, while a meter is read
 _CANCEL_SECONDS = 5.0  # for a device to answer
 _CANCELLED = "got a call of cancel"  # in the executor's message
 
@@ -191,15 +192,11 @@ class RemoteModel(Model):
 
         Args:
             repeat: the number of runs.
-            energy: a meter of the device that can be read here, if energy is to be measured.
+            energy: whether the energy of a run is measured afterwards, by the battery of the
+                device (True), which must discharge, or by a meter that can be read here.
         """
         require_runs(repeat)
-        if energy is True:
-            raise MeterError(
-                "expected a Meter of the device for energy, got True; this machine's meters do not "
-                "see the device, so give one that does"
-            )
-        meters = read_meters(energy) if energy is not False else ()
+        meters = read_meters(energy) if energy not in (True, False) else ()
         module = self._with_inputs()
         longest = max(self._timed(module, 1)[0] for _ in range(max(2, repeat // 10)))
         at_once = max(1, int(_LONGEST_SECONDS / max(longest, 1e-6)))
@@ -207,7 +204,14 @@ class RemoteModel(Model):
         while len(samples) < repeat:
             step()
             samples += self._timed(module, min(at_once, repeat - len(samples)))
-        spent = measure_energy(lambda: self._timed(module, 1), meters) if meters else None
+        if energy is False:
+            return BenchmarkResult(tuple(samples))
+        at_once = max(1, int(_METERED_SECONDS / max(longest, 1e-6)))
+        spent = measure_energy(
+            lambda: self._timed(module, at_once),
+            meters or DeviceRecorder(self.device),
+            at_once=at_once,
+        )
         return BenchmarkResult(tuple(samples), spent)
 
     def create_instance(self) -> Model:

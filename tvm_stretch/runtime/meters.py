@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from tvm_stretch.errors import MeterError
 
 _INTERVAL_S = 1e-3
-_LEAST_STEPS = 4
+LEAST_STEPS = 4
 """With fewer steps the first and the last one decide everything."""
 _SECONDS, _PATIENCE = 1.0, 10
 """A measurement takes a second, and up to this many times as long if a meter is slow."""
@@ -120,20 +120,49 @@ def find_meters(root: str | Path = "/sys/class", nvml: str = _NVML) -> tuple[Met
     return tuple(found)
 
 
+class Recorder(Protocol):
+    """Something that reads meters between its start and its end."""
+
+    error: MeterError | None
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def has_moved(self) -> bool:
+        """Whether every meter moved often enough."""
+
+    def powers(self) -> list[tuple[float, float]]:
+        """The mean watts of each meter, and how often it moved in a second."""
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the meters."""
+
+
 def measure_energy(
-    run: Callable[[], object], meters: Sequence[Meter], seconds: float = _SECONDS
+    run: Callable[[], object],
+    meters: Sequence[Meter] | Recorder,
+    seconds: float = _SECONDS,
+    at_once: int = 1,
 ) -> Energy:
     """Run again and again, and read the meters meanwhile.
+
+    Args:
+        run: a call of it runs the network.
+        meters: of this machine, or what reads them elsewhere.
+        seconds: how long, if the meters move often enough.
+        at_once: how often a call of `run` runs the network.
 
     Raises:
         MeterError: a meter fails, jumps or stands still.
     """
-    recorder, runs = _Recorder(meters), 0
+    recorder = _Recorder(meters) if isinstance(meters, Sequence) else meters
+    runs = 0
     begin = time.perf_counter()
     with recorder:
         while True:
             run()
-            runs += 1
+            runs += at_once
             elapsed = time.perf_counter() - begin
             if recorder.error or (
                 elapsed >= seconds and (recorder.has_moved() or elapsed > _PATIENCE * seconds)
@@ -142,8 +171,7 @@ def measure_energy(
     powers = recorder.powers()
     watts = sum(power for power, _ in powers)
     steps = min(rate for _, rate in powers)
-    names = tuple(meter.name for meter in meters)
-    return Energy(1e3 * watts * elapsed / runs, watts, runs, steps, names)
+    return Energy(1e3 * watts * elapsed / runs, watts, runs, steps, recorder.names())
 
 
 class _Recorder:
@@ -164,10 +192,12 @@ class _Recorder:
         self._thread.join()
 
     def has_moved(self) -> bool:
-        return all(len(steps) > _LEAST_STEPS for steps in self.steps)
+        return all(len(steps) > LEAST_STEPS for steps in self.steps)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(meter.name for meter in self.meters)
 
     def powers(self) -> list[tuple[float, float]]:
-        """The mean watts of each meter, and how often it moved in a second."""
         if self.error is not None:
             raise self.error
         return [mean_power(*pair) for pair in zip(self.meters, self.steps, strict=True)]
@@ -192,7 +222,7 @@ def mean_power(meter: Meter, steps: Sequence[tuple[float, float]]) -> tuple[floa
     """The mean watts between the first and the last step, and steps in a second."""
     # the first value may have stood there for long
     steps = steps[1:] if meter.unit == "joules" else steps
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < LEAST_STEPS:
         raise MeterError(
             f"expected a meter that moves for {meter.name}, got {len(steps)} steps while the "
             "network ran; it stands still, or needs longer runs"

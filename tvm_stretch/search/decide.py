@@ -20,10 +20,8 @@ from statistics import median
 
 import tvm
 
-from tvm_stretch.errors import MeterError
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.progress import say
-from tvm_stretch.runtime.meters import measure_energy, read_meters
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import Found, search
@@ -94,7 +92,7 @@ def decide(
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
-    costs_measured = _measured_costs(models, outcomes, site, limits.objective)
+    costs_measured = _measured_costs(models, outcomes, limits.objective)
     candidate, model = entries[index := _winner(outcomes, costs_measured, limits.objective)]
     reason = "; ".join((*notes, f"chosen: {candidate.what}"))
     rows = _measured(built, outcomes, index)
@@ -111,9 +109,9 @@ def decide(
 
 
 def _measured_costs(
-    models: Sequence[Model], outcomes: Sequence[Outcome], site: Site, objective: Objective
+    models: Sequence[Model], outcomes: Sequence[Outcome], objective: Objective
 ) -> list[Cost]:
-    """What runs of the models cost here.
+    """What runs of the models cost where they run.
 
     Raises:
         MeterError: the objective counts energy, and no meter is usable.
@@ -121,15 +119,10 @@ def _measured_costs(
     seconds = [round(outcome.seconds * 1e9) for outcome in outcomes]
     if not objective.needs_energy:
         return [Cost(ns) for ns in seconds]
-    if site.device and objective.meter is None:
-        raise MeterError(
-            f"expected a meter of {site.device} for energy as objective, got none, because this "
-            "machine's would not see it; give ts.Objective a meter"
-        )
     say(f"measuring the energy of {len(models)} plans")
-    meters = read_meters(True if objective.meter is None else objective.meter)
-    energies = [measure_energy(model.random_run(), meters) for model in models]
-    return [Cost(ns, e.millijoules) for ns, e in zip(seconds, energies, strict=True)]
+    meter = True if objective.meter is None else objective.meter
+    energies = [model.benchmark(1, energy=meter).energy for model in models]
+    return [Cost(ns, e and e.millijoules) for ns, e in zip(seconds, energies, strict=True)]
 
 
 def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:
