@@ -80,7 +80,7 @@ class Scripted:
         team, _ = twin_processors(profile, ["cpu", GPU])
         costs = twin_costs(profile, team)
         found = search(mod, costs)
-        plans = {BOTH: found.rivals[0].plan}
+        plans = {BOTH: next(one.plan for one in found.rivals if not one.plan.splits)}
         plans |= {single.plan.regions[0].processor: single.plan for single in found.singles}
         plans[HALF] = half_on_cpu(mod, costs)
         host = cpu_processor(tvm.target.Target("llvm"), 1)

@@ -1,0 +1,106 @@
+"""Potentials & Pitfalls, figure 3: operators that processors refuse, by TFLite's published lists.
+
+A network's operators become those of TFLite: a bias and an activation belong to their layer, if
+TFLite can fuse it. What a delegate's list lacks goes to the CPU. The paper counts about 48 % for
+NN-Stretch's ResNet-50 on CPU and GPU, whose branches add operators; the lists alone do not explain
+that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+
+from tutorials import zoo
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operator, Operators
+
+GPU = frozenset(
+    [
+        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D", "EXP",
+        "FULLY_CONNECTED", "LOGICAL_AND", "LOGISTIC", "LSTM", "MAX_POOL_2D", "MAXIMUM", "MINIMUM",
+        "MUL", "PAD", "PRELU", "RELU", "RELU6", "RESHAPE", "RESIZE_BILINEAR", "SOFTMAX",
+        "STRIDED_SLICE", "SUB", "TRANSPOSE_CONV",
+    ]
+)  # fmt: skip
+"""TensorFlow Lite's guide, "GPU delegates", of 2019 to 2023."""
+
+HEXAGON = frozenset(
+    [
+        "ADD", "ARG_MAX", "ARG_MIN", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D",
+        "DEPTH_TO_SPACE", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "HARD_SWISH", "L2_NORMALIZATION",
+        "LOGISTIC", "MAX_POOL_2D", "MAXIMUM", "MEAN", "MINIMUM", "MIRROR_PAD", "MUL", "NEG", "PACK",
+        "PAD", "RELU", "RELU6", "RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "RSQRT",
+        "SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "SQUARED_DIFFERENCE", "STRIDED_SLICE", "SUB",
+        "TANH", "TRANSPOSE", "TRANSPOSE_CONV",
+    ]
+)  # fmt: skip
+"""The page of TensorFlow Lite's Hexagon delegate, for networks of 8 bits."""
+
+NETWORKS = ("resnet50", "mobilenet_v1", "vgg16", "yolov2", "posenet", "retinaface",
+            "fast_style_transfer", "shufflenet_v2")  # fmt: skip
+"""The paper's, as far as it names them, and two whose operators are less usual."""
+
+_NAMES = {
+    "nn.max_pool2d": "MAX_POOL_2D",
+    "nn.avg_pool2d": "AVERAGE_POOL_2D",
+    "mean": "MEAN",
+    "reshape": "RESHAPE",
+    "permute_dims": "TRANSPOSE",
+    "concat": "CONCATENATION",
+    "split": "SPLIT",
+    "take": "GATHER",
+    "matmul": "FULLY_CONNECTED",
+    "subtract": "SUB",
+    "multiply": "MUL",
+    "divide": "DIV",
+    "sqrt": "SQRT",
+    "nn.leakyrelu": "LEAKY_RELU",
+    "nn.softmax": "SOFTMAX",
+    "sigmoid": "LOGISTIC",
+}
+_PART_OF_ANOTHER = frozenset(["nn.relu", "clip", "TupleGetItem"])  # RELU and RELU6 are fused
+
+
+def tflite_operators(name: str) -> Counter[str]:
+    """How often a network has each operator of TFLite."""
+    main = load_network(zoo.build(name))["main"]
+    return Counter(filter(None, map(_name, Operators(main))))
+
+
+def _name(operator: Operator) -> str:
+    if operator.kind == "nn.conv2d":
+        return "DEPTHWISE_CONV_2D" if operator.groups > 1 else "CONV_2D"
+    if operator.kind == "add":
+        return "ADD" if len(operator.inputs) > 1 else ""
+    return (
+        ""
+        if operator.kind in _PART_OF_ANOTHER
+        else _NAMES.get(operator.kind, operator.kind.upper())
+    )
+
+
+def rows() -> Iterator[str]:
+    """Markdown: the share of refused operators, and which they are."""
+    yield "| network | operators | GPU refuses | DSP refuses | refused by the GPU |"
+    yield "|" + " --- |" * 5
+    for name in NETWORKS:
+        found = tflite_operators(name)
+        total = found.total()
+        shares = [
+            sum(count for kind, count in found.items() if kind not in known) / total
+            for known in (GPU, HEXAGON)
+        ]
+        refused = ", ".join(f"{n} {kind}" for kind, n in found.items() if kind not in GPU)
+        yield f"| {name} | {total} | {shares[0]:.0%} | {shares[1]:.0%} | {refused} |"
+
+
+def main() -> None:
+    """Run from the command line."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    print("\n".join(rows()))
+
+
+if __name__ == "__main__":
+    main()
