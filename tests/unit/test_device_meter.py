@@ -19,7 +19,7 @@ from tvm_stretch.remote import device_meter
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ts.Model:
     """A model on this process as a device."""
-    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(device_meter, "SUPPLIES", str(tmp_path / "supplies"))
     return ts.connect(rpc.LocalSession(), "pixel").load(ts.compile(two_convolutions(), TARGET))
