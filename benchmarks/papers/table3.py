@@ -12,8 +12,8 @@ each plan is pinned and measured. An error is the distance of the measured laten
     offline     what was measured when the model was compiled, as the paper's predictions
     corrected   what the model predicts after these runs, by the pace of each processor
 
-σ0, σ1, σ2 and σ4 are scripted devices that take four times what the twin of a Snapdragon 855
-predicts for 224x224 pixels, and compute 64x64 meanwhile, so that this machine's load counts little.
+σ0, σ1, σ2 and σ4 are scripted devices that take eight times what the twin of a Snapdragon 855
+predicts, so that this machine's own load counts little.
 σ3 is a CPU and an OpenCL device of this machine, beside a process that copies four times the cache.
 At σ4, `offline` predicts the plan without the CPU's half, and `corrected` the plan that runs.
 `change` is what the model with the correction takes in the mean, over its first plan, pinned.
@@ -60,8 +60,7 @@ MHZ = {"σ0": 585, "σ1": 499, "σ2": 427}
 """Clocks of an Adreno 640; what the paper's phone had at its temperatures is not known."""
 
 GPU, BOTH, HALF = "opencl", "both", "half"
-_TIMES, _RUNS, _ROUNDS = 4.0, 60, 9
-_SMALL = 64
+_TIMES, _RUNS, _ROUNDS = 8.0, 60, 9
 _THRASHER = (
     "import numpy as np\na = np.ones({size} >> 3)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 )
@@ -75,12 +74,11 @@ class Scripted:
 
     def __init__(self, name: str) -> None:
         mod = load_network(zoo.build(name))
-        small = load_network(zoo.build(name, size=_SMALL))
         profile = load_profile("snapdragon-855")
         team, _ = twin_processors(profile, ["cpu", GPU])
         costs = twin_costs(profile, team)
         found = search(mod, costs)
-        plans = {BOTH: next(one.plan for one in found.rivals if not one.plan.splits)}
+        plans = {BOTH: found.rivals[0].plan}
         plans |= {single.plan.regions[0].processor: single.plan for single in found.singles}
         plans[HALF] = half_on_cpu(mod, costs)
         host = cpu_processor(tvm.target.Target("llvm"), 1)
@@ -93,9 +91,9 @@ class Scripted:
             for p in team
         ]
         self.model = ts.compile(
-            small,
+            mod,
             [host, *devices],
-            plans={label: moved(small, plan, host, f"{label}_") for label, plan in plans.items()},
+            plans={label: moved(mod, plan, host, f"{label}_") for label, plan in plans.items()},
             cpu_threads=1,
         )
         self.code = self._code()
