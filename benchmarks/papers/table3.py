@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean, median
 
 import tvm
@@ -64,6 +64,8 @@ _TIMES, _RUNS, _ROUNDS = 8.0, 60, 9
 _THRASHER = (
     "import numpy as np\na = np.ones({size} >> 3)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 )
+
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 Errors = tuple[float, float]
 """Offline and corrected."""
@@ -183,8 +185,10 @@ def measure(model: ts.Model) -> dict[str, float]:
 @contextlib.contextmanager
 def thrashing() -> Iterator[None]:
     """Context in which a process copies four times the last-level cache."""
-    size = 4 * max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 1 << 25)
-    code = _THRASHER.format(size=min(size, 1 << 29))
+    size = 1 << 25
+    with contextlib.suppress(OSError, ValueError):
+        size = 1024 * int(_CACHE.read_text(encoding="ascii").strip().removesuffix("K"))
+    code = _THRASHER.format(size=min(4 * size, 1 << 29))
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
         time.sleep(1.0)
