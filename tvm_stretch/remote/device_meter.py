@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import DeviceError, MeterError, last_line
 from tvm_stretch.runtime.meters import LEAST_STEPS, Meter, mean_power
@@ -16,7 +16,7 @@ SUPPLIES = "/sys/class/power_supply"
 class DeviceRecorder:
     """What the battery of a device gives; see `runtime.meters.Recorder`."""
 
-    error = None
+    error: MeterError | None = None
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -47,5 +47,5 @@ class DeviceRecorder:
         """See `runtime.meters.Recorder`."""
         return (self._name,)
 
-    def _ask(self, function: str, *given: str) -> object:
+    def _ask(self, function: str, *given: str) -> Any:
         return self._device.call("to read its battery", f"tvm_stretch.{function}", *given)

@@ -122,7 +122,10 @@ def _measured_costs(
     say(f"measuring the energy of {len(models)} plans")
     meter = True if objective.meter is None else objective.meter
     energies = [model.benchmark(1, energy=meter).energy for model in models]
-    return [Cost(ns, e and e.millijoules) for ns, e in zip(seconds, energies, strict=True)]
+    return [
+        Cost(ns, None if energy is None else energy.millijoules)
+        for ns, energy in zip(seconds, energies, strict=True)
+    ]
 
 
 def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:
