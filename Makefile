@@ -99,7 +99,7 @@ setup-phone-peers: .venv-phone/setup.stamp
 
 # What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
 # for example. tvm_stretch/runtime/native/server/README.md says what to do with them.
-PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench libtvm_stretch_runtime.so
+PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine libtvm_stretch_runtime.so
 
 # What was downloaded stays.
 .SECONDARY:
@@ -126,7 +126,8 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=MinSizeRel \
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
 	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
-	$(BIN)/cmake --build build/phone/cmake-$* -j 2 -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_runtime
+	$(BIN)/cmake --build build/phone/cmake-$* -j 2 \
+	  -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine tvm_stretch_runtime
 	mkdir -p $(@D)
 	cp build/phone/site-$*/tvm/lib/libtvm_runtime.so build/phone/site-$*/tvm_ffi/lib/libtvm_ffi.so $(@D)
 	cp $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)

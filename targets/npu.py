@@ -56,6 +56,7 @@ PROVIDER = Provider(
         library="libonnxruntime_providers_qnn.so",
         files=(("backend_path", "libQnnHtp.so"),),
         options=(("htp_arch", "73"),),
+        memory=("QnnHtpShared", "enable_htp_shared_memory_allocator", "libcdsprpc.so"),
         contexts=True,
         deadline_ms=120_000,
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto, numpy_helper
 from tvm import relax
 
 from tvm_stretch.codegen.onnx_operators import why_not_onnx
@@ -103,3 +103,10 @@ def _named(
 ) -> dict[str, np.ndarray]:
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def step_of(model: ModelProto) -> float:
+    """The scale of the network's result."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    (last,) = (n for n in model.graph.node if model.graph.output[0].name in n.output)
+    return float(numpy_helper.to_array(constants[last.input[1]]))

@@ -54,3 +54,15 @@ def test_an_app_and_the_benchmark_program(threads: int, tmp_path: Path) -> None:
     ts.compile(network, ["llvm"]).export(other)
     with pytest.raises(AssertionError, match="another machine"):
         emulated(program, other)
+
+
+def test_the_program_of_engines(tmp_path: Path) -> None:
+    """It looks for ONNX Runtime in its own folder, where an app keeps all libraries."""
+    program, code = tmp_path / "libtvm_stretch_engine.so", tmp_path / "code"
+    shutil.copy(FOLDER / "tvm_stretch_engine", program)
+    code.write_text("tvm_stretch.engine 1\nprovider CPUExecutionProvider\nend\n")
+    with pytest.raises(AssertionError, match="expected ONNX Runtime for an engine, got none"):
+        emulated(program, "describe", code)
+    (tmp_path / "libonnxruntime.so").write_text("no library")
+    with pytest.raises(AssertionError, match=f"{tmp_path}/libonnxruntime.so: file too short"):
+        emulated(program, "describe", code)

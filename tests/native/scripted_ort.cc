@@ -1,11 +1,13 @@
 // A library in place of ONNX Runtime, whose models are words that say what they do. It has a
 // provider "Scripted" with one NPU. What is no such word is a model that sleeps for SCRIPTED_MS
-// milliseconds and leaves its results as they are.
+// milliseconds and leaves its results as they are. With the provider's option "share", sessions
+// have memory called ScriptedShared; its use is noted in the file SCRIPTED_NOTES, one line a call.
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -21,16 +23,21 @@ struct OrtEnv {
 };
 struct OrtSession {
   std::string word;
+  bool shares = false;
   int runs = 0;
 };
 struct OrtSessionOptions {
-  bool has_provider = false;
+  bool has_provider = false, shares = false;
 };
 struct OrtValue {
   float* data;
   size_t count;
+  std::vector<float> shared;
 };
-struct OrtMemoryInfo {};
+struct OrtMemoryInfo {
+  std::string name;
+};
+struct OrtAllocator {};
 struct OrtHardwareDevice {};
 struct OrtEpDevice {
   OrtHardwareDevice hardware;
@@ -38,6 +45,12 @@ struct OrtEpDevice {
 struct OrtKeyValuePairs {};
 
 namespace {
+
+void Note(const std::string& line) {
+  if (const char* path = std::getenv("SCRIPTED_NOTES")) {
+    std::ofstream(path, std::ios::app) << line << "\n";
+  }
+}
 
 OrtStatus* Failed(const std::string& message) { return new OrtStatus{message}; }
 
@@ -62,7 +75,7 @@ OrtStatus* CreateSessionFromArray(const OrtEnv*, const void* model, size_t bytes
   const std::string word(static_cast<const char*>(model), bytes);
   if (word == "closed") return Failed("no context of this version\n(error 5000)");
   if (!options->has_provider) return Failed("a session without the provider");
-  *session = new OrtSession{word};
+  *session = new OrtSession{word, options->shares};
   return nullptr;
 }
 void ReleaseSession(OrtSession* session) { delete session; }
@@ -71,11 +84,36 @@ OrtStatus* CreateCpuMemoryInfo(int, int, OrtMemoryInfo** info) {
   *info = new OrtMemoryInfo;
   return nullptr;
 }
+OrtStatus* CreateMemoryInfo(const char* name, int, int, int, OrtMemoryInfo** info) {
+  *info = new OrtMemoryInfo{name};
+  return nullptr;
+}
 void ReleaseMemoryInfo(OrtMemoryInfo* info) { delete info; }
 
 OrtStatus* CreateTensorWithDataAsOrtValue(const OrtMemoryInfo*, void* data, size_t bytes,
                                           const int64_t*, size_t, int, OrtValue** value) {
-  *value = new OrtValue{static_cast<float*>(data), bytes / sizeof(float)};
+  *value = new OrtValue{static_cast<float*>(data), bytes / sizeof(float), {}};
+  return nullptr;
+}
+OrtStatus* CreateAllocator(const OrtSession* session, const OrtMemoryInfo* info,
+                           OrtAllocator** allocator) {
+  static OrtAllocator only;
+  if (!session->shares || info->name != "ScriptedShared") return Failed("no such memory");
+  Note("memory of " + session->word);
+  *allocator = &only;
+  return nullptr;
+}
+OrtStatus* CreateTensorAsOrtValue(OrtAllocator*, const int64_t* shape, size_t dims, int,
+                                  OrtValue** value) {
+  size_t count = 1;
+  for (size_t i = 0; i < dims; ++i) count *= shape[i];
+  *value = new OrtValue{nullptr, count, std::vector<float>(count)};
+  (*value)->data = (*value)->shared.data();
+  Note("tensor");
+  return nullptr;
+}
+OrtStatus* GetTensorMutableData(OrtValue* value, void** data) {
+  *data = value->data;
   return nullptr;
 }
 void ReleaseValue(OrtValue* value) { delete value; }
@@ -85,6 +123,7 @@ OrtStatus* Run(OrtSession* session, const OrtRunOptions*, const char* const* nam
                OrtValue** outputs) {
   const std::string& word = session->word;
   ++session->runs;
+  if (session->shares) Note(outputs[0]->shared.empty() ? "run" : "run in it");
   if (word == "add" || word == "sometimes") {
     if (word == "sometimes" && session->runs % 3 == 0) return Failed("the third run");
     if (count != 2 || std::strcmp(names[1], "i1") != 0) return Failed("other inputs");
@@ -117,9 +156,10 @@ OrtStatus* GetEpDevices(const OrtEnv* env, const OrtEpDevice* const** devices, s
 
 OrtStatus* SessionOptionsAppendExecutionProvider_V2(OrtSessionOptions* options, OrtEnv*,
                                                     const OrtEpDevice* const*, size_t,
-                                                    const char* const*, const char* const*,
-                                                    size_t) {
+                                                    const char* const* keys, const char* const*,
+                                                    size_t count) {
   options->has_provider = true;
+  for (size_t i = 0; i < count; ++i) options->shares |= std::strcmp(keys[i], "share") == 0;
   return nullptr;
 }
 

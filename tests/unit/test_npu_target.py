@@ -47,6 +47,7 @@ def test_a_phone_says_which_version_it_has(word: ts.TargetLike, coded: list[Engi
     assert npu in placeable
     built(npu)
     assert dict(coded[0].options)["htp_arch"] == "73" and coded[0].device == "npu of pixel"
+    assert b"\nmemory QnnHtpShared " in coded[0].code()
 
 
 def test_a_version_that_a_target_names_comes_first(coded: list[Engine]) -> None:

@@ -46,6 +46,8 @@ class Engine:
     hardware: str = ""
     files: tuple[tuple[str, str], ...] = ()  # options of the provider that name libraries
     options: tuple[tuple[str, str], ...] = ()  # other options of the provider
+    # memory that the device maps too: its name, the option that offers it, the driver's library
+    memory: tuple[str, str, str] | tuple[()] = ()
     threads: int = 1  # of ONNX Runtime's own kernels
     contexts: bool = False  # whether the provider compiles models ahead
     runs_here: bool = True  # whether it is an engine of this machine
@@ -67,6 +69,7 @@ class Engine:
         lines += [f"compiled {made_with}"] if made_with else []
         lines += [f"file {key} {value}" for key, value in self.files]
         lines += [f"option {key} {value}" for key, value in self.options]
+        lines += [f"memory {' '.join(self.memory)}"] if self.memory else []
         for model in models:
             inputs, outputs = _ports(model)
             lines.append(f"model {len(model)} {inputs} {outputs}")

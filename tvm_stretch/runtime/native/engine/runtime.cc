@@ -66,6 +66,8 @@ Runtime::Runtime(const EngineSpec& spec) : spec_(spec) {
     Check(api_.RegisterExecutionProviderLibrary(env_, spec.provider.c_str(), library.c_str()),
           "the library " + library + " of " + spec.provider);
     FindDevice();
+    const std::string& driver = spec.memory.library;  // of the device: emulators have none
+    shares_memory_ = !driver.empty() && dlopen(driver.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr;
   }
 }
 
@@ -146,6 +148,10 @@ void Runtime::SetOptions(OrtSessionOptions* options, const std::string& context)
     keys.push_back(key.c_str());
     values.push_back(value.c_str());
   }
+  if (shares_memory_) {
+    keys.push_back(spec_.memory.option.c_str());
+    values.push_back("1");
+  }
   Check(api_.SessionOptionsAppendExecutionProvider_V2(options, env_, &device_, 1, keys.data(),
                                                       values.data(), keys.size()),
         "the options of " + spec_.provider);
@@ -169,6 +175,19 @@ OrtSession* Runtime::NewSession(const std::string& model, const std::string& con
            "install those of the models");
   }
   return session;
+}
+
+OrtAllocator* Runtime::SharedMemory(const OrtSession* session) const {
+  if (!shares_memory_) return nullptr;
+  OrtMemoryInfo* info = nullptr;
+  Check(api_.CreateMemoryInfo(spec_.memory.name.c_str(), kOrtDeviceAllocator, 0, kOrtMemTypeDefault,
+                              &info),
+        "the description of shared memory");
+  OrtAllocator* allocator = nullptr;
+  OrtStatus* const status = api_.CreateAllocator(session, info, &allocator);
+  api_.ReleaseMemoryInfo(info);
+  if (status != nullptr) api_.ReleaseStatus(status);
+  return allocator;
 }
 
 std::string Runtime::Versions() const {

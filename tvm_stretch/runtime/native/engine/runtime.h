@@ -24,6 +24,10 @@ class Runtime {
   // model as the provider compiled it to that file.
   OrtSession* NewSession(const std::string& model, const std::string& context = "") const;
 
+  // Memory of the provider that its device maps too; null where this device has none: its driver
+  // copies tensors then.
+  OrtAllocator* SharedMemory(const OrtSession* session) const;
+
   // "onnxruntime 1.32.0, QNNExecutionProvider 0.1.0"
   std::string Versions() const;
 
@@ -39,6 +43,7 @@ class Runtime {
   std::string version_;
   OrtEnv* env_ = nullptr;
   const OrtEpDevice* device_ = nullptr;
+  bool shares_memory_ = false;
 };
 
 }  // namespace tvm_stretch::engine

@@ -66,6 +66,7 @@ Session::Session(const Runtime& runtime, const ModelSpec& model)
   const Api& api = runtime.api();
   runtime.Check(api.CreateCpuMemoryInfo(kOrtDeviceAllocator, kOrtMemTypeDefault, &memory_),
                 "the description of memory");
+  shared_ = runtime.SharedMemory(session_);
   for (size_t i = 0; i < model.inputs; ++i) names_.push_back("i" + std::to_string(i));
   for (size_t i = 0; i < model.outputs; ++i) names_.push_back("o" + std::to_string(i));
   for (const std::string& name : names_) name_pointers_.push_back(name.c_str());
@@ -77,17 +78,32 @@ void Session::Bind(const std::vector<const DLTensor*>& tensors) {
   operands_.assign(tensors.size(), Operand());
   values_.clear();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const DLTensor& tensor = *tensors[i];
-    Operand& operand = operands_[i];
-    if (HasGaps(tensor)) operand.dense.resize(DenseBytes(tensor));
-    void* data = operand.dense.empty() ? tensor.data : operand.dense.data();
-    runtime_.Check(
-        api.CreateTensorWithDataAsOrtValue(memory_, data, DenseBytes(tensor), tensor.shape,
-                                           tensor.ndim, ElementType(tensor.dtype), &operand.value),
-        "a tensor");
-    values_.push_back(operand.value);
-    operand.tensor = &tensor;  // now it is bound
+    BindOne(*tensors[i], &operands_[i]);
+    values_.push_back(operands_[i].value);
+    operands_[i].tensor = tensors[i];  // now it is bound
   }
+}
+
+void Session::BindOne(const DLTensor& tensor, Operand* operand) {
+  const Api& api = runtime_.api();
+  const int type = ElementType(tensor.dtype);
+  if (shared_ != nullptr) {
+    runtime_.Check(
+        api.CreateTensorAsOrtValue(shared_, tensor.shape, tensor.ndim, type, &operand->value),
+        "a tensor in shared memory");
+    void* data = nullptr;
+    runtime_.Check(api.GetTensorMutableData(operand->value, &data), "the data of a tensor");
+    operand->dense = static_cast<char*>(data);
+    return;
+  }
+  if (HasGaps(tensor)) {
+    operand->own.resize(DenseBytes(tensor));
+    operand->dense = operand->own.data();
+  }
+  void* data = operand->dense == nullptr ? tensor.data : operand->dense;
+  runtime_.Check(api.CreateTensorWithDataAsOrtValue(memory_, data, DenseBytes(tensor), tensor.shape,
+                                                    tensor.ndim, type, &operand->value),
+                 "a tensor");
 }
 
 void Session::Run(const std::vector<const DLTensor*>& given) {
@@ -104,8 +120,8 @@ void Session::Run(const std::vector<const DLTensor*>& given) {
   if (!is_bound) Bind(tensors);
   auto copy = [this](size_t i, bool gather) {
     Operand& operand = operands_[i];
-    if (operand.dense.empty()) return;
-    char* dense = operand.dense.data();
+    if (operand.dense == nullptr) return;
+    char* dense = operand.dense;
     Copy(*operand.tensor, 0, static_cast<char*>(operand.tensor->data), &dense, gather);
   };
   for (size_t i = 0; i < inputs_; ++i) copy(i, true);

@@ -42,6 +42,9 @@ void ReadLine(const std::string& line, EngineSpec* spec, std::vector<size_t>* si
   } else if (word == "file" || word == "option") {
     words >> key;
     (word == "file" ? spec->files : spec->options).emplace_back(key, Rest(&words));
+  } else if (word == "memory") {
+    words >> spec->memory.name >> spec->memory.option >> spec->memory.library;
+    if (words.fail()) Refuse("'" + line + "'");
   } else if (word == "model") {
     ModelSpec model;
     size_t bytes = 0;

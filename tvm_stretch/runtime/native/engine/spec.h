@@ -8,6 +8,10 @@
 //   threads 1                                of ONNX Runtime's own kernels
 //   file backend_path libQnnHtp.so           an option of the provider that names a library
 //   option htp_arch 73                       another option
+//   memory QnnHtpShared enable_htp_shared_memory_allocator libcdsprpc.so
+//                                            memory that the device maps too: its name, the option
+//                                            that offers it, the library of the device that it
+//                                            needs
 //   compiled QNNExecutionProvider 0.1.0 ..   what compiled the models ahead; left out: nothing did
 //   model 123456 1 2                         bytes, number of inputs and of outputs
 //   end
@@ -29,10 +33,16 @@ struct ModelSpec {
   size_t outputs = 0;
 };
 
+// Memory of a provider that its device reads and writes without copies; no name: there is none.
+struct MemorySpec {
+  std::string name, option, library;
+};
+
 struct EngineSpec {
   std::string provider, package, library, hardware, compiled;
   int threads = 1;
   std::vector<std::pair<std::string, std::string>> files, options;
+  MemorySpec memory;
   std::vector<ModelSpec> models;
 
   // Whether ONNX Runtime brings the provider: nothing can be refused and run elsewhere then.

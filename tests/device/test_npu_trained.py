@@ -1,0 +1,77 @@
+"""Trained networks in 8 bits on the emulated HTP, and the rule by which it rounds.
+
+`tests/trained_networks.py` says which packages ship the weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from engine_regions import on_the_tensor_unit, step_of
+from engine_targets import compiled, needs_npu
+from onnx import numpy_helper
+from quantised_models import qdq_conv
+from trained_networks import HELD_OUT, NAMES, photograph, trained, typical_inputs
+
+import tvm_stretch as ts
+
+pytestmark = [needs_npu, pytest.mark.full, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers(name: str) -> None:
+    """One region, the classes of the float network, and no further off than the bare engine is.
+
+    What the HTP's rounding adds is less than what 8 bits alone make of a network.
+    """
+    network = trained(name, 224)
+    quantised = ts.quantize(network, typical_inputs(name, 224))
+    model, ours = compiled("npu", quantised, "npu"), ts.compile(quantised, "llvm", cpu_threads=1)
+    assert [region.processor for region in model.plan.regions] == ["cpu", "npu", "cpu"]
+    exact = onnxruntime.InferenceSession(network.SerializeToString())
+    for photo in HELD_OUT:
+        x = photograph(name, photo, 224)
+        answers = {
+            "npu": model(**x),
+            "ours": ours(**x),
+            "float": exact.run(None, x)[0],
+            "peer": next(iter(on_the_tensor_unit(quantised, x).values())),
+        }
+        classes = {key: int(y.argmax()) for key, y in answers.items()}
+        steps = {
+            f"{a} to {b}": float(np.abs(answers[a] - answers[b]).max() / step_of(quantised))
+            for a, b in (("npu", "ours"), ("npu", "float"), ("peer", "ours"), ("peer", "float"))
+        }
+        own = float(np.abs(answers["ours"] - answers["float"]).max() / step_of(quantised))
+        print(name, photo, *(f"{k} {v:.1f}," for k, v in steps.items()), f"{own:.1f}", classes)
+        least = min(steps["npu to ours"], steps["npu to float"])
+        others = min(steps["peer to ours"], steps["peer to float"])
+        assert least <= max(2, 1.2 * others + 1), "the largest of a thousand differences varies"
+        assert steps["npu to ours"] <= max(2, own)
+        assert classes["npu"] in (classes["ours"], classes["float"])
+
+
+def test_sums_are_cut() -> None:
+    """The HTP keeps three bits of a sum below the last one of the result, or four.
+
+    It cuts the rest off and takes the middle of what was lost, so that results near the middle
+    between two integers may be one more or less: a quarter of the last bit's worth of them.
+    """
+    model, x = qdq_conv(64, 16, 1, 48, zero=113)
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    got = on_the_tensor_unit(model, {"x0": x})["y"]
+    weight, bias = (values[name].astype("int64") for name in ("x1", "x2"))
+    sums = np.einsum("oi,nihw->nohw", weight[:, :, 0, 0], x.astype("int64") - 113)
+    sums += bias[:, None, None]
+    factor = (values["s2"].astype("float64") / values["s"])[:, None, None]
+    unit = 2 ** np.floor(np.log2(1 / 8 / factor))
+    cut = (np.floor(sums / unit) + 0.5) * unit
+
+    inside = (got > 0) & (got < 255)
+
+    def off(numbers: np.ndarray) -> float:
+        return float((np.floor(numbers * factor + 7.5) != got)[inside].mean())
+
+    assert off(cut) < 0.005 < 0.015 < off(sums) < 0.03
+    np.testing.assert_allclose(off(sums), (unit * factor / 4).mean(), rtol=0.2)
