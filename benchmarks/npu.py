@@ -16,13 +16,18 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import onnx
+
 import tvm_stretch as ts
 from tutorials import zoo
+from tutorials.zoo import regnet, resnet
+from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.profile_file import load_profile, profile_text
@@ -36,12 +41,44 @@ ARCHITECTURES = ("69", "73", "75")
 LATENCY_MS = {
     "resnet18": (0.609, 0.391, 0.293),
     "resnet50": (1.059, 0.767, 0.576),
+    "resnet101": (1.661, 1.141, 0.867),
+    "resnext50": (1.276, 0.915, 0.674),
+    "regnetx_3_2gf": (1.134, 0.722, 0.536),
     "mobilenet_v2": (0.546, 0.408, 0.289),
     "squeezenet1_1": (0.264, 0.200, 0.150),
     "inception_v3": (0.945, 0.644, 0.484),
     "shufflenet_v2": (0.515, 0.450, 0.311),
 }
 """By network, for each of `CHIPS` (QCS8450 and QCS8550 stand for the first two, a Galaxy S24)."""
+
+_Emit = Callable[[Builder, Tensor, int], Tensor]
+
+
+def _resnext_block(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
+    """A bottleneck whose middle has 32 groups, with four channels a group in the first stage."""
+    y = b.conv_bn(x, 2 * width, act="relu")
+    y = b.conv_bn(y, 2 * width, 3, stride, groups=32, act="relu")
+    y = b.conv_bn(y, 4 * width, scale=0.5)
+    fits = stride == 1 and x.channels == 4 * width
+    return b.add(y, x if fits else b.conv_bn(x, 4 * width, 1, stride), act="relu")
+
+
+_MORE: dict[str, _Emit] = {
+    "resnet101": partial(resnet._resnet, block=resnet._bottleneck, depths=(3, 4, 23, 3)),
+    "resnext50": partial(resnet._resnet, block=_resnext_block, depths=(3, 4, 6, 3)),
+    "regnetx_3_2gf": partial(regnet._regnet, w_0=88, w_a=26.31, w_m=2.25, depth=25, group=48),
+}
+"""Networks that the zoo lacks."""
+
+
+def built(name: str) -> onnx.ModelProto:
+    """A network of `LATENCY_MS`."""
+    if name not in _MORE:
+        return zoo.build(name, size=224)
+    builder = Builder(0)
+    x = builder.input("x", (1, 3, 224, 224))
+    return builder.finish(name, _MORE[name](builder, x, 1000))
+
 
 _BASE = "snapdragon-855"
 _ASSUMED = {
@@ -86,7 +123,7 @@ def assumed(place: int) -> Profile:
     speed = 20.0
     kept += [Transfer("cpu", "npu", _HAND_OVER_US, speed), Transfer("npu", "cpu", 20.0, speed)]
     source = (
-        "NPU: latencies of six networks that Qualcomm publishes (AI Hub Models, w8a8); CPU and "
+        "NPU: latencies of nine networks that Qualcomm publishes (AI Hub Models, w8a8); CPU and "
         "GPU: a Snapdragon 855 times ratios of data sheets; nothing was measured by us"
     )
     return Profile(chip, source, MappingProxyType(made), tuple(kept), base.together)
@@ -95,7 +132,7 @@ def assumed(place: int) -> Profile:
 def calibration(place: int) -> Calibration:
     """The profile of a chip."""
     like = assumed(place)
-    networks = {name: zoo.build(name, size=224) for name in LATENCY_MS}
+    networks = {name: built(name) for name in LATENCY_MS}
     works = works_of_networks(networks, like, list(networks))
     rows = [Latency(name, "npu", ms[place]) for name, ms in LATENCY_MS.items()]
     return calibrate_profile(rows, works, like)
