@@ -44,7 +44,7 @@ CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
 cpu_features.cc lists the same names."""
 
 
-TILES = ("amx-bf16", "amx-tile")
+TILES = ("amx-bf16", "amx-tile", "avx512bf16")
 """The features that layers in bfloat16 need."""
 
 

@@ -394,11 +394,17 @@ class _ConvNest(_Nest):
 def _rounded(
     inputs: tirx.Buffer, first: Expr, read: Callable[[Expr], Expr] | None, count: int
 ) -> tirx.Stmt:
-    """Store numbers, or zeros, in bfloat16."""
-    zero = tirx.const(0, "uint16")
-    return lanes(
-        count, lambda v: store(inputs, zero if read is None else rounded(read(v)), first + v)
-    )
+    """Store numbers, or zeros, in bfloat16; one instruction rounds a vector."""
+    if read is None or count < _LANES:
+        zero = tirx.const(0, "uint16")
+        return lanes(
+            count, lambda v: store(inputs, zero if read is None else rounded(read(v)), first + v)
+        )
+    lane = tirx.Ramp(const(0), const(1), _LANES)
+    name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    value = tirx.call_llvm_pure_intrin(f"bfloat16x{_LANES}", name, read(lane))
+    value = tirx.reinterpret(f"uint16x{_LANES}", value)
+    return store(inputs, value, tirx.Ramp(first, const(1), _LANES))
 
 
 @dataclass(frozen=True)

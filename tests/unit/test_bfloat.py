@@ -77,7 +77,7 @@ def test_any_machine_compiles_for_tiles(threads: int) -> None:
 
 def test_other_artifacts_need_no_tiles() -> None:
     model = ts.compile(module(dense(16, 16), (5, 16)), [AMX], cpu_threads=1)
-    assert not {*TILES} & {*model.graph.cpu_features}
+    assert not [name for name in model.graph.cpu_features if name.startswith("amx")]
 
 
 def test_machines_without_tiles_are_refused() -> None:
