@@ -7,7 +7,7 @@ conv 3x3, 512 to 512, 28 x 28 on an H100: tile (8, 8, 2, 4, 2, 1, 1)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.layers import layers
@@ -84,7 +84,10 @@ def _small(shape: ConvShape, machine: VectorMachine) -> Small:
     if isinstance(config, GroupWinogradConfig):
         tile = tile_of(config.product)
         inputs = QUAD * (2 * tile.depth * tile.slices * tile.splits + 1) - 1
-        return Small(_of_groups(shape, tile, max(2 * QUAD, inputs)), tile, winograd=config.tile)
+        layer = _of_groups(shape, tile, max(2 * QUAD, inputs))
+        if shape.groups == 1:  # the planes' groups of channels consist of whole tiles
+            layer = replace(layer, out_channels=2 * QUAD * tile.across * tile.quads - 3)
+        return Small(layer, tile, winograd=config.tile)
     assert isinstance(config, GroupConvConfig)
     tile = tile_of(config)
     taps = shape.kernel[0] * shape.kernel[1]
