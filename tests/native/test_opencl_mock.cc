@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <optional>
@@ -424,10 +423,13 @@ TEST_P(OpenCLMock, AffinityReachesTheSubmitter) {
   EXPECT_EQ(ThreadsOn(core), before);
 }
 
+std::string NameOfMockCode(const ::testing::TestParamInfo<OpenCLMock::ParamType>& info) {
+  constexpr const char* kNames[] = {"Plain", "Bells", "Images"};
+  return kNames[info.index];
+}
+
 INSTANTIATE_TEST_SUITE_P(Code, OpenCLMock, ::testing::Values(kPlain, kBells, kImages),
-                         [](const auto& info) {
-                           return std::array{"Plain", "Bells", "Images"}[info.index];
-                         });
+                         NameOfMockCode);
 
 }  // namespace
 }  // namespace tvm_stretch
