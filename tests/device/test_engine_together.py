@@ -61,6 +61,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRIPTED_MS", "100")
 
 
+@pytest.mark.full
 def test_three_processors_work_at_once(slow: None) -> None:
     """In one of a few traces, regions of any two of them intersect, and none waits in vain."""
     scripted = {"kind": "engine", "provider": "Scripted", "library": "libscripted.so"}

@@ -217,6 +217,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
         assert len(entry) == 32 + keys + binary
 
 
+@pytest.mark.full
 def test_what_a_loss_of_power_cut_short_is_compiled_again(tmp_path: Path) -> None:
     """PoCL's own files: it would end the process."""
     if "Portable Computing Language" not in run("print(devices()[0]['platform'])"):

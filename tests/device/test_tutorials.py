@@ -115,6 +115,7 @@ def test_adding_a_processor(cache: str, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 0
 
 
+@pytest.mark.full
 def test_calibrating_a_phone(cache: str, tmp_path: Path) -> None:
     text = _run(cache, "05_calibrating_a_phone.py", tmp_path)
     assert "left out: mean" in text and "predicted for my-phone, not measured" in text

@@ -38,17 +38,20 @@ def compare_with_onnxruntime(name: str, size: int | None, target: object) -> Non
 RELATIVES = {
     "efficientnet_lite0",
     "efficientnet_lite4",
+    "fast_style_transfer",
     "inception_v3",
     "mobilenet_v1",
     "mobilenet_v2",
     "mobilenet_v3_large",
     "pnasnet_mobile",
+    "posenet",
     "regnetx_1_6gf",
     "regnetx_4gf",
     "resnet18",
     "resnet34",
     "resnet50",
     "resnet56",
+    "retinaface",
     "squeezenet1_0",
 }
 OPTIMISED = "squeezenet1_1"

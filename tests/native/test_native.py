@@ -31,7 +31,9 @@ pytestmark = pytest.mark.skipif(
     ("program", "only", "device"),
     [
         ("native_tests", "*", {}),
-        ("native_tests", DRIVER, {"MOCK_OPENCL": "gpu fine-grained"}),
+        pytest.param(
+            "native_tests", DRIVER, {"MOCK_OPENCL": "gpu fine-grained"}, marks=pytest.mark.full
+        ),
         ("native_tests", DRIVER, MAPPED),
         ("native_tests", DRIVER, MIRROR),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),

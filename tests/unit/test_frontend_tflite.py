@@ -190,6 +190,7 @@ def test_names_of_the_file() -> None:
     assert list(mod["main"].attrs["output_names"]) == ["fully_connected11"]
 
 
+@pytest.mark.full
 def test_two_processors(tmp_path: Path) -> None:
     net = Builder((1, 32, 32, 3))
     mobile(net)

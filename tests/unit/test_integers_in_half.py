@@ -143,7 +143,7 @@ def test_sums_that_leave_a_region_are_integers() -> None:
 # --- compiled -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", [pytest.param(HALVES[0], marks=pytest.mark.full), HALVES[1]])
 def test_both_in_one_plan(quantised: Any, precision: str) -> None:
     exact = ts.compile(quantised, [TARGET], cpu_threads=1)
     names = [*exact.plan.processor_of()]

@@ -46,6 +46,9 @@ FULL = {
     "nasnet_large": (4, [1, 1, 1, 6, 1, 6, 1, 6]),  # the first cell in two, as of pnasnet
     "pnasnet_large": (4, [1, 1, 1, 4, 4, 4]),
     "yolov2": (20, [1, 1, 2, 1, 1]),
+    "posenet": (28, [1, 2, 2, 6, 2, 1]),
+    "fast_style_transfer": (37, [1, 1, 6, 1, 1]),
+    "retinaface": (12, [1, 2, 2]),
 }
 SIZES = {"inception_v3": 107, "inception_v4": 107, "lstm": 3}
 

@@ -297,6 +297,7 @@ def test_a_session_that_dies_leaves_the_server(
     assert there(X).shape == X.shape, "in another session"
 
 
+@pytest.mark.full
 def test_a_tracker_that_dies_meanwhile(tracker: Tracker, start: Start, stack: ExitStack) -> None:
     """Open sessions go on; the phone comes back to the tracker when it does."""
     start()

@@ -81,6 +81,7 @@ def test_it_repeats_and_labels_do_not_matter():
         assert all(map(torch.equal, first.state_dict().values(), other.state_dict().values()))
 
 
+@pytest.mark.full
 def test_a_generator_gives_all_its_images():
     net, teacher = pair("basic", "concat")
     refine(net, teacher, (batch for batch in [IMAGES]), steps=3)

@@ -137,6 +137,7 @@ def test_a_processor_without_a_target(
         ts.compile(wide, ["llvm", "hexagon"], device=path, plan=plan)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has_zig(), reason="needs ziglang")
 def test_a_model_for_the_phone_and_its_dsp(tmp_path: Path) -> None:
     """Code of the version that the profile says; floats are refused with the reason."""
