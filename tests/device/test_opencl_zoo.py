@@ -119,6 +119,7 @@ def test_mean_of_everything_on_a_gpu(shape: tuple[int, ...]) -> None:
 CORES = OpenCLDevice("cpu", compute_units=4)  # small kernels are not worth several
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "device"),
     [(SMALL, PHONE_GPU), pytest.param("squeezenet1_1", CORES, marks=pytest.mark.full)],

@@ -139,6 +139,7 @@ def test_training(cache: str) -> None:
     assert "the same numbers as in torch" in text
 
 
+@pytest.mark.full
 def test_integers(cache: str) -> None:
     text = _run(cache, "08_integers.py", "--without-dsp")
     assert "8 of 19 operators are integer operators" in text

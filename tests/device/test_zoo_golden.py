@@ -52,6 +52,7 @@ RELATIVES = {
     "resnet50",
     "resnet56",
     "retinaface",
+    "shufflenet_v2",
     "squeezenet1_0",
 }
 OPTIMISED = "squeezenet1_1"

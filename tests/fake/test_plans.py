@@ -128,6 +128,7 @@ def test_an_artifact_holds_its_plans(tmp_path: Path) -> None:
     assert loaded.in_use == "without fake"
 
 
+@pytest.mark.full
 def test_a_slow_processor_is_left_alone_and_comes_back() -> None:
     model = on_two({"regions": {"r0": {"latency_us": USUAL_US}}})
     for _ in range(5):
@@ -143,6 +144,7 @@ def test_a_slow_processor_is_left_alone_and_comes_back() -> None:
     assert model.in_use == "quick"
 
 
+@pytest.mark.full
 def test_a_plan_that_is_pinned_stays() -> None:
     model = on_two({"regions": {"r0": {"latency_us": USUAL_US}}})
     model.use("quick")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
             "native_tests", DRIVER, {"MOCK_OPENCL": "gpu fine-grained"}, marks=pytest.mark.full
         ),
         ("native_tests", DRIVER, MAPPED),
-        ("native_tests", DRIVER, MIRROR),
+        pytest.param("native_tests", DRIVER, MIRROR, marks=pytest.mark.full),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu few-pixels"}),
         ("thread_tests", f"*-{DRIVER}", {}),

@@ -300,6 +300,7 @@ def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
     assert dtypes == ([{"uint8"}] * 5 if counts else some)
 
 
+@pytest.mark.full
 def test_bench_through_rpc() -> None:
     workshop = Workshop([host()])
     bench = Bench(workshop, ts.connect(tvm.rpc.LocalSession()))

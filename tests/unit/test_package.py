@@ -88,6 +88,7 @@ def test_the_readme_names_every_page() -> None:
     assert [page for page in DOCS if f"`{page}`" not in README] == []
 
 
+@pytest.mark.full
 def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"

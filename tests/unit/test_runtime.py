@@ -309,7 +309,8 @@ def in_a_process_of_its_own(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("threads", [1, 2])
 def test_pool_has_as_many_workers_as_the_graph_says(threads: int, tmp_path: object) -> None:
     """Nothing but the graph decides; with one thread, TVM's pool is not even started."""
     path = tmp_path / "model.so"
