@@ -36,8 +36,9 @@ public final class Tensor {
 
   /** New memory for this tensor, in the byte order of this machine. Runs use it without a copy. */
   public ByteBuffer newBuffer() {
-    // Kernels load whole vector registers, so the memory has to begin at a multiple of 64.
-    ByteBuffer memory = ByteBuffer.allocateDirect(Math.toIntExact(bytes + 63));
+    // Kernels load whole vector registers, so the memory has to begin at a multiple of 64. An
+    // aligned slice ends at one, too.
+    ByteBuffer memory = ByteBuffer.allocateDirect(Math.toIntExact((bytes + 63) / 64 * 64 + 63));
     ByteBuffer aligned = memory.alignedSlice(64);
     aligned.limit(Math.toIntExact(bytes));
     return aligned.slice().order(ByteOrder.nativeOrder());
