@@ -155,12 +155,12 @@ class Model:
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """Of the length in use, if the artifact has several."""
+        """Describe the inputs; their shapes are those of the length in use."""
         return self._described("input")
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """Of the length in use, if the artifact has several."""
+        """Describe the outputs; their shapes are those of the length in use."""
         return self._described("output")
 
     @property

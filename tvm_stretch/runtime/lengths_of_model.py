@@ -16,7 +16,7 @@ from math import prod
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph, Tensor
-from tvm_stretch.runtime.padding import Padding, padding_for
+from tvm_stretch.runtime.padding import Padding, Room
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
 
 Specs = Mapping[str, Tensor]
@@ -65,12 +65,18 @@ class LengthsOfModel(PlansOfModel):
         graphs = [graph.with_length(i) for i in range(len(graph.lengths))] or [graph]
         return [{port.name: own.tensors[port.tensor] for port in own.inputs} for own in graphs]
 
+    @functools.cached_property
+    def _rooms(self) -> Sequence[Room]:
+        """What pads inputs to each length; empty if the model takes listed sizes only."""
+        count = len(self.graph.lengths) if self.graph.spans else 0
+        return [Room(self.graph, number) for number in range(count)]
+
     def _padding_for(self, number: int, inputs: Mapping[str, object]) -> Padding | None:
         """What pads these inputs to a length; None if they do not fit, or nothing is padded."""
-        if not self.graph.spans:
+        if not self._rooms:
             return None
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in inputs.items()}
-        return padding_for(self.graph, number, shapes)
+        return self._rooms[number].padding_for(shapes)
 
     def _graph_for(self, inputs: Sequence[object], steps: int = 0) -> Graph:
         """The graph with the ports of the length that inputs, in the graph's order, have."""

@@ -23,12 +23,39 @@ Growth = list[tuple[str, int]]
 """For each axis the name of the dimension with which it grows, and how many times as fast."""
 
 
+class Room:
+    """A length of a model, and how its inputs and outputs grow: found once for all runs."""
+
+    def __init__(self, graph: Graph, number: int) -> None:
+        """Take the length at a position of a graph with lengths and spans."""
+        self.graph = graph
+        self.length = graph.lengths[number]
+        self.inputs = _growth(graph, number, "inputs")
+        self.outputs = _growth(graph, number, "outputs")
+
+    def padding_for(self, shapes: Mapping[str, Sequence[int]]) -> Padding | None:
+        """What inputs of these shapes, by name, lack to the length; None if they do not fit."""
+        missing = dict[str, int]()
+        for port, growth in zip(self.length.inputs, self.inputs, strict=True):
+            wanted, got = self.graph.tensors[port.tensor].shape, shapes[port.name]
+            if len(wanted) != len(got) or 0 in got:
+                return None
+            for most, size, (name, slope) in zip(wanted, got, growth, strict=True):
+                count, rest = divmod(most - size, slope) if slope else (0, most - size)
+                if rest or missing.setdefault(name, count) != count:
+                    return None
+        for span in self.graph.spans:
+            most = self.length.sizes.get(span.name, 0)
+            if not span.low <= most - missing.get(span.name, 0) <= most:
+                return None
+        return Padding(self, missing)
+
+
 @dataclass(frozen=True)
 class Padding:
     """The positions that inputs lack to a length."""
 
-    graph: Graph  # with all lengths
-    number: int  # of the length
+    room: Room
     missing: Mapping[str, int]  # for each dimension that may have any size
 
     @property
@@ -42,15 +69,14 @@ class Padding:
         Raises:
             InputError: it is no tensor of the input's type, or a mask that hides everything.
         """
-        inputs = self.graph.lengths[self.number].inputs
+        graph, inputs = self.room.graph, self.room.length.inputs
         place = next(i for i, port in enumerate(inputs) if port.name == name)
-        spec = self.graph.tensors[inputs[place].tensor]
-        growth = _growth(self.graph, self.number, "inputs")[place]
+        spec, growth = graph.tensors[inputs[place].tensor], self.room.inputs[place]
         widths = [(0, slope * self.missing.get(axis, 0)) for axis, slope in growth]
         own = tuple(size - more for size, (_, more) in zip(spec.shape, widths, strict=True))
         array = to_numpy(to_tensor(name, value, replace(spec, shape=own)))
         for axis, ((dimension, _), (_, more)) in enumerate(zip(growth, widths, strict=True)):
-            spans = [span for span in self.graph.spans if span.name == dimension]
+            spans = [span for span in graph.spans if span.name == dimension]
             fill = spans[0].masks.get(name) if spans else None
             if fill is not None and name in spans[0].hiding:
                 _require_shown(name, array != fill, fill, axis)
@@ -64,10 +90,9 @@ class Padding:
 
     def cut(self, place: int, output: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
         """An output without what padding made of it."""
-        growth = _growth(self.graph, self.number, "outputs")[place]
         counts = [
             size - slope * self.missing.get(name, 0)
-            for size, (name, slope) in zip(output.shape, growth, strict=True)
+            for size, (name, slope) in zip(output.shape, self.room.outputs[place], strict=True)
         ]
         if counts == [*output.shape]:
             return output
@@ -81,31 +106,6 @@ def _require_shown(name: str, shown: np.ndarray, fill: int, axis: int) -> None:
             f"expected a position that counts in each row of the mask {name!r}, got a row of "
             f"{fill}; show at least one, or give inputs of a length in Model.lengths"
         )
-
-
-def padding_for(graph: Graph, number: int, shapes: Mapping[str, Sequence[int]]) -> Padding | None:
-    """What inputs of these shapes lack to a length; None if they do not fit.
-
-    Args:
-        graph: a graph with lengths and spans.
-        number: the position of the length.
-        shapes: the inputs' shapes by name.
-    """
-    length, missing = graph.lengths[number], dict[str, int]()
-    growths = _growth(graph, number, "inputs")
-    for port, growth in zip(length.inputs, growths, strict=True):
-        wanted, got = graph.tensors[port.tensor].shape, shapes[port.name]
-        if len(wanted) != len(got) or 0 in got:
-            return None
-        for most, size, (name, slope) in zip(wanted, got, growth, strict=True):
-            count, rest = divmod(most - size, slope) if slope else (0, most - size)
-            if rest or missing.setdefault(name, count) != count:
-                return None
-    for span in graph.spans:
-        most = length.sizes.get(span.name, 0)
-        if not span.low <= most - missing.get(span.name, 0) <= most:
-            return None
-    return Padding(graph, number, missing)
 
 
 def _growth(graph: Graph, number: int, side: str) -> list[Growth]:
