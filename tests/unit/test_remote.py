@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tvm_stretch.cost.fingerprint import default_folder
 from tvm_stretch.errors import ArtifactError, CostModelError, DeviceError, InputError, TargetError
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.remote.link import Link
+from tvm_stretch.remote.link import Link, _descriptor
 from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
 from tvm_stretch.targets.cpu import checked_features, cpu_processor
 from tvm_stretch.targets.registry import tvm_target
@@ -345,6 +346,20 @@ def test_whatever_a_tracker_does_ends_in_time(
     with pytest.raises(DeviceError, match=rf"^expected pixel from the tracker .*({got}).*; "):
         ts.connect(listening(talk), "pixel", wait=0.3)
     assert time.monotonic() - began < 5
+
+
+def test_connections_that_leave_from_one_port() -> None:
+    """Linux gives one port to connections with several servers, and only one is TVM's own."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        clients = [stack.enter_context(socket.socket()) for _ in servers]
+        for client, server in zip(clients, servers, strict=True):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(clients[0].getsockname() if client is clients[1] else ("127.0.0.1", 0))
+            client.connect(server.getsockname())
+        for client, server in zip(clients, servers, strict=True):
+            inner = stack.enter_context(server.accept()[0])
+            assert _descriptor(inner) == client.fileno()
 
 
 def test_any_number_of_descriptors() -> None:

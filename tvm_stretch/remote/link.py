@@ -233,7 +233,7 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
         session = found.result()
         device.setblocking(True)  # both share the setting
         with _LOOKING:
-            os.dup2(device.fileno(), _descriptor(inner.getpeername()), inheritable=False)
+            os.dup2(device.fileno(), _descriptor(inner), inheritable=False)
     return session
 
 
@@ -251,11 +251,15 @@ def _forward(
             other[side].sendall(data)
 
 
-def _descriptor(address: tuple[str, int]) -> int:
-    """The descriptor of this process's socket with this address; needs `_LOOKING`."""
+def _descriptor(inner: socket.socket) -> int:
+    """The descriptor of the other end, which is in this process, too; needs `_LOOKING`.
+
+    Both addresses are compared, because connections to two servers may leave from one port.
+    """
+    ends = inner.getpeername(), inner.getsockname()
     for number in _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-            if copy.family == socket.AF_INET and copy.getsockname() == address:
+            if copy.family == socket.AF_INET and (copy.getsockname(), copy.getpeername()) == ends:
                 return number
     raise ConnectionError("a connection that TVM has given up")
 
