@@ -186,9 +186,20 @@ def _load_on_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
     """Our executor with all of the network in one region on OpenVINO."""
     from tvm_stretch import Plan
 
+    targets = [_openvino(threads), own_cpu(mcpu)]
+    return _compile(model, targets, 1, Plan(("openvino", "cpu"), ()))
+
+
+def _load_with_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
+    """A plan that our search chose for the CPU and OpenVINO, one core each."""
+    if threads != 2:
+        raise RuntimeError("runs on two cores: one for the CPU, one for OpenVINO")
+    return _compile(model, [own_cpu(mcpu), _openvino(1)], 1)
+
+
+def _openvino(threads: int) -> Target:
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    target = {"kind": "openvino", "load_config": json.dumps({"CPU": settings}), "spin_us": 10_000}
-    return _compile(model, [target, own_cpu(mcpu)], 1, Plan(("openvino", "cpu"), ()))
+    return {"kind": "openvino", "load_config": json.dumps({"CPU": settings}), "spin_us": 10_000}
 
 
 def own_cpu(mcpu: str) -> Target:
@@ -224,8 +235,18 @@ _PEERS: dict[str, Callable[[BenchModel, int], Run]] = {
     "litert": _load_litert,
 }
 ON_OPENVINO = "ours-openvino"
-_OWN = {OURS: _load_ours, BOTH: _load_both, ON_OPENVINO: _load_on_openvino}
-ENGINES = (*_PEERS, *_OWN)
+WITH_OPENVINO = "both-openvino"
+"""The CPU and OpenVINO, one core each."""
+_OWN = {
+    OURS: _load_ours,
+    BOTH: _load_both,
+    ON_OPENVINO: _load_on_openvino,
+    WITH_OPENVINO: _load_with_openvino,
+}
+OWN = tuple(_OWN)
+PAIRS = (BOTH, WITH_OPENVINO)
+"""Engines for two cores."""
+ENGINES = (*_PEERS, *OWN)
 PACKAGES = {
     REFERENCE: "onnxruntime",
     "openvino": "openvino",
@@ -237,6 +258,7 @@ PACKAGES = {
     OURS: "tvm_stretch",
     BOTH: "tvm_stretch",
     ON_OPENVINO: "onnxruntime-ep-openvino",
+    WITH_OPENVINO: "onnxruntime-ep-openvino",
 }
 
 

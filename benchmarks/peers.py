@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engines import BOTH, ENGINES, OURS, REFERENCE, installed_version
+from benchmarks.engines import BOTH, ENGINES, OURS, OWN, PAIRS, REFERENCE, installed_version
 from benchmarks.models import BenchModel, prepare_model
 from benchmarks.worker import Worker
 
@@ -143,7 +143,7 @@ def _check_registers(workers: dict[str, Worker], rows: dict[str, Row]) -> None:
 
 def ratio_to_best_peer(rows: list[Row], engine: str = OURS) -> float | None:
     """Our median over the fastest peer's; below 1 means that ours is faster."""
-    peers = [row.median for row in rows if row.engine not in (OURS, BOTH) and row.median]
+    peers = [row.median for row in rows if row.engine not in OWN and row.median]
     ours = [row.median for row in rows if row.engine == engine and row.median]
     return ours[0] / min(peers) if ours and peers else None
 
@@ -184,7 +184,7 @@ def print_table(rows: list[Row], engines: list[str]) -> None:
             cells.append(f"{f'{ratio:.3f}' if ratio else '-':>16}")
         print(f"{key[0]:<22}{key[1]:>4}" + "".join(cells), flush=True)
     for row in rows:
-        if row.failure and (row.engine != BOTH or row.threads == 2):
+        if row.failure and (row.engine not in PAIRS or row.threads == 2):
             print(f"  {row.model}, {row.threads} thread(s), {row.engine}: no time: {row.failure}")
 
 

@@ -13,12 +13,21 @@ inline std::string Replaced(std::string text, const std::string& from, const std
   return text.replace(text.find(from), from.size(), to);
 }
 
-// y = (x - w) + (x - w): the first sum on a DSP by `kernel`, the second on the CPU, and the copy
+constexpr const char* kProcessors =
+    R"({"name":"cpu","kind":"cpu"},{"name":"hexagon","kind":"dsp"})";
+
+// y = (x - w) + (x - w) in one region, on a DSP, the first sum by `kernel`.
+inline std::string AloneOnDsp(const std::string& kernel) {
+  std::string text = Replaced(SmallGraph(), R"({"name":"cpu","kind":"cpu"})", kProcessors);
+  text = Replaced(text, R"("name":"r0","processor":0)", R"("name":"r0","processor":1)");
+  return Replaced(text, R"({"kernel":"add","name":"a")",
+                  R"({"kernel":")" + kernel + R"(","name":"a")");
+}
+
+// The same: the first sum on a DSP by `kernel`, the second on the CPU, and the copy
 // on the DSP again.
 inline std::string DspGraph(const std::string& kernel = "add") {
-  std::string text = SmallGraph();
-  text = Replaced(text, R"({"name":"cpu","kind":"cpu"})",
-                  R"({"name":"cpu","kind":"cpu"},{"name":"hexagon","kind":"dsp"})");
+  std::string text = Replaced(SmallGraph(), R"({"name":"cpu","kind":"cpu"})", kProcessors);
   text = Replaced(
       text, R"({"name":"r0","processor":0,"nodes":[0,1,2],"after":[],"receives":[0],"sends":[1]})",
       R"({"name":"r0","processor":1,"nodes":[0],"after":[],"receives":[0],"sends":[4]},)"

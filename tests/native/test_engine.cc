@@ -35,7 +35,7 @@ std::string EngineCode(const std::vector<std::string>& words, const std::string&
 }
 
 ffi::Module EngineExecutor(const std::string& kernel, const std::string& code,
-                           int deadline_ms = 20'000) {
+                           int deadline_ms = 20'000, bool alone = false) {
   setenv("TVM_STRETCH_ENGINE_PATH", TVM_STRETCH_SCRIPTED_ORT, 1);
   std::string names;
   for (const std::string& word : kWords) names += (names.empty() ? "\"" : ",\"") + word + "\"";
@@ -46,7 +46,7 @@ ffi::Module EngineExecutor(const std::string& kernel, const std::string& code,
   static const ffi::Function create =
       ffi::Function::GetGlobalRequired("tvm_stretch.create_dsp_code");
   auto module = create(ffi::String(text), ffi::Bytes(code)).cast<ffi::Module>();
-  return testing::Create(testing::DspGraph(kernel),
+  return testing::Create(alone ? testing::AloneOnDsp(kernel) : testing::DspGraph(kernel),
                          ffi::Module(ffi::make_object<testing::Kernels>()), module);
 }
 
@@ -64,6 +64,22 @@ TEST(Engine, RunsItsRegions) {
   auto other = Call(module, "create_instance").cast<ffi::Module>();
   EXPECT_EQ(Compute(other, 5.0f), 4.0f) << "tensors of another instance are bound";
   EXPECT_EQ(Compute(module, 4.0f), 2.0f);
+}
+
+TEST(Engine, TheOnlyRegionRunsOnItsCallersThread) {
+  ffi::Module module = EngineExecutor("add", EngineCode(kWords), 20'000, true);
+  auto is_handed_over = [&] {
+    return Health(module).find(R"("launch_ns":0,)") == std::string::npos;
+  };
+  while (ProcessOf(module) == 0) usleep(1000);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(Compute(module, 4.0f), 2.0f);
+  EXPECT_FALSE(is_handed_over()) << Health(module);
+  kill(ProcessOf(module), SIGKILL);
+  const std::string error = ErrorOf([&] { Compute(module, 4.0f); });
+  EXPECT_NE(error.find("signal 9"), std::string::npos) << error;
+  EXPECT_EQ(Compute(module, 4.0f), 2.0f) << "the session's thread starts the engine again";
+  EXPECT_EQ(Compute(module, 4.0f), 2.0f);
+  EXPECT_NE(Health(module).find(R"("starts":2)"), std::string::npos) << Health(module);
 }
 
 // What the script notes of two runs of "add" with this memory; answers are right in any.
@@ -122,8 +138,10 @@ TEST(Engine, ModelsOfOtherVersionsSayWhatToDo) {
 }
 
 // A hundred cancels and fifty kills; failures of the provider come on top of them.
-TEST(Engine, TwoHundredRunsWithCancelsKillsAndFailures) {
-  ffi::Module module = EngineExecutor("sometimes", EngineCode(kWords));
+class EngineRuns : public ::testing::TestWithParam<bool> {};  // whether it has the only region
+
+TEST_P(EngineRuns, TwoHundredWithCancelsKillsAndFailures) {
+  ffi::Module module = EngineExecutor("sometimes", EngineCode(kWords), 20'000, GetParam());
   int right = 0, cancelled = 0, failed = 0;
   for (int i = 0; i < 200; ++i) {
     if (i % 4 == 3) {
@@ -151,6 +169,8 @@ TEST(Engine, TwoHundredRunsWithCancelsKillsAndFailures) {
   ffi::Module fresh = EngineExecutor("add", EngineCode(kWords));
   EXPECT_EQ(Compute(fresh, 5.0f), 4.0f);
 }
+
+INSTANTIATE_TEST_SUITE_P(Alone, EngineRuns, ::testing::Bool());
 
 }  // namespace
 }  // namespace tvm_stretch

@@ -151,7 +151,8 @@ std::string Instance::Health() const {
 void Instance::RunTasks(const BoundPlan& plan) {
   const CoresScope scope(CoresForRun());
   UseThreads(spec_.threads);
-  for (Task* task : plan.on_devices) task->Start();
+  const bool is_alone = plan.tasks.size() == 1;
+  for (Task* task : plan.on_devices) is_alone ? task->StartAlone() : task->Start();
   bool failed = false;
   for (Task* task : plan.on_cpu) {
     task->Start();

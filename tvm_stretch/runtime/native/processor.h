@@ -12,7 +12,7 @@
 //   Reset(traced)      of every task
 //   Start()            of every task but the CPU's, in the order of the regions: enqueued ahead
 //   Start()            of the CPU's tasks, in their order: each waits for its `after`, then runs
-//   here Wait()             of every task
+//   Wait()                 of every task
 //
 // so no processor delays the launch of another's regions.
 //
@@ -119,6 +119,9 @@ class TVM_STRETCH_API Task {
   // the earlier tasks of its processor and all in `after` are complete, which some may be already.
   // If one of them failed, the task never begins and fails with the same error.
   virtual void Start() = 0;
+
+  // Start() of a run's only task: its caller would only wait, so it may compute inside of this.
+  virtual void StartAlone() { Start(); }
 
   // Returns when the task is complete or has failed; may be called by any number of threads.
   virtual const Failure& Wait();

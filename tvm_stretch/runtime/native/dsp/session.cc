@@ -117,6 +117,14 @@ void Session::Push(Job* job) {
   Notify();
 }
 
+void Session::ExecuteHere(Job* job) {
+  {
+    std::lock_guard<std::mutex> lock(talk_mutex_);
+    if (process_) return job->Execute(this);
+  }
+  Push(job);
+}
+
 void Session::Notify() {
   changes_.fetch_add(1);
   if (!sleeps_.load()) return;
@@ -125,9 +133,15 @@ void Session::Notify() {
 }
 
 void Session::Work() {
-  const CoresScope scope(cores_);        // the emulator inherits them
-  Attempt([this] { EnsureRunning(); });  // the first job gets the error
-  while (Job* job = AwaitJob()) job->Execute(this);
+  const CoresScope scope(cores_);  // the emulator inherits them
+  Attempt([this] {                 // the first job gets the error
+    std::lock_guard<std::mutex> lock(talk_mutex_);
+    EnsureRunning();
+  });
+  while (Job* job = AwaitJob()) {
+    std::lock_guard<std::mutex> lock(talk_mutex_);
+    job->Execute(this);
+  }
   Stop();
 }
 
@@ -156,7 +170,7 @@ void Session::Idle(uint32_t seen) {
   if (SpinFor(code_.spin, changed)) return;
   sleeps_ = true;
   if (!changed()) {
-    pollfd files[] = {{alarm_.fd(), POLLIN, 0}, {process_ ? process_->pidfd() : -1, POLLIN, 0}};
+    pollfd files[] = {{alarm_.fd(), POLLIN, 0}, {ProcessFile(), POLLIN, 0}};
     poll(files, 2, static_cast<int>(kHeartbeat.count()));
   }
   sleeps_ = false;
@@ -165,8 +179,16 @@ void Session::Idle(uint32_t seen) {
   if (!changed()) Attempt([this] { LookAfter(); });
 }
 
+// What becomes readable when the process ends; -1 without one. It may be closed at any time, which
+// only ends a poll.
+int Session::ProcessFile() {
+  std::lock_guard<std::mutex> lock(talk_mutex_);
+  return process_ ? process_->pidfd() : -1;
+}
+
 // Detects that an idle DSP has ended or hangs.
 void Session::LookAfter() {
+  std::lock_guard<std::mutex> lock(talk_mutex_);
   if (!process_) return;
   if (process_->HasEnded()) Fail(code_.noun() + " that " + process_->HowItEnded());
   if (Clock::now() - last_used_ >= kHeartbeat) Ask(kDspPing, 0, false, kPingDeadline);

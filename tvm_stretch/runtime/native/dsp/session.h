@@ -1,6 +1,6 @@
-// A session with one DSP: a process that runs its program, and the only thread that communicates
-// with it. Callers queue a Job and go on; with an empty queue the thread spins for a while, and
-// then sleeps.
+// A session with one DSP: a process that runs its program, and a thread that communicates with it.
+// Callers queue a Job and go on; with an empty queue the thread spins for a while, and then sleeps.
+// A caller that has nothing else to do communicates itself, unless the DSP has to be started.
 //
 // A DSP that ends, gives a wrong answer, or exceeds its deadline is killed, and the job in progress
 // fails. The next job starts the DSP again: at once after the first failure, after growing pauses
@@ -29,12 +29,12 @@ namespace tvm_stretch::dsp {
 
 class Session;
 
-// A task for the session's thread.
+// A task for the thread that communicates.
 class Job {
  public:
   virtual ~Job() = default;
   virtual bool IsReady() const = 0;            // under the session's mutex
-  virtual void Execute(Session* session) = 0;  // on the session's thread
+  virtual void Execute(Session* session) = 0;  // while nothing else communicates
 };
 
 // The result of running a region.
@@ -55,10 +55,12 @@ class Session {
   // Any thread. Jobs run in order, each when it is ready.
   void Push(Job* job);
   void Notify();  // the first job may be ready now
+  // The only job of a run: executes it on this thread if the DSP runs, else as Push().
+  void ExecuteHere(Job* job);
   std::mutex& mutex() { return mutex_; }
   std::chrono::microseconds spin() const { return code_.spin; }
 
-  // On the session's thread: runs a region. Throws DeviceError after killing the DSP.
+  // In a job: runs a region. Throws DeviceError after killing the DSP.
   Reply Invoke(uint32_t region, bool traced);
 
   // Records the overhead of a region for Health(): the time until the thread took it, and all time
@@ -84,6 +86,7 @@ class Session {
   Job* AwaitJob();
   Job* TakeJob(bool* stop);
   void Idle(uint32_t seen);
+  int ProcessFile();
   void LookAfter();
   void EnsureRunning();
   void Start();
@@ -106,7 +109,9 @@ class Session {
   File program_file_;
   File alarm_;  // an eventfd: wakes the thread
   char* control_ = nullptr;
-  std::unique_ptr<ServerProcess> process_;  // the thread's
+
+  std::mutex talk_mutex_;                   // held while communicating; guards the next members
+  std::unique_ptr<ServerProcess> process_;  // started by the thread, with which it would end
   uint32_t number_ = 0;                     // of the last command
   Clock::time_point last_used_;
 
