@@ -4,9 +4,9 @@
 
     for stack, band of rows:                       # parallel
       for columns, tile of rows:                   # register tiles, as in `matmul.py`
-        scores[rows][columns] = q * k * scale + mask
-      for row:                                     # powers replace scores; their sum is kept
-        scores[row] = exp(scores[row] - max);  inverse[row] = 1 / sum
+        scores[rows][columns] = q * k * scale + mask;  top[row][lane] = their maximum
+      for row:                                     # powers replace scores
+        scores[row] = exp(scores[row] - max of top);  inverse[row] = 1 / sum
       for columns, tile of rows:
         out = epilogue(scores * v * inverse)
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, prod
 from operator import add
 from typing import ClassVar
@@ -130,7 +130,7 @@ class AttentionConfig(Template, AttentionShape):
                 ((*self.scores.batch, self.q[-2], self.v[-2]), self.v, self.of_values),
             )
         )
-        exponentials = prod(self.stack) * self.q[-2] * self.v[-2] * 25.0 / self.lanes
+        exponentials = prod(self.stack) * self.q[-2] * self.v[-2] * 10.0 / self.lanes
         return sum(product.cycles(machine) for product in products) + exponentials
 
     @property
@@ -191,13 +191,13 @@ class AttentionConfig(Template, AttentionShape):
         """The loop nest of all bands."""
         kind = PARALLEL if machine.threads > 1 else SERIAL
         runs = tile_runs(self.q[-2], self.band, lambda *_: None)
-        stacks, difference = prod(self.stack), tirx.Var("difference", "float32")
+        stacks = prod(self.stack)
 
         def band(task: Expr, start: int, count: int, rows: int) -> tirx.Stmt:
             stack = unravelled(task // count, self.stack)
             first = task % count * rows + start
             by_element = machine.broadcast_operand
-            return _Band(self, fused, by_element, stack, first, rows, difference).write()
+            return _Band(self, fused, by_element, stack, first, rows).write()
 
         return block(
             [
@@ -212,6 +212,10 @@ class AttentionConfig(Template, AttentionShape):
         )
 
 
+_Finish = Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+"""From the row, column, lane and value of a sum."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Band:
     """Some queries of one stack, whose scores are in the cache."""
@@ -222,12 +226,16 @@ class _Band:
     stack: list[Expr]
     first: Expr
     rows: int
-    difference: tirx.Var  # one for all bands, because exponentials bind variables that depend on it
 
     @cached_property
     def scores(self) -> tirx.Buffer:
         """The scores, then their exponentials; rows end with whole vectors."""
         return scratch("scores", self.rows, -(-self.cfg.v[-2] // self.cfg.lanes) * self.cfg.lanes)
+
+    @cached_property
+    def top(self) -> tirx.Buffer:
+        """By row, the greatest scores of each lane, then the greatest of all."""
+        return scratch("top", self.rows, self.cfg.lanes)
 
     @cached_property
     def inverse(self) -> tirx.Buffer:
@@ -239,14 +247,15 @@ class _Band:
         cfg, keys = self.cfg, self.cfg.v[-2]
         q, k, *mask, v = self.fused.operands
 
-        def score(row: Expr, key: Expr, value: Expr) -> tirx.Stmt:
+        def score(row: Expr, key: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
             value = value * f32(cfg.scale) if cfg.scale != 1 else value
             if mask:
                 at = (*self.stack, self.first + row, key)
                 value = value + load(mask[0], *cfg.mask_place(at))
-            return store(self.scores, value, row, key)
+            top = tirx.max(load(self.top, row, lane), load(self.scores, row, key))
+            return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
 
-        def sum_of(row: Expr, column: Expr, value: Expr) -> tirx.Stmt:
+        def sum_of(row: Expr, column: Expr, _: Expr, value: Expr) -> tirx.Stmt:
             place = (*self.stack, self.first + row, column)
             return self.fused.epilogue.store(place, value * load(self.inverse, row))
 
@@ -264,9 +273,9 @@ class _Band:
                 score,
             )
         return within(
-            [self.scores, self.inverse],
+            [self.scores, self.top, self.inverse],
             [
-                *self.beyond(),
+                *self.start(),
                 scores,
                 loop(self.rows, self.softmax, "row"),
                 self.product(
@@ -279,18 +288,15 @@ class _Band:
             ],
         )
 
-    def beyond(self) -> list[tirx.Stmt]:
-        """Scores beyond the last key, whose exponentials are 0."""
+    def start(self) -> list[tirx.Stmt]:
+        """Minus infinity: maxima, and scores beyond the last key, whose exponentials are 0."""
         width, last = self.cfg.lanes, int(self.scores.shape[1]) - self.cfg.lanes
-        if last + width == self.cfg.v[-2]:
-            return []
-        return [
-            loop(
-                self.rows,
-                lambda r: lanes(width, lambda v: store(self.scores, f32(-inf), r, v + last)),
-                "row",
-            )
-        ]
+        starts = [(self.top, 0), *([(self.scores, last)] if last + width > self.cfg.v[-2] else [])]
+
+        def row(r: Expr, buffer: tirx.Buffer, first: int) -> tirx.Stmt:
+            return lanes(width, lambda v: store(buffer, f32(-inf), r, v + first))
+
+        return [loop(self.rows, partial(row, buffer=b, first=f), "row") for b, f in starts]
 
     def product(
         self,
@@ -298,7 +304,7 @@ class _Band:
         size: tuple[int, ...],  # depth and columns
         left: Callable[[Expr, Expr], Expr],  # from row and depth
         right: Callable[[Expr, Expr], Expr],  # from depth and column
-        finish: Callable[[Expr, Expr, Expr], tirx.Stmt],  # from row, column and sum
+        finish: _Finish,
     ) -> tirx.Stmt:
         """A product in register tiles; a last vector may overlap the one before."""
         width, (depth, columns) = self.cfg.lanes, size
@@ -317,7 +323,7 @@ class _Band:
                 depth,
                 self.by_element,
             )
-            results = acc.each(lambda p, o, v, value: finish(row + p, column(o, v), value))
+            results = acc.each(lambda p, o, v, value: finish(row + p, column(o, v), v, value))
             return within(acc.buffers, [*acc.start(), products, *results])
 
         def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
@@ -349,7 +355,7 @@ class _Band:
         self,
         query: Callable[[Expr, Expr], Expr],
         k: tirx.Buffer,
-        finish: Callable[[Expr, Expr, Expr], tirx.Stmt],
+        finish: _Finish,
     ) -> tirx.Stmt:
         """Scores of few queries, each the sum of a vector of products along the depth."""
         cfg, width, depth = self.cfg, self.cfg.lanes, self.cfg.q[-1]
@@ -370,7 +376,7 @@ class _Band:
                 [
                     lanes(width, lambda v: store(acc, f32(0.0), v)),
                     *([loop(whole, vector, "vector")] if whole else []),
-                    finish(row, key, value),
+                    finish(row, key, const(0), value),
                 ]
             )
 
@@ -380,33 +386,23 @@ class _Band:
     def softmax(self, row: Expr) -> tirx.Stmt:
         """The exponentials of a row, and the inverse of their sum."""
         width, count = self.cfg.lanes, int(self.scores.shape[1]) // self.cfg.lanes
-        top, total = scratch("top", width), scratch("total", width)
+        total = scratch("total", width)
 
-        def vectors(body: Callable[[Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
-            return loop(count, lambda i: lanes(width, lambda v: body(i * width + v, v)), "vector")
-
-        def powers(column: Expr, _: Expr) -> tirx.Stmt:
-            difference = load(self.scores, row, column) - load(top, 0)
-            value = exponential(self.fused.blocks[-4], difference, False, self.difference)
-            return store(self.scores, value, row, column)
+        def power(at: Expr, v: Expr) -> tirx.Stmt:
+            difference = load(self.scores, row, at + v) - load(self.top, row, 0)
+            return block(
+                [
+                    store(self.scores, exponential(difference, False), row, at + v),
+                    store(total, load(total, v) + load(self.scores, row, at + v), v),
+                ]
+            )
 
         return within(
-            [top, total],
+            [total],
             [
-                lanes(width, lambda v: store(top, f32(-inf), v)),
-                vectors(
-                    lambda column, v: store(
-                        top, tirx.max(load(top, v), load(self.scores, row, column)), v
-                    )
-                ),
-                store(top, joined(top, width, tirx.max), 0),
-                vectors(powers),
+                store(self.top, joined(self.top, width, tirx.max, row), row, 0),
                 lanes(width, lambda v: store(total, f32(0.0), v)),
-                vectors(
-                    lambda column, v: store(
-                        total, load(total, v) + load(self.scores, row, column), v
-                    )
-                ),
+                loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
                 store(self.inverse, f32(1.0) / joined(total, width, add), row),
             ],
         )

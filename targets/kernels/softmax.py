@@ -15,16 +15,14 @@ distinguish them from zero: log(softmax(x)) can, a matrix product cannot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import zip_longest
 from math import log, prod
 from typing import ClassVar
 
-from tvm import s_tir, te, tirx
+from tvm import te, tirx
 from tvm.ir import Expr
-from tvm.ir.expr import TensorLoad
-
-from tvm_stretch.rewriting import rewrite
 
 from .features import L1_BYTES, EpilogueWork, Features, Phases, missing
 from .fused import FusedKernel
@@ -51,6 +49,14 @@ _TINY = 2.0**-125
 """Twice the least normal float32."""
 _NOTHING = 2.0**-150
 """Half of the least positive float32."""
+_SHIFTER = 1.5 * 2.0**23
+"""The last bit of a float32 of this size is 1."""
+_RAISED = 30
+"""Exponents by which powers are raised that may be denormal."""
+_LN2_PARTS = 0.693359375, -2.12194440e-4
+"""Their sum is ln 2; the first has few bits. Small results need that only where they count."""
+_EXP_TERMS = (1.0, 0.9999997, 0.4999915, 0.16667637, 0.04189798, 0.0082903076)
+"""e^r for r in [-ln2/2, ln2/2], within 1e-7 of it."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,8 @@ class SoftmaxConfig(Template):
         return [cls(shape, min(machine.lanes, shape[-1]), layer.denormals, following == 1)]
 
     def cycles(self, machine: VectorMachine) -> float:
-        """Cycles of one core: an exponential, and three short passes."""
-        return prod(self.shape) * 36.0 / self.lanes
+        """Cycles of one core: an exponential, and two short passes."""
+        return prod(self.shape) * 22.0 / self.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         (x,) = operands
@@ -218,8 +224,6 @@ def _pieces(count: int, width: int) -> list[_Piece]:
 class _Row:
     cfg: SoftmaxConfig
     fused: FusedKernel
-    difference: tirx.Var = field(default_factory=lambda: tirx.Var("difference", "float32"))
-    """A single variable, because TVM requires equal variables inside the exponential."""
 
     def write(self, row: Expr) -> tirx.Stmt:
         """All passes over one row."""
@@ -235,15 +239,17 @@ class _Row:
         def raise_top(_: _Place, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
             return store(top, tirx.max(load(top, v), load(x, *at, column)), v)
 
-        def exponential(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
+        def exponential(place: _Place, column: Expr, v: Expr, again: int) -> tirx.Stmt:
             powers, number = place
-            return store(powers, self.power((*at, column), load(top, 0)), number)
-
-        def add(place: _Place, _: Expr, v: Expr, again: int) -> tirx.Stmt:
             value = load(*place)
             if again:
                 value = tirx.Select(v >= again, value, f32(0.0))
-            return store(total, load(total, v) + value, v)
+            return block(
+                [
+                    store(powers, self.power((*at, column), load(top, 0)), number),
+                    store(total, load(total, v) + value, v),
+                ]
+            )
 
         def finish(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
             value = load(*place)
@@ -259,7 +265,6 @@ class _Row:
                 store(top, joined(top, width, tirx.max), 0),
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 each(exponential),
-                each(add),
                 store(total, joined(total, width, lambda a, b: a + b), 0),
                 *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
                 store(total, f32(1.0) / load(total, 0), 0),
@@ -296,30 +301,27 @@ class _Row:
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
         """The exponential of an element."""
-        difference = load(self.fused.operands[0], *at) - top
-        return exponential(self.fused.blocks[1], difference, self.cfg.denormals, self.difference)
+        return exponential(load(self.fused.operands[0], *at) - top, self.cfg.denormals)
 
 
-def exponential(
-    meaning: s_tir.SBlock,  # of exponentials of differences, as earlier passes wrote it
-    difference: Expr,
-    denormals: bool,
-    x: tirx.Var,
-) -> Expr:
+def exponential(difference: Expr, denormals: bool) -> Expr:
     """The exponential of a difference to a greatest number; 0 where it would be too small.
 
-    Its argument is limited, so that no denormal number occurs in between. ``x`` is a variable for
-    the difference.
+    It is 2^n e^r with r in [-ln2/2, ln2/2]. Adding 1.5 * 2^23 rounds to n, which then stands in the
+    low bits of a float32; a shift makes 2^n of them. Where results may be denormal, n is raised, so
+    that 2^n is normal before the last product.
     """
-    least, small = f32(log(_NOTHING if denormals else _TINY)), f32(log(_TINY))
-    rank = len(meaning.iter_vars)
-
-    def replace(node: TensorLoad) -> Expr:
-        is_data = len(node.indices) == rank
-        return tirx.Select(x < least, small, x) if is_data else f32(0.0)
-
-    value = rewrite(meaning.body.value, (TensorLoad, replace))
-    return tirx.Let(x, difference, tirx.Select(x < least, f32(0.0), value))
+    raised, parts = (_RAISED, _LN2_PARTS) if denormals else (0, (log(2),))
+    shifter = f32(_SHIFTER + 127 + raised)
+    x, turns = (tirx.Var(name, "float32") for name in ("difference", "turns"))
+    r = reduce(lambda r, part: r - (turns - shifter) * f32(part), parts, x)
+    power = f32(_EXP_TERMS[-1])
+    for term in _EXP_TERMS[-2::-1]:
+        power = power * r + f32(term)
+    power = power * tirx.reinterpret("float32", tirx.reinterpret("int32", turns) << 23)
+    least = f32(log(_NOTHING if denormals else _TINY))
+    value = tirx.Select(x < least, f32(0.0), power * f32(2.0**-raised) if denormals else power)
+    return tirx.Let(x, difference, tirx.Let(turns, x * f32(1 / log(2)) + shifter, value))
 
 
 def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
@@ -346,10 +348,12 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
         ]
 
     def exponential(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
-        return store(powers, row.power(place, load(top, v)), i)
-
-    def add(v: Expr, _: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
-        return store(total, load(total, v) + load(powers, i), v)
+        return block(
+            [
+                store(powers, row.power(place, load(top, v)), i),
+                store(total, load(total, v) + load(powers, i), v),
+            ]
+        )
 
     def finish(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
         value = load(powers, i)
@@ -368,7 +372,6 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
             *([loop(extent - 1, higher, "k")] if extent > 1 else []),
             lanes(width, lambda v: store(total, f32(0.0), v)),
             *every(exponential),
-            *every(add),
             *([] if cfg.denormals else [tiny]),
             lanes(width, lambda v: store(total, f32(1.0) / load(total, v), v)),
             *every(finish),
@@ -376,9 +379,11 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
     )
 
 
-def joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:
-    """All lanes reduced to one number, pairwise."""
-    values = [load(buffer, i) for i in range(count)]
+def joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr], *row: Expr) -> Expr:
+    """All lanes of a row reduced to one number, by halves, which LLVM makes vectors of."""
+    values = [load(buffer, *row, i) for i in range(count)]
     while len(values) > 1:
-        values = [reduce(join, values[i : i + 2]) for i in range(0, len(values), 2)]
+        half = -(-len(values) // 2)
+        pairs = zip_longest(values[:half], values[half:])
+        values = [one if other is None else join(one, other) for one, other in pairs]
     return values[0]

@@ -17,7 +17,7 @@ from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import MatmulShape
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.kernels.softmax import SoftmaxShape, exponential
 from tvm_stretch.targets.kernels.template import choose
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
@@ -156,6 +156,20 @@ def test_softmax_of_denormal_elements(machine: VectorMachine) -> None:
     result, wanted = run_softmax(x, machine), 2 * softmax(x.astype("float64"))
     assert 0 < result[result > 0].min() < 1e-44
     np.testing.assert_allclose(result, wanted, rtol=3e-6, atol=3e-45)
+
+
+@pytest.mark.parametrize("denormals", [False, True])
+def test_exponentials_are_those_of_float64(denormals: bool) -> None:
+    """Within two units in the last place where a reader can tell, without clamping or rounding."""
+    x = -np.linspace(0, 86, 20_001, dtype="float32")
+    data = te.placeholder(x.shape, name="x")
+    power = te.compute(x.shape, lambda i: exponential(data[i], denormals))
+    func, out = te.create_prim_func([data, power]), tvm.runtime.tensor(np.zeros_like(x))
+    assert "floor" not in func.script() and "Cast" not in func.script()
+    compiled(func)["kernel"](tvm.runtime.tensor(x), out)
+    right = np.exp(x.astype("float64"))
+    error = np.abs(out.numpy() - right) / (right if denormals else np.maximum(right, 0.02))
+    assert error.max() < 3e-7
 
 
 def test_logarithms_of_softmax_are_finite_where_those_of_numpy_are() -> None:

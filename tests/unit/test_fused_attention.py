@@ -76,6 +76,16 @@ def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
     np.testing.assert_allclose(got, 2 * expected(shape, *arrays), rtol=2e-5, atol=5e-6)
 
 
+def test_scores_are_read_once_before_their_product() -> None:
+    """Their maximum is found where they are computed, and powers are added where they are."""
+    shape = SHAPES["whole vectors"]
+    config = choose(shape, AVX2)
+    assert config is not None
+    inputs = [te.placeholder(s, name=f"x{i}") for i, s in enumerate((shape.q, shape.k, shape.v))]
+    text = schedule_kernel(te.create_prim_func([*inputs, config.meaning(*inputs)]), AVX2).script()
+    assert text.count("for vector in") == 1
+
+
 def test_hidden_keys_and_hidden_rows() -> None:
     """What a mask hides has no share; hidden rows are NaN, as in ONNX Runtime."""
     shape = SHAPES["a mask of all"]
