@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from tvm_stretch.errors import InstallError, ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend.onnx_reader import read_file
@@ -75,13 +76,21 @@ def _translated(model: Any) -> tvm.IRModule:
 
     from tvm_stretch.frontend.tflite_converter import Converter
 
+    builders: list[relax.BlockBuilder] = []
+
+    def converter(*args: Any) -> Converter:
+        builders.append(args[-1])
+        return Converter(*args)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return from_tflite(model, op_converter=Converter)
-    except StretchError:
-        raise
+            return from_tflite(model, op_converter=converter)
     except Exception as error:  # the importer raises many kinds
+        for builder in builders:
+            builder._end_block()  # TVM's scopes leave one open, which its destructor prints
+        if isinstance(error, StretchError):
+            raise
         raise UnsupportedError(
             "expected a TensorFlow Lite file of operators that TVM's importer takes, got: "
             f"{last_line(error)}; convert the network to ONNX, or leave the operator out"
