@@ -20,6 +20,7 @@ MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
 """Names of the machine numbers in ELF files, as `platform.machine` returns them."""
 
 # For 64-bit little-endian files.
+_MAGIC = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -58,7 +59,7 @@ def read_machine(file: BinaryIO, name: str) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size or header[:6] != b"\x7fELF\x02\x01":
+    if len(header) < _HEADER.size or header[:6] != _MAGIC:
         raise ArtifactError(
             f"expected a 64-bit ELF library for {name}, got {header[:8]!r}; "
             "give the path of an exported model"
@@ -84,6 +85,23 @@ def read_machine(file: BinaryIO, name: str) -> str:
             "damaged: copy or export it again"
         )
     return MACHINES.get(machine, f"machine {machine}")
+
+
+def find_section(file: BinaryIO, wanted: str) -> tuple[int, int]:
+    """Where a section of a library that was just linked is in its file, and its size; else 0, 0."""
+    file.seek(0)
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size or header[:6] != _MAGIC:
+        return 0, 0
+    fields = _HEADER.unpack(header)
+    file.seek(fields[8])
+    sections = [*_SECTION.iter_unpack(file.read(fields[14] * _SECTION.size))]
+    file.seek(sections[fields[15]][4])
+    names = file.read(sections[fields[15]][5])
+    for name, _kind, _flags, _address, offset, size, *_rest in sections:
+        if names[name : names.index(b"\0", name)] == wanted.encode():
+            return offset, size
+    return 0, 0
 
 
 def _read(file: BinaryIO, offset: int, count: int, size: int) -> bytes:

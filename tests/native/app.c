@@ -201,6 +201,11 @@ static void Ways(void) {
   TvmStretchModel* damaged = model;
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "damaged", tvm_stretch_load_memory(data, bytes, &damaged));
   REQUIRE(damaged == NULL);
+  data[bytes / 2] ^= 1;
+  char* weights = memmem(data, bytes, "TVMSTRW1", 8); /* checked while they are prepared */
+  REQUIRE(weights != NULL);
+  weights[100] ^= 1;
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "damaged", tvm_stretch_load_memory(data, bytes, &damaged));
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "the end that",
          tvm_stretch_load_memory(data, bytes / 2, &damaged));
   data[18] ^= 0x33; /* the machine in its header */

@@ -26,7 +26,7 @@ from tvm.support import cc
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, StretchError
 from tvm_stretch.runtime.model import Model, load
-from tvm_stretch.runtime.seal import seal
+from tvm_stretch.runtime.seal import SEAL_BYTES, seal
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
 
 X = random_input()
@@ -269,7 +269,7 @@ def test_other_architecture(artifact: Path, tmp_path: Path) -> None:
     data = bytearray(artifact.read_bytes())
     struct.pack_into("<H", data, 18, 164)
     path = tmp_path / "other.so"
-    path.write_bytes(data[:-24])
+    path.write_bytes(data[:-SEAL_BYTES])
     seal(path)
     refused(path, "hexagon")
 
@@ -292,8 +292,8 @@ def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path
         from small_models import random_input, scaled_reference
         from tvm_stretch.errors import ArtifactError
         from tvm_stretch.runtime.model import load
-        from tvm_stretch.runtime.seal import seal
-        data = Path({str(artifact)!r}).read_bytes()[:-24]
+        from tvm_stretch.runtime.seal import SEAL_BYTES, seal
+        data = Path({str(artifact)!r}).read_bytes()[:-SEAL_BYTES]
         path, x = Path({str(tmp_path)!r}, "m.so"), random_input()
         right = refused = 0
         for header in range(64, 64 + 56 * data[56], 56):
@@ -317,8 +317,8 @@ def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path
 
 def test_library_without_its_end(artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "stripped.so"
-    path.write_bytes(artifact.read_bytes()[:-24])
-    refused(path, "without the end that Model.export writes")
+    path.write_bytes(artifact.read_bytes()[:-SEAL_BYTES])
+    refused(path, "without the end that this version")
 
 
 def test_who_wrote_it_for_what(model: Model) -> None:
@@ -384,7 +384,7 @@ def test_damaged_bytes(artifact: Path, tmp_path: Path, old: bytes, new: bytes) -
     data = artifact.read_bytes()
     assert data.count(old) == 1
     path = tmp_path / "damaged.so"
-    path.write_bytes(data.replace(old, new)[:-24])
+    path.write_bytes(data.replace(old, new)[:-SEAL_BYTES])
     seal(path)  # damaged before it was written: graph and weights have fingerprints of their own
     refused(path, "damaged")
 
@@ -400,7 +400,7 @@ def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
         assert data.count(packed) == 1
         data = data.replace(packed, struct.pack("<Q", after))
     path = tmp_path / "later.so"
-    path.write_bytes(data.replace(old, new)[:-24])
+    path.write_bytes(data.replace(old, new)[:-SEAL_BYTES])
     seal(path)
     refused(path, "expected version 4 .* got version 5")
 

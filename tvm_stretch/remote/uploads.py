@@ -55,7 +55,7 @@ def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
             count(f"sending {what}: piece", number + 1, pieces)
             sent += _send(device, name, number * PIECE, file.read(PIECE))
     load_native_library()
-    total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), size)
+    total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), 0, size)
     device.call("to take an upload", "tvm_stretch.store_finish", name, size, total)
     return name, sent
 

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -105,7 +106,7 @@ def open_artifact(artifact: PrivateCopy, data: PrivateCopy | None = None) -> tvm
     try:
         module = _load_library(artifact.path)
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
-        if _NO_MEMORY in str(error):
+        if _NO_MEMORY.search(str(error)):
             raise RunError(
                 f"expected {artifact.size} bytes of free memory for {artifact.name}, got none; "
                 "free some"
@@ -131,7 +132,8 @@ def _with_data(module: tvm.runtime.Module, data: PrivateCopy) -> tvm.runtime.Mod
         raise ArtifactError(_explain(error).replace(str(data.path), data.name)) from error
 
 
-_NO_MEMORY = "Cannot allocate memory"  # as the system's loader says it
+# as the system's loader says it
+_NO_MEMORY = re.compile(r"Cannot allocate memory|failed to map segment from shared object$", re.M)
 
 
 def _load_library(path: Path) -> tvm.runtime.Module:

@@ -3,7 +3,7 @@
     model.so  =  kernels' object files
               +  the executor with its graph, in the form that TVM's `load_module` understands
               +  weights, a read-only section: mapped, not copied, when the artifact is opened
-              +  a fingerprint of all that (seal.py)
+              +  a fingerprint (seal.py)
 
 TVM would pack the weights into an LLVM constant. That takes 20 s and 3 GB for the 550 MB of a
 VGG-16, and every load copies them; the assembler's `.incbin` does neither.
@@ -11,7 +11,6 @@ VGG-16, and every load copies them; the assembler's `.incbin` does neither.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,16 +26,15 @@ from tvm_stretch.lowering.executor_graph import Graph, PlanSpec, Span
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.runtime.artifact import written_beside
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.seal import seal
+from tvm_stretch.runtime.seal import WEIGHTS_HEADER, WEIGHTS_SECTION, seal
 
 _WEIGHTS_MAGIC = b"TVMSTRW1"
-_WEIGHTS_HEADER = struct.Struct("<8sQ48x")
 
 # Read by whatever compiler links the artifact, as C or as C++; see `WeightsHeader` in program.cc.
 _WEIGHTS_SOURCE = """\
 #include <stdint.h>
 __asm__(
-    ".pushsection .tvm_stretch_weights, \\"a\\"\\n"
+    ".pushsection {section}, \\"a\\"\\n"
     ".balign 64\\n"
     ".hidden tvm_stretch_weights_section\\n"
     ".globl tvm_stretch_weights_section\\n"
@@ -185,7 +183,7 @@ class Parts:
 def _with_header(path: Path, weights: np.ndarray) -> Path:
     """A file that begins with what the executor looks for."""
     with path.open("wb") as file:
-        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, weights.nbytes))
+        file.write(WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, weights.nbytes))
         file.write(weights.data)
     return path
 
@@ -195,5 +193,5 @@ def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
     source = folder / "weights.c"
     data = _with_header(folder / "weights.bin", np.from_dlpack(weights))
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
-    source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
+    source.write_text(_WEIGHTS_SOURCE.format(path=escaped, section=WEIGHTS_SECTION))
     return source

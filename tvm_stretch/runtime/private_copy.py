@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -64,8 +63,7 @@ class PrivateCopy:
             with open_regular(path) as file:
                 check(file, str(path))
                 size = file.seek(0, os.SEEK_END)
-                file.seek(0)
-                return cls(str(path), lambda copy: shutil.copyfileobj(file, copy, 1 << 20), size)
+                return cls(str(path), lambda copy: _send(file, copy), size)
         except OSError as error:
             raise ArtifactError(
                 f"expected a readable file for the artifact, got {reason_of(error)}; check the path"
@@ -83,3 +81,10 @@ class PrivateCopy:
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+
+
+def _send(source: BinaryIO, target: BinaryIO) -> None:
+    """Copy a file in the kernel, which saves the copy through this process."""
+    place = 0
+    while sent := os.sendfile(target.fileno(), source.fileno(), place, 1 << 30):
+        place += sent

@@ -7,6 +7,7 @@
 #include "announced_runs.h"
 #include "cpu_features.h"
 #include "ports.h"
+#include "seal.h"
 
 namespace tvm_stretch {
 
@@ -70,7 +71,7 @@ void Executor::Load() {
   const std::vector<ffi::Module> code = CodeOf(imports(), spec_);
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
-    program_ = std::make_shared<Program>(spec_, code, data, *weights_);
+    program_ = std::make_shared<Program>(spec_, code, data, *weights_, std::nullopt);
   } else if (!weights_paths_.empty()) {
     program_ = Program::FromFiles(spec_, code, bytes_.weights_fingerprint, weights_paths_);
   } else {
@@ -191,6 +192,10 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
       .def("tvm_stretch.fingerprint_file", FingerprintFile)
+      .def("tvm_stretch.seal_fingerprint",
+           [](const ffi::String& path, int64_t bytes, int64_t weights, int64_t weights_bytes) {
+             return Seal{{}, bytes, weights, weights_bytes, 0}.Measure(path);
+           })
       // For servers, whose sessions answer no other request during a run.
       .def("tvm_stretch.announce_run", AnnounceRun)
       .def("tvm_stretch.cancel_run", CancelRun)

@@ -155,20 +155,22 @@ uint64_t Fingerprint(const void* data, size_t bytes) {
   return result;
 }
 
-int64_t FingerprintFile(const ffi::String& path, int64_t bytes) {
+int64_t FingerprintFile(const ffi::String& path, int64_t start, int64_t bytes) {
+  const int64_t before = start % sysconf(_SC_PAGESIZE);  // mappings begin with a page
+  const size_t mapped = before + bytes;
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   // Mapped, because copying it would take longer than summing it.
-  void* data = fd < 0 || bytes == 0
+  void* data = fd < 0 || mapped == 0
                    ? MAP_FAILED
-                   : mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | kPopulate, fd, 0);
+                   : mmap(nullptr, mapped, PROT_READ, MAP_PRIVATE | kPopulate, fd, start - before);
   if (fd >= 0) close(fd);
-  if (data == MAP_FAILED && fd >= 0 && errno == ENOMEM) RefuseMemory(bytes);
+  if (data == MAP_FAILED && fd >= 0 && errno == ENOMEM) RefuseMemory(mapped);
   if (data == MAP_FAILED) {
-    TVM_FFI_THROW(RuntimeError) << "expected a file of " << bytes << " bytes in '" << path
+    TVM_FFI_THROW(RuntimeError) << "expected a file of " << start + bytes << " bytes in '" << path
                                 << "', got: " << std::strerror(errno) << "; check the file";
   }
-  const uint64_t sum = Sum(static_cast<const char*>(data), bytes);
-  munmap(data, bytes);
+  const uint64_t sum = Sum(static_cast<const char*>(data) + before, bytes);
+  munmap(data, mapped);
   return static_cast<int64_t>(sum);
 }
 

@@ -62,8 +62,9 @@ void CopyFromContiguous(const char* data, const DLTensor& to);
 // A fingerprint that detects damage but is not secure; about as fast as reading memory.
 uint64_t Fingerprint(const void* data, size_t bytes);
 
-// A checksum of the first `bytes` bytes of a file. Throws RuntimeError if the file cannot be read.
-int64_t FingerprintFile(const ffi::String& path, int64_t bytes);
+// A checksum of `bytes` bytes of a file from `start` on. Throws RuntimeError if the file cannot be
+// read.
+int64_t FingerprintFile(const ffi::String& path, int64_t start, int64_t bytes);
 
 }  // namespace tvm_stretch
 

@@ -7,13 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
 #include <string_view>
 
 #include "cores.h"
+#include "preparing.h"
 
 static_assert(TVM_FFI_IO_NO_ENDIAN_SWAP, "artifacts are little-endian");
 
@@ -112,9 +111,27 @@ class MappedFiles : public ffi::Object {
   TVM_FFI_UNREACHABLE();
 }
 
-void RequireWeights(const char* weights, const GraphSpec& spec, uint64_t fingerprint) {
-  if (fingerprint != Fingerprint(weights, spec.weights_bytes)) RefuseWeights();
-}
+// While it lives, the system reads a mapped file far ahead of where it is touched.
+class ReadAhead {
+ public:
+  ReadAhead(char* data, int64_t bytes) : bytes_(bytes) {
+    const auto before = reinterpret_cast<uintptr_t>(data) % sysconf(_SC_PAGESIZE);
+    start_ = data - before;
+    if (bytes_ > 0) bytes_ += before;
+    Advise(MADV_SEQUENTIAL);
+  }
+  ~ReadAhead() { Advise(MADV_NORMAL); }
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+ private:
+  void Advise(int advice) const {
+    if (bytes_ > 0) madvise(start_, bytes_, advice);  // may fail: it is only advice
+  }
+
+  char* start_;
+  size_t bytes_;
+};
 
 // The weights after a header, which gives their size.
 const char* HeadedWeights(const char* section, uint64_t* bytes) {
@@ -171,7 +188,7 @@ std::vector<ffi::Module> CodeOf(const ffi::Array<ffi::Any>& imports, const Graph
 }
 
 Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,
-                 ffi::Any weights_owner)
+                 ffi::Any weights_owner, std::optional<uint64_t> fingerprint)
     : spec_(std::move(spec)),
       kernels_(code[kCpu], spec_, kCpu),
       weights_owner_(std::move(weights_owner)),
@@ -179,7 +196,7 @@ Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const cha
   memory_.constant = const_cast<char*>(weights);
   memory_.prepared = prepared_.data();
   UseThreads(spec_.threads);
-  Prepare();
+  Prepare(fingerprint);
   lost_ = Attempt([&] { CreateDevices(code); });
   if (!lost_) return;
   if (!spec_.spare) throw *lost_;
@@ -193,12 +210,14 @@ void Program::CreateDevices(const std::vector<ffi::Module>& code) {
   }
 }
 
-void Program::Prepare() const {
+void Program::Prepare(std::optional<uint64_t> fingerprint) const {
+  const ReadAhead fast(memory_.constant, spec_.weights_bytes);
   BoundTensors tensors(spec_, memory_);
-  std::vector<int64_t> all(spec_.prepare.size());
-  std::iota(all.begin(), all.end(), 0);
-  const std::atomic<bool> never{false};
-  BoundNodes(spec_.prepare, all, kernels_, &tensors).Run(never, nullptr);
+  Preparation(spec_, kernels_, &tensors, [&] {
+    if (fingerprint && *fingerprint != Fingerprint(memory_.constant, spec_.weights_bytes)) {
+      RefuseWeights();
+    }
+  }).Run();
 }
 
 std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
@@ -215,9 +234,8 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
   uint64_t bytes = 0;
   const char* weights = HeadedWeights(section, &bytes);
   if (bytes != static_cast<uint64_t>(spec.weights_bytes)) RefuseWeights();
-  RequireWeights(weights, spec, fingerprint);
   ffi::Any owner = library;  // the weights are part of the library's mapping
-  return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
+  return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner), fingerprint);
 }
 
 std::shared_ptr<const Program> Program::FromFiles(GraphSpec spec,
@@ -233,9 +251,8 @@ std::shared_ptr<const Program> Program::FromFiles(GraphSpec spec,
   }
   uint64_t first = 0;  // in the first file
   const char* weights = HeadedWeights(files->data(), &first);
-  RequireWeights(weights, spec, fingerprint);
-  return std::make_shared<Program>(std::move(spec), code, weights,
-                                   ffi::ObjectRef(std::move(files)));
+  return std::make_shared<Program>(std::move(spec), code, weights, ffi::ObjectRef(std::move(files)),
+                                   fingerprint);
 }
 
 }  // namespace tvm_stretch

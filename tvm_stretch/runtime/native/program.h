@@ -5,6 +5,7 @@
 #include <tvm/ffi/extra/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,10 @@ struct GraphBytes {
 class Program {
  public:
   // `code` is the compiled code of each of the graph's processors. `weights` points to
-  // spec.weights_bytes bytes and lives as long as `weights_owner`.
+  // spec.weights_bytes bytes and lives as long as `weights_owner`. Throws ValueError if they have
+  // another fingerprint.
   Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,
-          ffi::Any weights_owner);
+          ffi::Any weights_owner, std::optional<uint64_t> fingerprint);
 
   // Uses the weights that are linked into the library of the CPU's kernels.
   static std::shared_ptr<const Program> FromLibrary(GraphSpec spec,
@@ -51,7 +53,7 @@ class Program {
   char* prepared() const { return memory_.prepared; }
 
  private:
-  void Prepare() const;
+  void Prepare(std::optional<uint64_t> fingerprint) const;
   void CreateDevices(const std::vector<ffi::Module>& code);
 
   GraphSpec spec_;

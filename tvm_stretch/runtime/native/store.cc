@@ -188,7 +188,8 @@ void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
   const std::string path = Checked(name), part = Unfinished(path);
   struct stat about{};
   const bool whole = lstat(part.c_str(), &about) == 0 && S_ISREG(about.st_mode) &&
-                     about.st_size == bytes && FingerprintFile(part, bytes) == sum && Flush(part);
+                     about.st_size == bytes && FingerprintFile(part, 0, bytes) == sum &&
+                     Flush(part);
   if (!whole || rename(part.c_str(), path.c_str()) != 0) {
     unlink(part.c_str());
     TVM_FFI_THROW(ValueError) << "expected " << bytes << " bytes as they were sent for an upload, "

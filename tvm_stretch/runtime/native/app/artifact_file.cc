@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "../memory.h"
 #include "../seal.h"
@@ -23,6 +24,8 @@ constexpr uint16_t kMachine = EM_X86_64;
 #elif defined(__aarch64__)
 constexpr uint16_t kMachine = EM_AARCH64;
 #endif
+
+constexpr int64_t kFirstPiece = int64_t{4} << 20;
 
 [[noreturn]] void Refuse(const std::string& got, const std::string& advice) {
   throw ffi::Error(kArtifactError,
@@ -133,8 +136,15 @@ void ArtifactFile::CheckSeal() const {
   const int64_t bytes = Size() - static_cast<int64_t>(sizeof(Seal));
   Seal seal{};
   if (!ReadAt(descriptor_, bytes, &seal, sizeof(seal)) || !seal.IsThere()) {
-    Refuse("a file without the end that Model.export writes",
-           "copy it again, and neither strip nor shorten it");
+    Refuse("a file without the end that this version's Model.export writes",
+           "export or copy it again, and neither strip nor shorten it");
+  }
+  // Storage answers several requests at once; the last one keeps it busy until weights are read.
+  const int64_t after = seal.weights_start + seal.weights_bytes;
+  for (const auto& [start, count] :
+       {std::pair{int64_t{0}, seal.weights_start}, std::pair{after, bytes - after},
+        std::pair{seal.weights_start, kFirstPiece}}) {
+    posix_fadvise(descriptor_, start, count, POSIX_FADV_WILLNEED);
   }
   if (!seal.Fits(Path(), bytes)) Refuse("a damaged one", "copy or export it again");
 }
