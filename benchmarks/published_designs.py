@@ -20,7 +20,7 @@ from benchmarks.device_work import work_of_convolution
 from tutorials.zoo import regnet
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.cost.profile import Profile
-from tvm_stretch.search.clock import Clock, Step, Written
+from tvm_stretch.scheduling.clock import Clock, Step, Written
 from tvm_stretch.targets.kernels.features import Work
 
 Design: TypeAlias = Mapping[str, Any]

@@ -44,11 +44,10 @@ from .hvx import (
     word,
 )
 from .integer_window import IntegerWindowConfig
-from .layers import taken
 from .loops import block, const, lanes, load, loop, scratch, store, vectors, within
 from .machine import VectorMachine
 from .window import WindowConfig
-from .window_nest import reads_of_tile
+from .window_taps import reads_of_tile
 
 PIXELS = VECTOR // LANES
 """Pixels in a vector of bytes."""
@@ -210,7 +209,7 @@ class _Depthwise:
         (column_words,) = vectors("word", 1, LANES, dtype="int32")
         steps: list[tirx.Stmt] = []
         begun: set[int] = set()
-        reads = dict(reads_of_tile(_unpadded(cfg), 0, tile))
+        reads = dict(reads_of_tile(cfg, None, tile))
         vector = tirx.Ramp(const(0), const(1), VECTOR)
         for first in range(0, max(reads) + 1, PIXELS):
             for group in range(cfg.words):
@@ -243,14 +242,6 @@ class _Depthwise:
         upper, lower = (pair("vshuffvdd", rows[i + 1], rows[i], word(-1)) for i in (0, 2))
         halves = [pair("vshuffvdd", half(lower), half(upper), word(-2)) for half in (low, high)]
         return [part(half) for half in halves for part in (low, high)]
-
-
-def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
-    """The same window over an image that already includes its padding."""
-    size = tuple(
-        (o - 1) * s + k for o, s, k in zip(cfg.out_size, cfg.stride, cfg.spans, strict=True)
-    )
-    return taken(WindowConfig, cfg, in_size=size, padding=(0, 0, 0, 0), out=None)
 
 
 def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:

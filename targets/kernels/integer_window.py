@@ -25,17 +25,14 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .dots import FLIP, WORD, OfWords, by_vectors, every, number, shifted
-from .fused import Epilogue, FusedKernel
+from .fused import FusedKernel
 from .layers import Along, ConvShape, IntegerConvShape, Layer, WindowShape, taken
 from .loops import (
     TileRun,
-    block,
     const,
     lanes,
     load,
-    loop,
     store,
-    tile_runs,
     vectors,
     within,
 )
@@ -43,7 +40,8 @@ from .machine import VectorMachine
 from .template import Template
 from .window import WindowConfig
 from .window_features import DepthwiseFeatures, IntegerDepthwiseFeatures
-from .window_nest import Reads, each_row, reads_of_tile
+from .window_nest import RowNest
+from .window_taps import Reads, each_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,46 +118,33 @@ class IntegerWindowConfig(OfWords, WindowConfig):
         return weight[b, ky // WORD, kx, row % way.parts, place].astype("int32")
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        runs = tile_runs(self.out_size[1], 8, partial(reads_of_tile, self))
-        nest = _Nest(self, runs, fused.operands[0], fused.operands[1], fused.epilogue)
-        return each_row(self, machine, nest.row)
+        return _Nest(self, machine, fused).write()
 
 
-@dataclass(frozen=True)
-class _Nest:
-    """Writes the rows of one convolution."""
+class _Nest(RowNest[bool]):
+    """Windows of 8-bit numbers; a case is whether kernel rows are masked."""
 
     cfg: IntegerWindowConfig
-    runs: list[TileRun[Reads]]
-    data: tirx.Buffer
-    weight: tirx.Buffer
-    epilogue: Epilogue
 
-    def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row; rows are masked only near the border."""
+    def __init__(
+        self, cfg: IntegerWindowConfig, machine: VectorMachine, fused: FusedKernel
+    ) -> None:
+        super().__init__(cfg, machine, fused, 8)
+        self.data, self.weight = fused.operands[:2]
+
+    def cases(self, y: Expr) -> tuple[list[tuple[int, int, bool]], bool]:
+        """Rows are masked only near the border."""
         cfg = self.cfg
         top, bottom = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
         first, last = -(-top // cfg.stride[0]), bottom // cfg.stride[0]  # rows with all taps
         if first == 0 and last >= cfg.out_size[0] - 1:
-            return self.tiles(n, b, y, masked=False)
-        masked = self.tiles(n, b, y, masked=True)
-        if first > last:
-            return masked
-        inside = tirx.all(y >= first, y <= last)
-        return tirx.IfThenElse(inside, self.tiles(n, b, y, masked=False), masked)
+            return [], False
+        return [(first, last + 1, False)] if first <= last else [], True
 
-    def tiles(self, n: Expr, b: Expr, y: Expr, *, masked: bool) -> tirx.Stmt:
-        """All tiles of a row."""
-
-        def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
-            return self.tile((n, b, y, t * run.width + run.start), run, masked)
-
-        return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
-
-    def tile(self, place: tuple[Expr, ...], run: TileRun[Reads], masked: bool) -> tirx.Stmt:
-        """Clear the sums, reduce, pass the tile to the epilogue."""
+    def tile(self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], rows: bool) -> tirx.Stmt:
         cfg = self.cfg
-        n, b, y, x = place
+        n, b, y = row
+        masks = {group: self.mask(y, group) for group in range(cfg.words)} if rows else {}
         acc = vectors("acc", run.width, cfg.lanes, dtype="int32")
         words = vectors("word", len(run.work) * cfg.words, cfg.lanes, dtype="int32")
         way, zero = cfg.way, tirx.const(0, "int32")
@@ -179,16 +164,19 @@ class _Nest:
             weight = load(self.weight, b, group, kx, part, way.weights(lane, 0, count))
             return store(acc[p], way.add(load(acc[p], lane), piece, weight, count), lane)
 
-        masks = {group: self.mask(y, group) for group in range(cfg.words)} if masked else {}
-        for group in range(cfg.words):
-            for index, (column, taps) in enumerate(run.work):
-                word = words[group * len(run.work) + index]
-                steps.append(way.each(cfg.lanes, partial(fill, word, column, group)))
-                steps += [
-                    way.each(cfg.lanes, partial(add, word, p, kx, group, part))
-                    for p, kx in taps
-                    for part in range(way.parts)
-                ]
+        def products(group: int) -> list[tirx.Stmt]:
+            own = words[group * len(run.work) :]
+
+            def fetch(i: int, column: int) -> tirx.Stmt:
+                return way.each(cfg.lanes, partial(fill, own[i], column, group))
+
+            def use(i: int, p: int, kx: int) -> list[tirx.Stmt]:
+                parts = range(way.parts)
+                return [way.each(cfg.lanes, partial(add, own[i], p, kx, group, k)) for k in parts]
+
+            return each_read(run.work, use, fetch)
+
+        steps += [step for group in range(cfg.words) for step in products(group)]
         for p in range(run.width):
             steps.append(
                 lanes(

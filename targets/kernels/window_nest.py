@@ -21,16 +21,15 @@ existing pixels need no mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial, reduce
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tvm import tirx
 from tvm.ir import Expr
 
-from .fused import Epilogue, FusedKernel
+from .fused import FusedKernel
 from .loops import (
     PARALLEL,
     Index,
@@ -50,11 +49,21 @@ from .loops import (
 )
 from .machine import VectorMachine
 from .nan import maximum
-from .rectangle import Rectangle
-from .window_taps import MOST_RUNS, least, runs_of, taps_inside, window_count
+from .window_taps import (
+    MOST_RUNS,
+    Reads,
+    each_read,
+    least,
+    reads_of_tile,
+    runs_of,
+    taps_inside,
+    window_count,
+)
 
 if TYPE_CHECKING:
     from .window import WindowConfig
+
+Rows = TypeVar("Rows")
 
 _WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
 
@@ -65,51 +74,7 @@ def write_window(
     fused: FusedKernel,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) window reduction, of data and weights if there are any."""
-    operands = fused.operands
-    machine = machine.summing(str(operands[0].dtype))
-    nest = _Nest(
-        cfg,
-        tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
-        operands,
-        fused.epilogue,
-        # by llvm-mca this makes borders faster; on x86 it does not, and doubles the compile time
-        peel=machine.broadcast_operand and cfg.kind == "depthwise",
-        part=fused.rectangle,
-    )
-    return each_row(cfg, machine, nest.row, fused.rectangle)
-
-
-def each_row(
-    cfg: WindowConfig,
-    machine: VectorMachine,
-    row: Callable[[Expr, Expr, Expr], tirx.Stmt],
-    part: Rectangle | None = None,
-) -> tirx.Stmt:
-    """``row(image, block, y)`` for every output row, or those of a part, divided among threads."""
-    height, width = cfg.out_size
-
-    def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
-        if part is not None:
-            first, count = part.rows(first, count)
-        return span(first, count, lambda y: row(n, b, y), "y")
-
-    work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
-    if machine.threads == 1 or work < _WORTH_THREADS:
-        return loop(
-            cfg.batch,
-            lambda n: loop(cfg.blocks, lambda b: rows(n, b, 0, height), "block"),
-            "image",
-        )
-    bands = min(height, -(-4 * machine.threads // cfg.blocks))
-    band = -(-height // bands)
-
-    def task(n: Expr, t: Expr) -> tirx.Stmt:
-        first = t // cfg.blocks * band
-        count = tirx.min(const(band), height - first) if height % band else band
-        return rows(n, t % cfg.blocks, first, count)
-
-    tasks = cfg.blocks * -(-height // band)
-    return loop(cfg.batch, lambda n: loop(tasks, lambda t: task(n, t), "task", PARALLEL), "image")
+    return _Nest(cfg, machine.summing(str(fused.operands[0].dtype)), fused).write()
 
 
 def _unrolls_rows(cfg: WindowConfig) -> bool:
@@ -127,61 +92,74 @@ def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
-Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""The input columns of a tile, relative to its first window, each with the taps that use it as
-pairs of output pixel and kernel column."""
+class RowNest(Generic[Rows]):
+    """The rows of windows on a core, tile by tile.
 
+    Floats and integers differ inside a tile, and in the cases of kernel rows that they write
+    separately; ``Rows`` is such a case.
+    """
 
-def reads_of_tile(cfg: WindowConfig, start: int, width: int) -> Reads:
-    """The input columns in the image that a tile reads, and their taps."""
-    stride, dilation = cfg.stride[1], cfg.dilation[1]
-    taps: dict[int, list[tuple[int, int]]] = {}
-    for p in range(width):
-        for kx in cfg.taps(1, start + p):
-            taps.setdefault(p * stride + kx * dilation, []).append((p, kx))
-    return tuple((column, tuple(taps[column])) for column in sorted(taps))
+    is_fenced = False  # whether LLVM may not mix neighbouring tiles
 
+    def __init__(
+        self, cfg: WindowConfig, machine: VectorMachine, fused: FusedKernel, pixels: int
+    ) -> None:
+        self.cfg, self.machine, self.fused = cfg, machine, fused
+        self.epilogue, self.part = fused.epilogue, fused.rectangle
+        self.runs = tile_runs(cfg.out_size[1], pixels, partial(reads_of_tile, cfg))
 
-@dataclass(frozen=True)
-class _Nest:
-    """Writes the rows of one window reduction."""
+    def write(self) -> tirx.Stmt:
+        """All rows, or those of a part, divided among threads."""
+        cfg, threads = self.cfg, self.machine.threads
+        height, width = cfg.out_size
 
-    cfg: WindowConfig
-    runs: list[TileRun[Reads]]
-    operands: tuple[tirx.Buffer, ...]
-    epilogue: Epilogue
-    peel: bool
-    part: Rectangle | None = None
+        def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
+            if self.part is not None:
+                first, count = self.part.rows(first, count)
+            return span(first, count, lambda y: self.row(n, b, y), "y")
+
+        work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
+        if threads == 1 or work < _WORTH_THREADS:
+            return loop(
+                cfg.batch,
+                lambda n: loop(cfg.blocks, lambda b: rows(n, b, 0, height), "block"),
+                "image",
+            )
+        bands = min(height, -(-4 * threads // cfg.blocks))
+        band = -(-height // bands)
+
+        def task(n: Expr, t: Expr) -> tirx.Stmt:
+            first = t // cfg.blocks * band
+            count = tirx.min(const(band), height - first) if height % band else band
+            return rows(n, t % cfg.blocks, first, count)
+
+        tasks = cfg.blocks * -(-height // band)
+        return loop(
+            cfg.batch, lambda n: loop(tasks, lambda t: task(n, t), "task", PARALLEL), "image"
+        )
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row; its kernel rows are unrolled if all of them lie in the image.
-
-        With ``peel``, kernel rows at the border are unrolled too.
-        """
-        runs = runs_of(self.cfg, 0)
-        first = [run for run in runs if len(run.taps) == self.cfg.kernel[0] or self.peel]
-        if not _unrolls_rows(self.cfg) or len(first) > MOST_RUNS:
-            first = []
-
-        def tiles(low: Index, count: Index) -> tirx.Stmt:
-            return self._tiles((n, b, y), low, count)
-
-        if len(first) == len(runs):
-            last = first.pop(0)
-            body = tiles(last.taps.start, len(last.taps))
-        else:
-            body = tiles(*taps_inside(self.cfg, 0, y))
-        for run in first:
-            inside = tirx.all(y >= run.start, y < run.end)
-            body = tirx.IfThenElse(inside, tiles(run.taps.start, len(run.taps)), body)
+        """One output row."""
+        own, others = self.cases(y)
+        body = self._tiles((n, b, y), others)
+        for start, end, rows in own:
+            inside = tirx.all(y >= start, y < end)
+            body = tirx.IfThenElse(inside, self._tiles((n, b, y), rows), body)
         return body
 
-    def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
-        """All tiles of a row; unfenced, LLVM would mix them, spill, and store single numbers."""
-        tiles = fenced_span if self.cfg.kind == "depthwise" else span
+    def cases(self, y: Expr) -> tuple[list[tuple[int, int, Rows]], Rows]:
+        """Output rows, as start and end, with code of their own; and the case of all others."""
+        raise NotImplementedError
+
+    def tile(self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], rows: Rows) -> tirx.Stmt:
+        """The windows of one tile, from their accumulators to the epilogue."""
+        raise NotImplementedError
+
+    def _tiles(self, row: tuple[Expr, ...], rows: Rows) -> tirx.Stmt:
+        tiles = fenced_span if self.is_fenced else span
 
         def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
-            return self._tile(row, t * run.width + run.start, run, (low, count))
+            return self.tile(row, t * run.width + run.start, run, rows)
 
         def tiles_of(run: TileRun[Reads]) -> tirx.Stmt:
             if self.part is None:
@@ -192,40 +170,73 @@ class _Nest:
 
         return block([tiles_of(run) for run in self.runs])
 
-    def _tile(
-        self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], kernel_rows: tuple[Index, Index]
+
+class _Nest(RowNest[tuple[Index, Index]]):
+    """Windows of floats, and poolings; a case is the first kernel row and their number."""
+
+    def __init__(self, cfg: WindowConfig, machine: VectorMachine, fused: FusedKernel) -> None:
+        super().__init__(cfg, machine, fused, _tile_pixels(cfg, machine))
+        self.operands = fused.operands
+        self.is_fenced = cfg.kind == "depthwise"  # else LLVM spills, and stores single numbers
+
+    def cases(
+        self, y: Expr
+    ) -> tuple[list[tuple[int, int, tuple[Index, Index]]], tuple[Index, Index]]:
+        """Kernel rows are unrolled if all of them lie in the image; on phones, at the border too.
+
+        By llvm-mca that makes borders faster; on x86 it does not, and doubles the compile time.
+        """
+        cfg = self.cfg
+        runs = runs_of(cfg, 0)
+        peel = self.machine.broadcast_operand and cfg.kind == "depthwise"
+        own = [run for run in runs if len(run.taps) == cfg.kernel[0] or peel]
+        if not _unrolls_rows(cfg) or len(own) > MOST_RUNS:
+            own = []
+        cases: list[tuple[int, int, tuple[Index, Index]]] = [
+            (run.start, run.end, (run.taps.start, len(run.taps))) for run in own
+        ]
+        if len(own) < len(runs):
+            return cases, taps_inside(cfg, 0, y)
+        return cases[1:], cases[0][2]
+
+    def tile(
+        self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], rows: tuple[Index, Index]
     ) -> tirx.Stmt:
-        """Start the accumulators, reduce, pass the tile to the epilogue."""
         cfg = self.cfg
         n, b, y = row
         cells = run.width if cfg.kind == "depthwise" else len(run.work)
         acc = vectors("acc", cells, cfg.lanes, dtype=str(self.operands[0].dtype))
-        low, count = kernel_rows
+        low, count = rows
         started: set[int] = set()
 
         def kernel_row(ky: Expr) -> list[tirx.Stmt]:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             left = x * cfg.stride[1] - cfg.padding[1]
-            return [
-                self._tap(acc, cell, (n, b, row, left + column), (b, ky, kx), started)
-                for i, (column, taps) in enumerate(run.work)
-                for cell, kx in (taps if cfg.kind == "depthwise" else [(i, 0)])
-            ]
+            columns = [left + column for column, _ in run.work]
+
+            def use(i: int, cell: int, kx: int) -> list[tirx.Stmt]:
+                place = (n, b, row, columns[i])
+                return [self._tap(acc, cell, place, (b, ky, kx), started)]
+
+            reads = run.work
+            if cfg.kind != "depthwise":
+                reads = tuple((column, ((i, 0),)) for i, (column, _) in enumerate(reads))
+            return each_read(reads, use)
 
         def start(cell: int) -> tirx.Stmt:
             return lanes(cfg.lanes, lambda v: store(acc[cell], self._zero, v))
 
         if isinstance(count, int) and isinstance(low, int):
             # the first kernel row initialises the sums of all cells that it reaches
-            rows = kernel_row(const(low)) if count else []
-            if count > 1 and rows:
+            steps = kernel_row(const(low)) if count else []
+            if count > 1 and steps:
                 rest = range(low + 1, low + count)
-                rows.append(each(rest, lambda ky: block(kernel_row(ky))))
-            reduction = rows + [start(i) for i in range(cells) if i not in started]
+                steps.append(each(rest, lambda ky: block(kernel_row(ky))))
+            reduction = steps + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))
-            rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.work else []
-            reduction = [start(i) for i in range(cells)] + rows
+            steps = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.work else []
+            reduction = [start(i) for i in range(cells)] + steps
         results = [self._finish(acc, p, (n, b, y, x + p), run) for p in range(run.width)]
         return within(acc, [*reduction, *results])
 

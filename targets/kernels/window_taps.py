@@ -1,12 +1,17 @@
 """Which taps of a window lie inside the image, and what a window without taps gives.
 
 3x3, padding 1, 14 rows:   row 0: kernel rows 1 and 2;   1 to 12: all three;   13: 0 and 1
+
+Windows of a tile share input: `reads_of_tile` lists it with the taps that read it, and `each_read`
+is the loop nest over them, which all kernels of windows have in common.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -36,6 +41,43 @@ def runs_of(cfg: Sliding, axis: int) -> list[Run]:
             start = runs.pop().start
         runs.append(Run(start, place + 1, taps))
     return runs
+
+
+Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""The columns (or rows) of the input under a tile, relative to its first window, each with the taps
+that use it as pairs of output and tap."""
+
+
+def reads_of_tile(cfg: Sliding, start: int | None, width: int, axis: int = 1) -> Reads:
+    """The input of a tile of neighbouring outputs, and its taps.
+
+    Only input in the image is listed; with ``start`` None, all input of a tile anywhere.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for p in range(width):
+        taps = range(cfg.kernel[axis]) if start is None else cfg.taps(axis, start + p)
+        for tap in taps:
+            found.setdefault(p * cfg.stride[axis] + tap * cfg.dilation[axis], []).append((p, tap))
+    return tuple((place, tuple(found[place])) for place in sorted(found))
+
+
+def each_read(
+    reads: Reads,
+    use: Callable[[int, int, int], list[tirx.Stmt]],
+    fetch: Callable[[int, int], tirx.Stmt] | None = None,
+) -> list[tirx.Stmt]:
+    """The loop nest over the input of a tile, unrolled.
+
+    Each input is fetched once, by its number and place, and then used for each tap, by its number,
+    the output and the tap.
+    """
+    found: list[tirx.Stmt] = []
+    for number, (place, taps) in enumerate(reads):
+        if fetch is not None:
+            found.append(fetch(number, place))
+        for output, tap in taps:
+            found += use(number, output, tap)
+    return found
 
 
 def least(dtype: str) -> Expr:

@@ -26,9 +26,9 @@ from tvm_stretch.scheduling import (
     run_sequence,
     simulate,
 )
+from tvm_stretch.scheduling.clock import Clock, Step
 from tvm_stretch.scheduling.native_search import searched
 from tvm_stretch.scheduling.result import result_of
-from tvm_stretch.search.clock import Clock, Step
 
 # The solver may take a second for an awkward program, and machines differ.
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -289,8 +289,9 @@ def test_pieces_of_the_partition_stand_in_a_topological_order(problem):
 
 
 @given(problems(most=10), st.data())
-def test_the_clock_of_the_search_agrees(problem: Problem, data: st.DataObject) -> None:
-    """Two simulators: one for whole problems, one for thousands of ways to go on from a state."""
+def test_steps_of_a_search_take_the_times_of_a_schedule(
+    problem: Problem, data: st.DataObject
+) -> None:
     problem = replace(problem, caching=True)
     placement = [data.draw(st.sampled_from(supported)) for supported in problem.supported]
     written = {tensor.producer: tensor for tensor in problem.tensors}

@@ -11,8 +11,8 @@ from search_helpers import costs, emit
 from tvm import relax
 
 from tvm_stretch.frontend import load_network
+from tvm_stretch.scheduling.clock import Clock, Step, Written
 from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.clock import Clock, Step, Written
 from tvm_stretch.search.options import Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.pruning import ALPHAS, apportion

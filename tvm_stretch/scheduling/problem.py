@@ -244,6 +244,10 @@ class Problem:
         }
         return tuple(of_size[tensor.bytes] for tensor in self.tensors)
 
+    def hand_over(self, source: int, receiver: int, size: int) -> int:
+        """Nanoseconds to receive a number of bytes that another processor wrote."""
+        return self.transfers[source][receiver](size)
+
     def cost(self, operator: int, processor: int) -> int:
         """Nanoseconds of an operator on a processor that supports it."""
         cost = self.operators[operator].costs[processor]

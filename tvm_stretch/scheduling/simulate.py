@@ -1,11 +1,7 @@
-"""Simulates when each operator runs, given a placement and an order on each processor.
+"""Runs a schedule of a problem, given a placement and an order on each processor.
 
-cpu     [conv1]······[recv conv2|add]
-opencl  [recv conv1|conv2]
-
-This is the simulator by which plans and schedules are predicted. Two others exist for speed, and
-tests hold them to its times: `search/clock.py` continues from states of a search, and the local
-search in C++ (`native/`) simulates only what a change moves.
+The times are those of `clock.py`. The local search in C++ (`native/`) computes the same times of
+what a change moves; each of its answers runs here again, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tvm_stretch.errors import ScheduleError
+from tvm_stretch.scheduling.clock import Clock, Written
 from tvm_stretch.scheduling.problem import Problem
 
 
@@ -26,34 +23,39 @@ class Simulation:
     start: dict[int, int] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)
     order: list[list[int]] = field(init=False)
-    free: list[int] = field(init=False)
-    received: set[tuple[int, int]] = field(default_factory=set)
+    clock: Clock = field(init=False)  # its tensors are the problem's by number
 
     def __post_init__(self) -> None:
-        self.order = [[] for _ in self.problem.processors]
-        self.free = [0] * len(self.problem.processors)
+        count, problem = len(self.problem.processors), self.problem
+        self.order = [[] for _ in range(count)]
+        self.clock = Clock([0] * count, problem.hand_over, {}, caching=problem.caching)
 
     def copy(self) -> Simulation:
         """A copy that can grow independently."""
         twin = Simulation(self.problem, dict(self.placement), dict(self.start), dict(self.finish))
         twin.order = [list(queue) for queue in self.order]
-        twin.free = list(self.free)
-        twin.received = set(self.received)
+        twin.clock = self.clock.copy()
         return twin
+
+    @property
+    def free(self) -> list[int]:
+        """When each processor has done what it was given."""
+        return self.clock.free
+
+    @property
+    def received(self) -> set[tuple[int, int]]:
+        """The tensors that were received, each with its receiver."""
+        tensors = range(len(self.problem.tensors))
+        return {(t, p) for t in tensors for w in self.clock.tensors.get(t, []) for p in w.holders}
 
     def ready(self, operator: int) -> int:
         """The time at which all inputs of the operator are written."""
-        return max((self.finish[p] for p in self.problem.predecessors[operator]), default=0)
+        return self.clock.when(self.problem.reads[operator])
 
     def to_receive(self, operator: int, processor: int) -> list[int]:
         """The tensors that the processor would have to receive for the operator."""
-        tensors = self.problem.tensors
-        return [
-            t
-            for t in self.problem.reads[operator]
-            if self.placement[tensors[t].producer] != processor
-            and (t, processor) not in self.received
-        ]
+        written = self.clock.tensors
+        return [t for t in self.problem.reads[operator] if not written[t][0].is_on(processor)]
 
     def receive_ns(self, operator: int, processor: int) -> int:
         """The time to receive the tensors of `to_receive`."""
@@ -66,23 +68,23 @@ class Simulation:
 
     def finish_on(self, operator: int, processor: int) -> int:
         """The time at which the operator would finish as the processor's next one."""
-        begin = max(self.free[processor], self.ready(operator))
-        duration = self.receive_ns(operator, processor) + self.problem.cost(operator, processor)
-        return begin + duration
+        ns = self.problem.cost(operator, processor)
+        return self.clock.times(processor, ns, self._inputs(operator))[1]
 
     def append(self, operator: int, processor: int) -> int:
         """Run the operator as the processor's next one, and return its finish time."""
-        begin = max(self.free[processor], self.ready(operator))
-        received = self.to_receive(operator, processor)
-        end = begin + self.problem.cost(operator, processor)
-        end += sum(self.transfer_to(tensor, processor) for tensor in received)
-        if self.problem.caching:
-            self.received.update((tensor, processor) for tensor in received)
+        ns = self.problem.cost(operator, processor)
+        begin, end = self.clock.occupy(processor, ns, self._inputs(operator))
+        for t in self.problem.writes[operator]:
+            self.clock.tensors[t] = [Written(processor, end, self.problem.tensors[t].bytes)]
         self.start[operator] = begin
         self.placement[operator] = processor
-        self.finish[operator] = self.free[processor] = end
+        self.finish[operator] = end
         self.order[processor].append(operator)
         return end
+
+    def _inputs(self, operator: int) -> list[Written]:
+        return [self.clock.tensors[t][0] for t in self.problem.reads[operator]]
 
 
 def simulate(

@@ -15,7 +15,7 @@ from tvm_stretch.analysis.meeting_points import amortise
 from tvm_stretch.compiling import uncollected
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.progress import step
-from tvm_stretch.search.clock import Clock, Written
+from tvm_stretch.scheduling.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options, Widths

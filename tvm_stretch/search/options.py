@@ -17,7 +17,7 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.passes.split_outputs import can_be_shared, kept_widths
 from tvm_stretch.plan.splits import Split
 from tvm_stretch.scheduling import Job, Problem, Result, Tensor, check_schedule, schedule_heft
-from tvm_stretch.search.clock import Step
+from tvm_stretch.scheduling.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pieces import Network, Piece

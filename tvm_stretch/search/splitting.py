@@ -12,7 +12,7 @@ from tvm_stretch.emitting.row_branches import RowPlan, plan_row_split
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
-from tvm_stretch.search.clock import Step
+from tvm_stretch.scheduling.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option

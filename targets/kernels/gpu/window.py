@@ -24,7 +24,7 @@ from ..machine import VectorMachine
 from ..nan import maximum
 from ..template import Template
 from ..window import WindowConfig
-from ..window_taps import least, window_count
+from ..window_taps import each_read, least, reads_of_tile, window_count
 from .groups import (
     QUAD,
     chosen,
@@ -135,32 +135,24 @@ class _Window:
 
     def _taps(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
         """Every row of the image under the tile, one after the other."""
-        cfg, found = self.cfg, []
+        cfg = self.cfg
         top = y * cfg.stride[0] - cfg.padding[0]
         left = x * cfg.stride[1] - cfg.padding[1]
-        for line in range(self._span(0)):
-            readers = [
-                (r, t) for r in range(cfg.tile[0]) if (t := self._tap(0, line, r)) is not None
-            ]
-            if not readers:
-                continue
-            for i in range(self._span(1)):
-                taps = [(c, t) for c in range(cfg.tile[1]) if (t := self._tap(1, i, c)) is not None]
-                if not taps:
-                    continue
-                found.append(store(self.pixels, self._pixel(where, top + line, left + i), i))
-                for r, ky in readers:
-                    for c, kx in taps:
-                        found.append(
-                            self._add(where, load(self.pixels, i), const(ky), const(kx), r, c)
-                        )
-        return found
+        columns = reads_of_tile(cfg, None, cfg.tile[1])
 
-    def _tap(self, axis: int, place: int, output: int) -> int | None:
-        """Which tap of an output's window reads a row or column under the tile."""
-        cfg = self.cfg
-        tap, rest = divmod(place - output * cfg.stride[axis], cfg.dilation[axis])
-        return tap if rest == 0 and 0 <= tap < cfg.kernel[axis] else None
+        def row(line: int, readers: tuple[tuple[int, int], ...]) -> list[tirx.Stmt]:
+            def fetch(i: int, column: int) -> tirx.Stmt:
+                return store(self.pixels, self._pixel(where, top + line, left + column), i)
+
+            def use(i: int, c: int, kx: int) -> list[tirx.Stmt]:
+                return [
+                    self._add(where, load(self.pixels, i), const(ky), const(kx), r, c)
+                    for r, ky in readers
+                ]
+
+            return each_read(columns, use, fetch)
+
+        return [s for read in reads_of_tile(cfg, None, cfg.tile[0], 0) for s in row(*read)]
 
     def _loops(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
         """Every tap of every output, in loops."""
