@@ -32,7 +32,7 @@ from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
     from tvm_stretch import problems, results, stretching, training, tune
-    from tvm_stretch.compiler import compile, plan_for, plan_front
+    from tvm_stretch.compiler import compile, plan_for, plan_front, to_onnx
     from tvm_stretch.differences import compare
     from tvm_stretch.frontend.lengths import Length
     from tvm_stretch.frontend.quantise import quantize
@@ -83,6 +83,7 @@ __all__ = [
     "results",
     "stretch",
     "stretching",
+    "to_onnx",
     "training",
     "tune",
 ]
@@ -106,6 +107,7 @@ _LAZY = {
     "load": "tvm_stretch.runtime.model",
     "plan_for": "tvm_stretch.compiler",
     "plan_front": "tvm_stretch.compiler",
+    "to_onnx": "tvm_stretch.compiler",
     "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",
 }

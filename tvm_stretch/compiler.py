@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tvm_stretch.analysis.integer_summary import has_integers
-from tvm_stretch.build.pipeline import Observer
+from tvm_stretch.build.onnx_file import onnx_file
+from tvm_stretch.build.pipeline import Observer, complete_plan
 from tvm_stretch.build.precision import read_precision
 from tvm_stretch.build.reading import name_of, read_network
 from tvm_stretch.compiling import compiling
+from tvm_stretch.files import replace_whole
 from tvm_stretch.frontend import require_file
 from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
@@ -251,3 +254,52 @@ def plan_front(
         site = site.in_precision("float32", has_integers(mod["main"]))
         limits = replace(NO_LIMITS, objective=Objective("energy"))
         return front_of(find(mod, site, limits)[2])
+
+
+@named_arguments
+def to_onnx(
+    source: object,
+    path: str | os.PathLike[str],
+    targets: Targets = None,
+    *,
+    device: DeviceLike = None,
+    plan: PlanLike | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> Plan | None:
+    """Write a network as an ONNX file, for other engines: compressed, stretched, or branched.
+
+    The file's metadata names the meeting points, and with processors each node's processor
+    (``tvm_stretch.processor``). Batch normalisations are folded.
+
+    Args:
+        source: as for `compile`, such as the result of ``ts.compress`` or ``load_torch``.
+        path: the file to write.
+        targets: as for `plan_for`. Without targets, device and plan, no processor is named.
+        device: as for `plan_for`.
+        plan: as for `compile`; by default the best one of `plan_for`.
+        shapes: as for `compile`.
+        progress: as for `compile`.
+
+    Returns:
+        The plan whose processors and branches are in the file, None without processors.
+
+    Raises:
+        UnsupportedError: an operator has no form in ONNX that we know.
+
+    Examples:
+        >>> ts.to_onnx(ts.compress("resnet18.onnx", prune=0.3), "small.onnx")
+        >>> ts.to_onnx("resnet18.onnx", "placed.onnx", device="snapdragon-855").processors
+        ('cpu', 'opencl', 'hexagon')
+    """
+    with reporting(progress), compiling():
+        mod, _ = read_network(source, shapes)
+        chosen = None if plan is None else Plan.read(plan)
+        if (targets, device, plan) != (None, None, None):
+            site = site_of(device, targets, may_drop=True, built=False)
+            site = site.in_precision("float32", has_integers(mod["main"]))
+            chosen = predict(mod, site).plan if chosen is None else chosen
+            chosen, branched = complete_plan(mod, chosen, site.processors, site.placeable)
+            mod = branched.mod
+        replace_whole(Path(path), onnx_file(mod, chosen))
+        return chosen

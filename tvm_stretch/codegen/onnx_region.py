@@ -12,7 +12,7 @@ each operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,17 +41,23 @@ class Graph:
     names: dict[relax.Var, str] = field(default_factory=dict)
     # scale and zero point of tensors of 8 bits, by variable
     scales: dict[relax.Var, tuple[float, int]] = field(default_factory=dict)
+    reserved: frozenset[str] = frozenset()  # names that no value of its own may have
     _floats: dict[relax.Var, str] = field(default_factory=dict)
 
     def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node with one result; returns the result's name."""
-        name = f"t{len(self.nodes)}"
+        name = self._new(f"t{len(self.nodes)}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name, **attributes))
+        return name
+
+    def _new(self, name: str) -> str:
+        while name in self.reserved:
+            name += "_"
         return name
 
     def constant(self, value: np.ndarray) -> str:
         """Add an initializer."""
-        name = f"c{len(self.constants)}"
+        name = self._new(f"c{len(self.constants)}")
         self.constants[name] = numpy_helper.from_array(np.array(value, order="C"), name)
         return name
 
@@ -122,42 +128,73 @@ Rule = Callable[[Graph, relax.Var, relax.Call], None]
 
 def export(function: relax.Function, rules: Callable[[relax.Call], Rule | None]) -> bytes:
     """The ONNX model of a region; its inputs are called i0, i1, .., its outputs o0, o1, .."""
-    bound, scales = with_copies(function)
-    graph = Graph(scales=scales)
-    for number, param in enumerate(function.params):
-        graph.names[param] = f"i{number}"
+    inputs = [f"i{number}" for number in range(len(function.params))]
+    outputs = [f"o{number}" for number in range(len(results_of(function)))]
+    graph = Graph()
+    for _ in written(graph, function, inputs, rules):
+        pass
+    data: bytes = model_of(graph, function, inputs, outputs).SerializeToString()
+    return data
+
+
+def written(
+    graph: Graph,
+    function: relax.Function,
+    inputs: Sequence[str],
+    rules: Callable[[relax.Call], Rule | None],
+) -> Iterator[tuple[relax.Var, list[onnx.NodeProto]]]:
+    """Write all operators to the graph, and give the result and the nodes of each.
+
+    Raises:
+        UnsupportedError: an operator has no rule, or its scales contradict each other.
+    """
+    bound, graph.scales = with_copies(function)
+    graph.names.update(zip(function.params, inputs, strict=True))
     for var, value in bound:
+        before = len(graph.nodes)
         if isinstance(value, relax.Var):
             graph.copy(var, value)
-            continue
-        if not isinstance(value, relax.Call):
+        elif not isinstance(value, relax.Call):
             raise UnsupportedError(
                 f"expected operators of one result in a region of an engine, got {var.name}; "
                 "place it elsewhere"
             )
-        rule = rules(value)
-        if rule is None:
-            raise UnsupportedError(
-                f"expected an operator that ONNX has for an engine, got {kind_of(value)} "
-                f"({var.name}); place it elsewhere"
-            )
-        rule(graph, var, value)
-    results = getattr(function.body.body, "fields", [function.body.body])
-    for number, result in enumerate(results):
-        graph.nodes.append(
-            helper.make_node("Identity", [graph.names[result]], [f"o{number}"], f"o{number}")
-        )
+        else:
+            rule = rules(value)
+            if rule is None:
+                raise UnsupportedError(
+                    f"expected an operator that ONNX has for an engine, got {kind_of(value)} "
+                    f"({var.name}); place it elsewhere"
+                )
+            rule(graph, var, value)
+        yield var, graph.nodes[before:]
+
+
+def results_of(function: relax.Function) -> list[relax.Expr]:
+    """The variables that a function returns."""
+    return list(getattr(function.body.body, "fields", [function.body.body]))
+
+
+def model_of(
+    graph: Graph,
+    function: relax.Function,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    ir_version: int = _IR_VERSION,
+) -> onnx.ModelProto:
+    """The ONNX model of a graph that has all operators of a function."""
+    results = results_of(function)
+    for name, result in zip(outputs, results, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [graph.names[result]], [name], name))
     made = helper.make_graph(
         _without_copies(graph.nodes),
         "region",
-        [_info(f"i{n}", param) for n, param in enumerate(function.params)],
-        [_info(f"o{n}", result) for n, result in enumerate(results)],
+        [_info(name, param) for name, param in zip(inputs, function.params, strict=True)],
+        [_info(name, result) for name, result in zip(outputs, results, strict=True)],
         list(graph.constants.values()),
     )
     opset = helper.make_opsetid("", _OPSET)
-    model = helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION)
-    data: bytes = model.SerializeToString()
-    return data
+    return helper.make_model(made, opset_imports=[opset], ir_version=ir_version)
 
 
 def _without_copies(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
