@@ -21,6 +21,7 @@ existing pixels need no mask.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial, reduce
 from math import prod
@@ -92,7 +93,7 @@ def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
-class RowNest(Generic[Rows]):
+class RowNest(ABC, Generic[Rows]):
     """The rows of windows on a core, tile by tile.
 
     Floats and integers differ inside a tile, and in the cases of kernel rows that they write
@@ -147,13 +148,13 @@ class RowNest(Generic[Rows]):
             body = tirx.IfThenElse(inside, self._tiles((n, b, y), rows), body)
         return body
 
+    @abstractmethod
     def cases(self, y: Expr) -> tuple[list[tuple[int, int, Rows]], Rows]:
         """Output rows, as start and end, with code of their own; and the case of all others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tile(self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], rows: Rows) -> tirx.Stmt:
         """The windows of one tile, from their accumulators to the epilogue."""
-        raise NotImplementedError
 
     def _tiles(self, row: tuple[Expr, ...], rows: Rows) -> tirx.Stmt:
         tiles = fenced_span if self.is_fenced else span

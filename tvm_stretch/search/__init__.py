@@ -13,10 +13,13 @@ alone never decides: the compiler builds the proposed plans and measures them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import tvm
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.search.bound import least_ns
 from tvm_stretch.search.candidates import Found, find_candidates
 from tvm_stretch.search.chain import rank, thrifty
 from tvm_stretch.search.costs import Costs, planning_costs
@@ -40,7 +43,10 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     _require_support(Operators(mod["main"]), costs)
     network = Network(mod, costs.kernels)
     chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
-    return find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
+    found = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
+    places = range(len(costs.processors))
+    times = [[costs.whole(group, place) for place in places] for group in network.graph.groups]
+    return replace(found, least_ns=least_ns(times))
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

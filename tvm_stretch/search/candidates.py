@@ -39,6 +39,7 @@ class Found:
     rivals: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()  # for people
     passed: tuple[Considered, ...] = ()  # plans that were dropped, and why
+    least_ns: int = 0  # no plan is predicted to take less
 
 
 def find_candidates(

@@ -81,7 +81,8 @@ def predict(
     limits.objective.require(best.cost, [one.cost for one in candidates])
     others = (one.considered("not chosen") for one in candidates if one is not best)
     table = (best.considered("chosen"), *others, *found.passed)
-    reason = "; ".join((*found.notes, f"chosen: {best.what}, {how}"))
+    least = f"with all processors always busy it would take {found.least_ns / 1e6:.3f} ms"
+    reason = "; ".join((*found.notes, least, f"chosen: {best.what}, {how}"))
     decision = decided(site, best, reason, table)
     if best.plan.processors == tuple(site.names):
         return decision

@@ -1,0 +1,51 @@
+"""The least time of any plan."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from relax_helpers import module, random_const
+from tvm.relax import op
+
+import tvm_stretch as ts
+from tvm_stretch.search.bound import least_ns
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("times", "least"),
+    [
+        ([], 0),
+        ([[0, 0]], 0),
+        ([[4 * MS, 2 * MS], [1 * MS, 2 * MS]], 5 * MS / 3),
+        ([[None, 3 * MS], [2 * MS, None]], 3 * MS),
+        ([[MS, MS, MS]] * 7, 7 * MS / 3),
+        ([[5 * MS]] * 2, 10 * MS),
+    ],
+)
+def test_bounds_of_small_networks(times: list[list[int | None]], least: float) -> None:
+    assert 0.99 * least <= least_ns(times) <= least
+
+
+@given(st.lists(st.tuples(st.integers(1, 9 * MS), st.integers(1, 9 * MS)), min_size=1, max_size=9))
+def test_two_processors_share_one_kernel(times: list[tuple[int, int]]) -> None:
+    """The best way gives the first processor the kernels at which it is relatively good."""
+    order = sorted(times, key=lambda pair: pair[0] / pair[1])
+    best = float("inf")
+    for place in range(len(order)):
+        first, second = (
+            sum(row[i] for row in rows)
+            for i, rows in enumerate((order[:place], order[place + 1 :]))
+        )
+        one, other = order[place]
+        share = min(1.0, max(0.0, (second + other - first) / (one + other)))
+        best = min(best, max(first + share * one, second + (1 - share) * other))
+    assert 0.97 * best - 1 <= least_ns(times) <= best + 1
+
+
+def test_a_predicted_plan_names_it() -> None:
+    mod = module(lambda x: op.nn.conv2d(x, random_const(8, 8, 3, 3), padding=1), (1, 8, 16, 16))
+    plan = ts.plan_for(mod, ["llvm", "opencl"], device="snapdragon-855")
+    assert "with all processors always busy it would take 0.0" in plan.reason
