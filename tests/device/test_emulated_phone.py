@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,17 @@ def command_of(system: Path, libraries: Sequence[Path], **environment: object) -
     for name in ("libtvm_runtime.so", "libtvm_stretch_runtime.so"):
         command += ["--library", str(FOLDER / name)]
     return command
+
+
+def test_what_an_app_carries(tmp_path: Path) -> None:
+    """At most 3 MB, stripped."""
+    strip = shutil.which("aarch64-linux-gnu-strip")
+    if strip is None or not (FOLDER / "tvm_stretch_rpc").is_file():
+        pytest.skip("`make phone` was not called")
+    names = ("libtvm_stretch_runtime.so", "libtvm_ffi.so")
+    for name in names:
+        subprocess.run([strip, FOLDER / name, "-o", tmp_path / name], check=True)
+    assert sum((tmp_path / name).stat().st_size for name in names) <= 3_000_000
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""The documentation as a site: no dead link, and every public name has its docstring there."""
+"""The documentation as a site: no dead link, every public name, and nothing of other sites."""
 
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -27,6 +28,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    foreign = re.compile(
+        r'<script[^>]* src="https?:|<link[^>]* rel="stylesheet"[^>]* href="https?:'
+    )
+    assert not [page for page in tmp_path.rglob("*.html") if foreign.search(page.read_text())]
+    assert 'src="iframe-worker.js"' in (tmp_path / "index.html").read_text()
     modules = [name for name in ts.__all__ if name in ts._MODULES]
     reference = (tmp_path / "reference/tvm_stretch.html").read_text()
     missing = [name for name in ts.__all__ if name not in modules and f">{name}<" not in reference]

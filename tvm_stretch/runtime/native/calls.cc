@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "announced_runs.h"
+#include "packed.h"
 #include "processor.h"
 
 namespace tvm_stretch {
@@ -114,7 +115,7 @@ void EndCalls() {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.end_calls", EndCalls);
+  tvm::ffi::reflection::GlobalDef().def_packed("tvm_stretch.end_calls", Packed(EndCalls));
 }
 
 }  // namespace tvm_stretch

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "packed.h"
 #include "processor.h"
 
 namespace tvm_stretch {
@@ -120,7 +121,7 @@ ffi::String CoreSpeed(int64_t bytes) {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.core_speed", CoreSpeed);
+  tvm::ffi::reflection::GlobalDef().def_packed("tvm_stretch.core_speed", Packed(CoreSpeed));
 }
 
 }  // namespace

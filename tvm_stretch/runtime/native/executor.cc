@@ -191,17 +191,19 @@ void CreateExecutor(ffi::PackedArgs args, ffi::Any* result) {
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
-      .def("tvm_stretch.fingerprint_file", FingerprintFile)
-      .def("tvm_stretch.seal_fingerprint",
-           [](const ffi::String& path, int64_t bytes, int64_t weights, int64_t weights_bytes) {
-             return Seal{{}, bytes, weights, weights_bytes, 0}.Measure(path);
-           })
+      .def_packed("tvm_stretch.fingerprint_file", Packed(FingerprintFile))
+      .def_packed("tvm_stretch.seal_fingerprint",
+                  Packed(+[](const ffi::String& path, int64_t bytes, int64_t weights,
+                             int64_t weights_bytes) {
+                    return Seal{{}, bytes, weights, weights_bytes, 0}.Measure(path);
+                  }))
       // For servers, whose sessions answer no other request during a run.
-      .def("tvm_stretch.announce_run", AnnounceRun)
-      .def("tvm_stretch.cancel_run", CancelRun)
-      .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {
-        return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
-      });
+      .def_packed("tvm_stretch.announce_run", Packed(AnnounceRun))
+      .def_packed("tvm_stretch.cancel_run", Packed(CancelRun))
+      .def_packed("ffi.Module.load_from_bytes.tvm_stretch.executor",
+                  Packed(+[](const ffi::Bytes& bytes) {
+                    return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
+                  }));
 }
 
 }  // namespace tvm_stretch

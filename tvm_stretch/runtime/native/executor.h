@@ -53,6 +53,7 @@
 #include "errors.h"
 #include "forked.h"
 #include "instance.h"
+#include "packed.h"
 #include "program.h"
 #include "staging.h"
 
@@ -157,8 +158,6 @@ class Executor final : public ffi::ModuleObj {
   std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
   Staging staging_{spec_};
 };
-
-void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* method);
 
 }  // namespace tvm_stretch
 

@@ -24,6 +24,7 @@
 
 #include "cores.h"
 #include "cpu_features.h"
+#include "packed.h"
 
 namespace tvm_stretch {
 namespace {
@@ -201,8 +202,8 @@ ffi::String DescribeMachine() {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.describe_dsp", DescribeDsp)
-      .def("tvm_stretch.describe_machine", DescribeMachine);
+      .def_packed("tvm_stretch.describe_dsp", Packed(DescribeDsp))
+      .def_packed("tvm_stretch.describe_machine", Packed(DescribeMachine));
 }
 
 }  // namespace tvm_stretch

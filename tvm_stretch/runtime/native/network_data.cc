@@ -22,6 +22,7 @@
 
 #include "graph.h"
 #include "memory.h"
+#include "packed.h"
 #include "program.h"
 #include "seal.h"
 
@@ -189,7 +190,7 @@ ffi::Module WithData(const ffi::Module& executor, const ffi::String& path) {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.with_data", WithData);
+  tvm::ffi::reflection::GlobalDef().def_packed("tvm_stretch.with_data", Packed(WithData));
 }
 
 }  // namespace

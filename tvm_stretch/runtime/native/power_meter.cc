@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "packed.h"
 #include "processor.h"
 
 namespace tvm_stretch {
@@ -130,23 +131,22 @@ Result WithRecorder(Result (*use)(Recorder*)) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.start_meter",
-           [](const ffi::String& folder) {
-             fs::path supply = FindBattery(folder);
-             std::lock_guard<std::mutex> lock(recording);
-             recorder = std::make_unique<Recorder>(std::move(supply));
-           })
-      .def("tvm_stretch.meter_steps",
-           [] {
-             return WithRecorder<int64_t>(
-                 [](Recorder* one) { return static_cast<int64_t>(one->steps()); });
-           })
-      .def("tvm_stretch.stop_meter", [] {
-        const auto text = WithRecorder<std::string>([](Recorder* one) { return one->Text(); });
-        std::lock_guard<std::mutex> lock(recording);
-        recorder.reset();
-        return ffi::String(text);
-      });
+      .def_packed("tvm_stretch.start_meter", Packed(+[](const ffi::String& folder) {
+                    fs::path supply = FindBattery(folder);
+                    std::lock_guard<std::mutex> lock(recording);
+                    recorder = std::make_unique<Recorder>(std::move(supply));
+                  }))
+      .def_packed("tvm_stretch.meter_steps", Packed(+[] {
+                    return WithRecorder<int64_t>(
+                        [](Recorder* one) { return static_cast<int64_t>(one->steps()); });
+                  }))
+      .def_packed("tvm_stretch.stop_meter", Packed(+[] {
+                    const auto text =
+                        WithRecorder<std::string>([](Recorder* one) { return one->Text(); });
+                    std::lock_guard<std::mutex> lock(recording);
+                    recorder.reset();
+                    return ffi::String(text);
+                  }));
 }
 
 }  // namespace tvm_stretch

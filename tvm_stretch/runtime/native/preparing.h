@@ -14,7 +14,7 @@
 
 namespace tvm_stretch {
 
-class TVM_STRETCH_API Preparation {
+class Preparation {
  public:
   // All arguments must outlive this. `check` throws if the weights are damaged.
   Preparation(const GraphSpec& graph, const KernelTable& kernels, BoundTensors* tensors,

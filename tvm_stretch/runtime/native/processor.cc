@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "memory.h"
+#include "packed.h"
 
 namespace tvm_stretch {
 namespace {
@@ -91,8 +92,8 @@ void RegisterProcessor(const std::string& kind, ProcessorFactory factory) {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef().def("tvm_stretch.refused_processor",
-                                   [] { return std::exchange(RefusedKind(), ""); });
+  ffi::reflection::GlobalDef().def_packed("tvm_stretch.refused_processor",
+                                          Packed(+[] { return std::exchange(RefusedKind(), ""); }));
 }
 
 std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context) {

@@ -28,6 +28,7 @@
 #include "errors.h"
 #include "inflate.h"
 #include "memory.h"
+#include "packed.h"
 
 namespace tvm_stretch {
 namespace {
@@ -201,12 +202,12 @@ void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.store_has", Has)
-      .def("tvm_stretch.store_put", Put)
-      .def("tvm_stretch.store_put_deflated", PutDeflated)
-      .def("tvm_stretch.store_finish", Finish)
-      .def("tvm_stretch.store_path",
-           [](const ffi::String& name) { return ffi::String(Checked(name)); });
+      .def_packed("tvm_stretch.store_has", Packed(Has))
+      .def_packed("tvm_stretch.store_put", Packed(Put))
+      .def_packed("tvm_stretch.store_put_deflated", Packed(PutDeflated))
+      .def_packed("tvm_stretch.store_finish", Packed(Finish))
+      .def_packed("tvm_stretch.store_path",
+                  Packed(+[](const ffi::String& name) { return ffi::String(Checked(name)); }));
 }
 
 }  // namespace tvm_stretch

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../memory.h"
+#include "../packed.h"
 
 namespace tvm_stretch::dsp {
 namespace {
@@ -131,11 +132,11 @@ const CodeSpec& CodeOf(const ffi::Module& module) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.create_dsp_code",
-           [](const ffi::String& text, const ffi::Bytes& program) {
-             return ffi::Module(ffi::make_object<DspCode>(text, program));
-           })
-      .def("ffi.Module.load_from_bytes.tvm_stretch.dsp", Load);
+      .def_packed("tvm_stretch.create_dsp_code",
+                  Packed(+[](const ffi::String& text, const ffi::Bytes& program) {
+                    return ffi::Module(ffi::make_object<DspCode>(text, program));
+                  }))
+      .def_packed("ffi.Module.load_from_bytes.tvm_stretch.dsp", Packed(Load));
 }
 
 }  // namespace tvm_stretch::dsp

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "../memory.h"
+#include "../packed.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -199,9 +200,10 @@ const CodeSpec& CodeOf(const ffi::Module& module) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.create_opencl_code",
-           [](const ffi::String& text) { return ffi::Module(ffi::make_object<OpenCLCode>(text)); })
-      .def("ffi.Module.load_from_bytes.tvm_stretch.opencl", Load);
+      .def_packed("tvm_stretch.create_opencl_code", Packed(+[](const ffi::String& text) {
+                    return ffi::Module(ffi::make_object<OpenCLCode>(text));
+                  }))
+      .def_packed("ffi.Module.load_from_bytes.tvm_stretch.opencl", Packed(Load));
 }
 
 }  // namespace tvm_stretch::opencl

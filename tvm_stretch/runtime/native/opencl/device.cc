@@ -10,6 +10,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "../packed.h"
 #include "handle.h"
 #include "host_cores.h"
 #include "signal_handlers.h"
@@ -266,7 +267,8 @@ Device WorkingDevice() {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.opencl_devices", DescribeDevices);
+  tvm::ffi::reflection::GlobalDef().def_packed("tvm_stretch.opencl_devices",
+                                               Packed(DescribeDevices));
 }
 
 }  // namespace tvm_stretch::opencl

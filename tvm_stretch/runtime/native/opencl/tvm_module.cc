@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 
+#include "../packed.h"
 #include "build.h"
 #include "tvm_device.h"
 
@@ -296,10 +297,11 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   // A TVM that was built with OpenCL has these functions.
   if (ffi::Function::GetGlobal("device_api.opencl")) return;
   tvm::ffi::reflection::GlobalDef()
-      .def("device_api.opencl",
-           []() -> void* { return static_cast<tvm::runtime::DeviceAPI*>(TvmDevice::Get()); })
-      .def("ffi.Module.create.opencl", Create)
-      .def("ffi.Module.load_from_bytes.opencl", LoadTvmKernels);
+      .def_packed("device_api.opencl", Packed(+[]() -> void* {
+                    return static_cast<tvm::runtime::DeviceAPI*>(TvmDevice::Get());
+                  }))
+      .def_packed("ffi.Module.create.opencl", Packed(Create))
+      .def_packed("ffi.Module.load_from_bytes.opencl", Packed(LoadTvmKernels));
 }
 
 }  // namespace tvm_stretch::opencl
