@@ -2,10 +2,12 @@
 
 ```
 python -m benchmarks.real_networks [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
+    [--precision bfloat16]
 ```
 Answers are compared with ONNX Runtime's before times are shown: to compile with an empty cache,
 and of an inference with one thread, by turns with ONNX Runtime and OpenVINO (told to compute in
-float32, if it is installed), medians. The last row is the geometric mean of the ratios to the
+float32, if it is installed), medians. With a precision, ours computes in it, OpenVINO as it comes,
+and ours in float32 runs in turns too. The last row is the geometric mean of the ratios to the
 better of them. A network is right, or
 refused with the reason that `Network.refused` states; all else ends the program with an error.
 Rows that the JSON file holds already are not measured again. `tests/device/test_real_networks.py`
@@ -43,6 +45,8 @@ Tensors = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 TOLERANCE = 1e-3
 """Largest error, as a share of the tensor's largest value."""
+ROUNDED = 0.03
+"""Largest error where numbers are rounded to bfloat16 or float16."""
 LEAST = 1e-3
 """The least denominator: probabilities of 4e-6 come from 1 / (1 + exp(12)), within 1e-7."""
 
@@ -291,9 +295,13 @@ NETWORKS: dict[str, Network] = dict(
 )
 
 
-def compile_sample(sample: Sample, targets: Sequence[Any] = ("llvm",)) -> ts.Model:
+def compile_sample(
+    sample: Sample, targets: Sequence[Any] = ("llvm",), precision: str = "float32"
+) -> ts.Model:
     """The network as ONNX, for one core."""
-    return ts.compile(sample.onnx, targets, shapes=sample.shapes, cpu_threads=1)
+    return ts.compile(
+        sample.onnx, targets, shapes=sample.shapes, cpu_threads=1, precision=precision
+    )
 
 
 def errors_of(got: object, expected: Sequence[np.ndarray]) -> list[float]:
@@ -308,32 +316,40 @@ def errors_of(got: object, expected: Sequence[np.ndarray]) -> list[float]:
     return errors
 
 
-def measure_network(name: str, network: Network, seconds: float, target: Any) -> dict[str, Any]:
+def measure_network(
+    name: str, network: Network, seconds: float, target: Any, precision: str = "float32"
+) -> dict[str, Any]:
     """A row of the table."""
     sample = network.build(False)
     row: dict[str, Any] = {"input": list(next(iter(sample.inputs.values())).shape)}
     begin = time.perf_counter()
     try:
-        model = compile_sample(sample, [target])
+        model = compile_sample(sample, [target], precision)
     except ts.StretchError as error:
         if not network.refused or network.refused not in str(error):
             raise
         return row | {"refused": str(error)}
     row["compile_s"] = time.perf_counter() - begin
     errors = errors_of(model(**sample.inputs), sample.expected())
-    if max(errors) > network.tolerance:
-        raise SystemExit(f"{name}: expected errors of at most {network.tolerance}, got {errors}")
-    row |= _latencies(model, sample, seconds)
+    rounded = precision != "float32"
+    most = ROUNDED if rounded else network.tolerance
+    if max(errors) > most:
+        raise SystemExit(f"{name}: expected errors of at most {most}, got {errors}")
+    row |= _latencies(model, sample, seconds, compile_sample(sample, [target]) if rounded else None)
     kernels = sorted(model.profile().kernels, key=lambda kernel: -kernel.share)[:5]
     row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]
     return row | {"error": max(errors)}
 
 
-def _latencies(model: ts.Model, sample: Sample, seconds: float) -> dict[str, float]:
-    """Medians in ms, and of the ratios of neighbours in time."""
+def _latencies(
+    model: ts.Model, sample: Sample, seconds: float, unrounded: ts.Model | None = None
+) -> dict[str, float]:
+    """Medians in ms, and of the ratios of neighbours in time; ``unrounded``: ours in float32."""
     session, feed = sample.session(), dict(sample.inputs)
     calls = {"ours": lambda: model(**feed), "onnxruntime": lambda: session.run(None, feed)}
-    if (other := _openvino(sample)) is not None:
+    if unrounded is not None:
+        calls["float32"] = lambda: unrounded(**feed)
+    if (other := _openvino(sample, as_it_comes=unrounded is not None)) is not None:
         calls["openvino"] = other
     samples: list[dict[str, float]] = []
     end = time.perf_counter() + seconds
@@ -356,8 +372,11 @@ def _latencies(model: ts.Model, sample: Sample, seconds: float) -> dict[str, flo
     return medians | ratios
 
 
-def _openvino(sample: Sample) -> Callable[[], Any] | None:
-    """A run of OpenVINO in float32; None if it is missing, or does not take the network."""
+def _openvino(sample: Sample, as_it_comes: bool = False) -> Callable[[], Any] | None:
+    """A run of OpenVINO in float32, or in the precision that it chooses by itself.
+
+    None if it is missing, or does not take the network.
+    """
     if importlib.util.find_spec("openvino") is None:
         return None
     import openvino
@@ -366,7 +385,8 @@ def _openvino(sample: Sample) -> Callable[[], Any] | None:
         core = openvino.Core()
         network = core.read_model(sample.onnx)
         network.reshape({name: list(value.shape) for name, value in sample.inputs.items()})
-        limits = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        limits = {"INFERENCE_NUM_THREADS": 1}
+        limits |= {} if as_it_comes else {"INFERENCE_PRECISION_HINT": "f32"}
         request = core.compile_model(network, "CPU", limits).create_infer_request()
         request.infer(dict(sample.inputs))
     except Exception as error:
@@ -382,6 +402,7 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
     parser.add_argument("--seconds", type=float, default=10, help="of measuring, for each network")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
+    parser.add_argument("--precision", default="float32", help="ours, as in compile()")
     options = parser.parse_args(arguments)
     host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": options.mcpu}
     target = host if options.mcpu else "llvm"
@@ -396,7 +417,9 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
         if name not in rows:
             with tempfile.TemporaryDirectory() as cache:
                 os.environ["TVM_STRETCH_CACHE_DIR"] = cache
-                rows[name] = measure_network(name, every[name], options.seconds, target)
+                rows[name] = measure_network(
+                    name, every[name], options.seconds, target, options.precision
+                )
         print(_line(name, rows[name]), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -418,7 +441,8 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
         return f"| {name} | {size} | refused: {row['refused']} | | | | |"
     engines = ("onnxruntime", "openvino", "ours")
     times = [f"{row[f'{e}_ms']:.2f}" if f"{e}_ms" in row else "" for e in engines]
-    ratios = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row))
+    unrounded = f", {row['ratio_float32']:.2f} of float32" if "ratio_float32" in row else ""
+    ratios = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row)) + unrounded
     return f"| {name} | {size} | {row['compile_s']:.0f} | {' | '.join(times)} | {ratios} |"
 
 

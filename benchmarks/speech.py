@@ -3,6 +3,7 @@
 ```
 python -m benchmarks.speech [names ...] [--json rows.json] [--seconds 10] [--mcpu haswell]
 python -m benchmarks.speech asked    # eleven in float32, and their geometric mean
+python -m benchmarks.speech minilm --precision bfloat16 --seconds 60
 ```
 Answers and times are compared with ONNX Runtime's and OpenVINO's as `real_networks.py` does.
 Decoder steps are written here, with the cache of keys and values as plain inputs and outputs; other

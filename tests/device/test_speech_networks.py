@@ -17,6 +17,7 @@ pytestmark = pytest.mark.full
 NAMES = (
     *("minilm", "minilm dynamic", "minilm static", "whisper tiny encoder", "whisper tiny step"),
     *("wav2vec2", "crepe tiny", "crepe full", "qwen2 step", "bilstm"),
+    *("mobilebert", "vit-b/16", "deit tiny", "sam2 tiny"),
 )
 
 

@@ -178,3 +178,11 @@ def test_language(cache: str) -> None:
     pytest.importorskip("torch")
     text = _run(cache, "11_language.py")
     assert "all 64 tokens are equal to the reference's" in text
+
+
+@pytest.mark.full  # more than ten seconds
+def test_speech(cache: str) -> None:
+    pytest.importorskip("torch")
+    text = _run(cache, "12_speech.py")
+    assert "all 64 tokens are equal to the reference's" in text
+    assert "the first sound again has its tokens again" in text
