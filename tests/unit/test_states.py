@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import rpc
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError
@@ -178,6 +179,25 @@ def test_inputs_may_differ_from_step_to_step() -> None:
 def test_states_that_do_not_fit(states: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ts.compile(decoder(), states=states)
+
+
+def test_a_loop_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States, inputs of each step and tokens, as on this machine, with one call for all steps."""
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
+    device = ts.connect(rpc.LocalSession(), "pixel")
+    model = looping(decoder())
+    there = device.load(model)
+    for one in (model, there):
+        one.states["token"] = np.array([[4]])
+    tokens = [model.run_steps(PLACES).next_token, there.run_steps(PLACES).next_token]
+    np.testing.assert_array_equal(*tokens)
+    np.testing.assert_array_equal(there.states["past.0"], model.states["past.0"])
+    fed = ts.compile(decoder(), states={"past.0": "present.0"}, cpu_threads=1)
+    given = np.arange(PLACES).reshape(-1, 1, 1), np.arange(PLACES).reshape(-1, 1)
+    np.testing.assert_array_equal(
+        device.load(fed).run_steps(PLACES, *given), fed.run_steps(PLACES, *given)
+    )
 
 
 def test_bad_counts_and_names() -> None:

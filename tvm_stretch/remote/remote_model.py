@@ -23,7 +23,6 @@ from tvm_stretch.errors import (
     ArtifactError,
     DeviceError,
     RunCancelledError,
-    UnsupportedError,
 )
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.executor_graph import Graph
@@ -103,7 +102,7 @@ class RemoteExecutor:
         self.device = device
         self._open = open_it
         self._opened: RemoteModule | None = None
-        # on the device, for each list of shapes
+        # on the device, for each list of shapes and types
         self._buffers: dict[object, list[tvm.runtime.Tensor]] = {}
         self._lock = threading.RLock()  # guards the session's state
         self._kept: dict[str, tuple[Any, ...]] = {}  # arguments of `keep`, the newest last
@@ -135,24 +134,36 @@ class RemoteExecutor:
         return lambda *given: self.now()[method](*given)
 
     def invoke(
-        self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, run: RemoteRun | None = None
+        self,
+        inputs: Sequence[tvm.runtime.Tensor],
+        graph: Graph,
+        run: RemoteRun | None = None,
+        steps: int = 0,
     ) -> list[tvm.runtime.Tensor]:
-        """Run the model; each tensor is sent once, into buffers that stay on the device."""
+        """Run the model once, or ``steps`` times by ``run_steps``; each tensor is sent once.
+
+        Buffers of single runs stay on the device.
+        """
+        count = (steps,) if steps else ()
+        outputs = [graph.tensors[port.tensor] for port in graph.outputs]
+        ports = (
+            *((tuple(value.shape), str(value.dtype)) for value in inputs),
+            *(((*count, *spec.shape), spec.dtype) for spec in outputs),
+        )
         with self._lock:
             module = self.now()
-            ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
 
             def action(link: Link) -> list[tvm.runtime.Tensor]:
-                key = tuple(p.shape for p in ports)
-                if key not in self._buffers:
-                    there = link.session.cpu(0)
-                    made = [tvm.runtime.empty(p.shape, p.dtype, there) for p in ports]
-                    self._buffers[key] = made
-                buffers = self._buffers[key]
+                there = link.session.cpu(0)
+                buffers = self._buffers.get(ports)
+                if buffers is None:
+                    buffers = [tvm.runtime.empty(*port, there) for port in ports]
+                if not steps:
+                    self._buffers[ports] = buffers
                 for value, buffer in zip(inputs, buffers, strict=False):
                     value.copyto(buffer)
                 with run.on(link) if run else contextlib.nullcontext():
-                    module.method("invoke")(*buffers)
+                    module.method("run_steps" if steps else "invoke")(*count, *buffers)
                 return [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
 
             found: list[tvm.runtime.Tensor] = self.device.ask(
@@ -251,11 +262,12 @@ class RemoteModel(Model):
         self._warn_once()
         return self._presented(present, outputs)
 
-    def _run_steps(self, *given: Any) -> None:
-        raise UnsupportedError(
-            f"expected a model on this machine for run_steps, got one on {self.device.name}; call "
-            "it once for each step, which keeps its states there"
-        )
+    def _run_steps(
+        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
+    ) -> list[tvm.runtime.Tensor]:
+        outputs = self.module.invoke(inputs, graph, steps=count)
+        self._warn_once()
+        return outputs
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import tvm
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.lowering.executor_graph import Tensor
+from tvm_stretch.lowering.executor_graph import Graph, Tensor
 from tvm_stretch.runtime.measures_of_model import MeasuresOfModel
 from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.runtime.values import PresentAll, taking_memory, to_tensor
@@ -98,19 +98,20 @@ class StatesOfModel(MeasuresOfModel):
             raise InputError(f"expected at least 1 for count, got {count!r}; run at least one step")
         present, inputs = self._bind(args, kwargs, steps=count)
         graph = self._graph_for(inputs, steps=count)
+        results = present(self._run_steps(count, inputs, graph))
+        return results[0] if len(results) == 1 else self._outputs_type(*results)
+
+    def _run_steps(
+        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
+    ) -> list[tvm.runtime.Tensor]:
+        """The outputs of all steps, whose ports are those of ``graph``."""
         outputs = []
         for spec in (graph.tensors[port.tensor] for port in graph.outputs):
             with taking_memory(count * spec.bytes):
                 outputs.append(tvm.runtime.empty((count, *spec.shape), spec.dtype))
-        self._run_steps(count, inputs, outputs)
-        results = present(outputs)
-        return results[0] if len(results) == 1 else self._outputs_type(*results)
-
-    def _run_steps(
-        self, count: int, inputs: list[tvm.runtime.Tensor], outputs: list[tvm.runtime.Tensor]
-    ) -> None:
         self._load()
         self.module["run_steps"](count, *inputs, *outputs)
+        return outputs
 
     @abc.abstractmethod
     def _bind(
