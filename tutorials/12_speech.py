@@ -211,7 +211,7 @@ torch.set_grad_enabled(False)
 torch.manual_seed(0)
 encoder, decoder = Encoder().eval(), Decoder().eval()
 decoder.embed_tokens.weight *= 0.05  # else the best next token would be the last one
-for layer in decoder.layers:  # else it would hardly matter what is heard
+for layer in decoder.layers:  # else the sound would hardly change the tokens
     layer.encoder_attn.k_proj.weight *= 10
     layer.encoder_attn.out_proj.weight *= 10
 listener = Listener(encoder, decoder).eval()
