@@ -87,6 +87,9 @@ _ASSUMED = {
 }
 """Arithmetic and bandwidth of memory, times those of the Snapdragon 855."""
 
+_STIFFNESS = 0.05
+"""Half of the usual one: a tensor unit's ratios are far from those of CPUs, GPUs and vectors."""
+
 _HAND_OVER_US = 100.0
 """Less than the shortest latency of a whole network, which has one hand-over in it."""
 
@@ -108,6 +111,7 @@ def faster(processor: ProcessorProfile, arithmetic: float, memory: float) -> Pro
         weight_bytes_per_ns=memory * processor.weight_bytes_per_ns,
         kernel_us=processor.kernel_us / arithmetic,
         group_us=processor.group_us / arithmetic,
+        watts=None,
     )
 
 
@@ -118,7 +122,7 @@ def assumed(place: int) -> Profile:
         name: faster(base.processor(name), *_ASSUMED[name][place]) for name in ("cpu", "opencl")
     }
     target = {"kind": "npu", "htp_arch": ARCHITECTURES[place], "device": chip}
-    made["npu"] = replace(base.processor("hexagon"), name="npu", target=target)
+    made["npu"] = replace(base.processor("hexagon"), name="npu", target=target, watts=None)
     kept = [t for t in base.transfers if "hexagon" not in (t.sender, t.receiver)]
     speed = 20.0
     kept += [Transfer("cpu", "npu", _HAND_OVER_US, speed), Transfer("npu", "cpu", 20.0, speed)]
@@ -135,7 +139,7 @@ def calibration(place: int) -> Calibration:
     networks = {name: built(name) for name in LATENCY_MS}
     works = works_of_networks(networks, like, list(networks))
     rows = [Latency(name, "npu", ms[place]) for name, ms in LATENCY_MS.items()]
-    return calibrate_profile(rows, works, like)
+    return calibrate_profile(rows, works, like, _STIFFNESS)
 
 
 def plans(chip: str, networks: Sequence[str]) -> Iterator[str]:

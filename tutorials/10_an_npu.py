@@ -105,8 +105,9 @@ def main(folder: Path) -> None:
     model.export(path)
     np.testing.assert_array_equal(ts.load(path)(x), answer)
     print(f"{path.stat().st_size / 1e6:.1f} MB: kernels of the CPU, weights, the NPU's own binary")
-    print("beside it: libonnxruntime.so, libonnxruntime_providers_qnn.so, libQnnHtp.so,")
-    print("libQnnSystem.so, libQnnHtpV73Stub.so, libQnnHtpV73Skel.so (docs/engines.md)")
+    print("beside it: the executor, libtvm_stretch_engine.so, libonnxruntime.so,")
+    print("libonnxruntime_providers_qnn.so, libQnnHtp.so, libQnnSystem.so,")
+    print("libQnnHtpV73Stub.so, libQnnHtpV73Skel.so (docs/engines.md)")
 
     section("6. A plan for a phone that is not here")
     # An emulator is no clock: times come from a profile, fitted to published latencies.

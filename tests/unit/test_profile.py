@@ -283,6 +283,17 @@ def test_calibrating_finds_the_processor_behind_the_latencies(phone: Profile) ->
     assert again == pytest.approx(2 * 65.6, rel=0.06)
 
 
+def test_less_stiffness_lets_numbers_go_farther_from_typical_ones(phone: Profile) -> None:
+    works = {name: count(design).works for name, design in ORIGINALS.items()}
+    times = {name: 1e-6 * sum(work.multiply_adds for work in own) for name, own in works.items()}
+    latencies = [Latency(name, "cpu", ms) for name, ms in times.items()]  # nothing else costs
+    usual, soft = (
+        [abs(r.error) for r in calibrate_profile(latencies, works, phone, *more).residuals]
+        for more in ((), (0.01,))
+    )
+    assert sum(soft) < 0.8 * sum(usual)
+
+
 def test_one_network_is_enough_for_a_profile(phone: Profile) -> None:
     works = {"R-34": count(ORIGINALS["R-34"]).works}
     found = calibrate_profile([Latency("R-34", "cpu", 100.0)], works, phone)

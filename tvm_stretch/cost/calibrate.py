@@ -7,7 +7,7 @@
 Nine numbers describe a processor, but there may be only six networks. Therefore the numbers' ratios
 are assumed to be `TYPICAL` unless the latencies contradict: least squares of relative errors, in
 which a number that is 1 + x times its typical value costs as much as a latency that is off by
-`sqrt(_STIFFNESS)` times x. Among all typical processors, slow and fast, the one that explains most
+`sqrt(STIFFNESS)` times x. Among all typical processors, slow and fast, the one that explains most
 is used. No number becomes negative, or more than ten times its typical value.
 
 Kernels that `ts.tune.measure` timed are rows too, each as a network of one kernel.
@@ -54,7 +54,7 @@ TYPICAL = MappingProxyType(
 )
 """Typical costs of one unit on a phone's processor, in multiply-adds of large convolutions."""
 
-_STIFFNESS = 0.1
+STIFFNESS = 0.1
 _FARTHEST = 10.0
 _RANGE = math.log(8.0)
 
@@ -139,7 +139,10 @@ class Calibration:
 
 
 def calibrate_profile(
-    latencies: Sequence[Latency], works: Mapping[str, Sequence[Work]], like: Profile
+    latencies: Sequence[Latency],
+    works: Mapping[str, Sequence[Work]],
+    like: Profile,
+    stiffness: float = STIFFNESS,
 ) -> Calibration:
     """The profile of the device on which the latencies were measured.
 
@@ -148,6 +151,7 @@ def calibrate_profile(
         works: the kernels of each network (or part), by `Latency.label`.
         like: provides everything that is not calibrated: names, precisions, targets, transfers,
             and processors without latencies.
+        stiffness: how much the numbers' typical ratios weigh; less for an unusual processor.
 
     Raises:
         CostModelError: the processor or network of a latency is unknown.
@@ -157,9 +161,9 @@ def calibrate_profile(
     for name in dict.fromkeys(latency.processor for latency in latencies):
         own = [latency for latency in latencies if latency.processor == name]
         processor = like.processor(name)
-        processors[name] = _fitted(processor, own, works)
+        processors[name] = _fitted(processor, own, works, stiffness)
         without = {
-            network: _fitted(processor, others, works)
+            network: _fitted(processor, others, works, stiffness)
             for network in dict.fromkeys(latency.network for latency in own)
             if (others := [latency for latency in own if latency.network != network])
         }
@@ -260,6 +264,7 @@ def _fitted(
     processor: ProcessorProfile,
     latencies: Sequence[Latency],
     works: Mapping[str, Sequence[Work]],
+    stiffness: float,
 ) -> ProcessorProfile:
     """The processor with the numbers that explain its latencies best."""
     nanoseconds = np.array([latency.ms * 1e6 for latency in latencies])
@@ -269,13 +274,13 @@ def _fitted(
     middle = float(np.log(ratios.sum() / (ratios @ ratios)))
     # The speed of the typical processor that needs the least change.
     best = minimize_scalar(
-        lambda pace: _multiples(relative * math.exp(pace)).cost,
+        lambda pace: _multiples(relative * math.exp(pace), stiffness).cost,
         bounds=(middle - _RANGE, middle + _RANGE),
         method="bounded",
         options={"xatol": 0.01},
     )
     pace = math.exp(best.x)
-    multiples = (_multiples(relative * pace).x * pace).tolist()
+    multiples = (_multiples(relative * pace, stiffness).x * pace).tolist()
     costs = {
         name: typical * multiple
         for (name, typical), multiple in zip(TYPICAL.items(), multiples, strict=True)
@@ -291,10 +296,10 @@ def _fitted(
     )
 
 
-def _multiples(relative: Array) -> OptimizeResult:
+def _multiples(relative: Array, stiffness: float) -> OptimizeResult:
     """Multiples of the typical numbers that explain the latencies and are near 1."""
     count = relative.shape[1]
-    stiffness = math.sqrt(_STIFFNESS)
-    rows = np.vstack([relative, stiffness * np.eye(count)])
-    wanted = np.concatenate([np.ones(len(relative)), np.full(count, stiffness)])
+    weight = math.sqrt(stiffness)
+    rows = np.vstack([relative, weight * np.eye(count)])
+    wanted = np.concatenate([np.ones(len(relative)), np.full(count, weight)])
     return lsq_linear(rows, wanted, bounds=(1 / _FARTHEST, _FARTHEST))
