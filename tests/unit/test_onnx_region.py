@@ -55,6 +55,7 @@ FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
         ],
         axis=1,
     ),
+    "rows": lambda x: op.take(x, relax.const([2, 0, 1, 1], "int32"), axis=2),
     "splits": lambda x: op.add(*[op.split(x, [1, 2], axis=1)[part] for part in (0, 1)]),
     "activations": lambda x: op.multiply(
         op.nn.leakyrelu(op.sigmoid(x), 0.3), op.nn.silu(op.clip(x, -0.5, 0.5))
@@ -151,6 +152,9 @@ def test_refusals_say_why() -> None:
     mod = load_network(module(lambda x: op.sin(x), (2, 3)))
     (call,) = Calls(mod["main"]).calls.values()
     assert why_not_onnx(call) == "sin: no engine's form of it is known"
+    last = module(lambda x: op.take(x, relax.const([-1], "int32"), axis=0), (2, 3))
+    (call, *_) = Calls(last["main"]).calls.values()
+    assert why_not_onnx(call) == "take: its indices are computed, or end outside"
     with pytest.raises(
         ts.UnsupportedError, match="an operator that ONNX has for an engine, got sin"
     ):

@@ -80,6 +80,8 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
         return f"{kind}: its windows are dilated"
     if kind == "strided_slice":
         return _why_not_slice(call)
+    if kind == "take" and not _takes_rows(call):
+        return "take: its indices are computed, or end outside"
     args = [a for arg in call.args for a in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     types = [str(ty.dtype) for expr in (call, *args) for ty in tensor_types(expr)]
     if kind == "astype" or not {"uint8", "int8"} & set(types):
@@ -95,6 +97,15 @@ def _why_not_slice(call: relax.Call) -> str | None:
         return "strided_slice: its borders are computed"
     steps = listed[3].fields if len(listed) > 3 else ()
     return "strided_slice: it goes backwards" if any(int(step) < 0 for step in steps) else None
+
+
+def _takes_rows(call: relax.Call) -> bool:
+    """Whether it takes rows with constant numbers: ONNX counts negative ones from the end."""
+    data, indices = call.args
+    if call.attrs.axis is None or not isinstance(indices, GenericConst):
+        return False
+    numbers = indices.value.numpy()
+    return bool(((numbers >= 0) & (numbers < shape_of(data)[int(call.attrs.axis)])).all())
 
 
 def _ints(values: Any) -> list[int]:
@@ -282,6 +293,11 @@ def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     _plain(graph, var, made)
 
 
+def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    data, rows = graph.real(call.args[0]), graph.value(call.args[1])
+    graph.names[var] = graph.node("Gather", [data, rows], axis=int(call.attrs.axis))
+
+
 def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     dtype = str(call.ty.dtype)
     limits = [graph.constant(np.asarray(float(arg.value), dtype)) for arg in call.args[1:]]
@@ -323,6 +339,7 @@ _WRITERS: dict[str, Callable[[Graph, relax.Var, relax.Call], None]] = {
     "permute_dims": _transpose,
     "concat": _concat,
     "strided_slice": _slice,
+    "take": _take,
     "clip": _clip,
     "nn.silu": _silu,
     "nn.leakyrelu": _leaky,
