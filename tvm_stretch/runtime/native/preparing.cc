@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -58,8 +58,8 @@ void Preparation::Run() {
         if (is_serial_) Work();
       });
     }
-  } catch (const std::system_error&) {
-    // The system has no thread left: this one does the work.
+  } catch (const std::exception&) {
+    // There is no thread or no memory left: this one does the work.
   }
   Work();
   Check();
