@@ -162,6 +162,16 @@ def test_a_library_that_crashes_is_a_reason(
         ts.compile(network(), [{**ENGINE, "provider": "Crash", "library": "libcrash.so"}])
 
 
+def test_a_library_of_another_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(find_file("bin/tvm_stretch_engine").read_bytes())
+    data[18:20] = (0x103).to_bytes(2, "little")  # the ELF number of a LoongArch
+    (tmp_path / "libother.so").write_bytes(data)
+    monkeypatch.setenv("TVM_STRETCH_ENGINE_PATH", str(tmp_path))
+    other = {**ENGINE, "provider": "Other", "library": "libother.so"}
+    with pytest.raises(ts.TargetError, match=r"libother\.so of Other, got: .*libother\.so"):
+        ts.compile(network(), [other])
+
+
 HEAD = b"tvm_stretch.engine 1\nprovider CPUExecutionProvider\n"
 
 
