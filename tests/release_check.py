@@ -91,7 +91,8 @@ def check_linked() -> None:
 def check_bare(version: str) -> None:
     """Compile, run, export and load, in an environment with nothing else."""
     python = shutil.which(f"python{version}")
-    if python is None:
+    # A version manager has programs of all names, which fail for versions that are not in use.
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
         print(f"python{version}: not there, skipped")
         return
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
