@@ -85,6 +85,23 @@ def test_rows_that_become_pixels_stay_in_blocks() -> None:
     assert sorted(n for n in names if "block" in n) == ["block_channels", "unblock_channels"]
 
 
+@pytest.mark.parametrize(
+    ("width", "inputs", "in_rows"), [(32, 100, True), (31, 100, False), (32, 40, False)]
+)
+def test_pixels_whose_blocks_collide_in_caches_are_rows(
+    width: int, inputs: int, in_rows: bool
+) -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        rows = nn.relu(op.matmul(x, random_const(inputs, 16)))
+        image = op.permute_dims(op.reshape(rows, (1, 32, width, 16)), [0, 3, 1, 2])
+        return nn.conv2d(image, random_const(8, 16, 3, 3))
+
+    mod = module(body, (32 * width, inputs))
+    after = BlockChannels({"cpu": AVX2})(mod)
+    assert (f"out_ty=R.Tensor(({32 * width}, 16)" in after.script()) is in_rows
+    assert_same_numerics(mod, after)
+
+
 @pytest.mark.parametrize("rows", [2, 4, 7, 12])
 def test_few_rows_read_weights_once(rows: int) -> None:
     """Weights come from memory: a second tile that reads them again is slower."""
