@@ -44,7 +44,7 @@ _UNARY = UNARY - {"astype", "log", "rsqrt"}
 _FULL_LANES_ONLY = {"exp", "nn.softplus", "sqrt"}
 """Not finite for some numbers, such as ``relu(x) - 5`` makes of 0: blocked only without padding."""
 _COLLIDING = 8192
-"""If blocks of a pixel are a multiple of so many numbers apart, they share few sets of the caches;
+"""If blocks of a pixel are a multiple of this number apart, they share few sets of the caches;
 then dense layers are faster in rows (1,024 pixels, 1,536 inputs: 0.68 of the time)."""
 _WAYS = 12
 """Blocks that a set of the first cache holds."""
