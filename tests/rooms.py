@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,12 @@ def level_of(module: str) -> int | None:
     """The room of a module: that of the longest name that covers it."""
     covering = [name for name in LEVELS if f"{module}.".startswith(f"{name}.")]
     return LEVELS[max(covering, key=len)] if covering else None
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A file's syntax tree, which tests only read."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -169,7 +169,7 @@ def test_what_quantises_is_computed_on_every_version() -> None:
     [
         (3, 9, 8, 20, 2, 1),
         (3, 9, 5, 20, 2, 1),
-        (32, 7, 5, 20, 1, 1),
+        pytest.param((32, 7, 5, 20, 1, 1), marks=pytest.mark.full),
         (120, 4, 5, 120, 1, 5),  # groups share vectors, the last one is alone
         (56, 5, 4, 56, 2, 7),  # the last ones fill no vector
         (56, 5, 4, 56, 1, 7, "int8"),
@@ -249,7 +249,9 @@ MEANS = ((1, 160, 7, 7), (2, 48, 2, 3), (1, 32, 33, 32), (1, 32, 2, 2), (1, 32, 
 """Five blocks of channels, a last pixel; two images; more than halves hold; too few pixels."""
 
 
-@pytest.mark.parametrize(("zero", "dtype"), [(120, "uint8"), (-3, "int8")])
+@pytest.mark.parametrize(
+    ("zero", "dtype"), [pytest.param(120, "uint8", marks=pytest.mark.full), (-3, "int8")]
+)
 def test_means_and_maxima_of_blocks(zero: int, dtype: str) -> None:
     """Behind a convolution, whose result is in blocks; large numbers fill the halves. Long rows."""
     limits, builder = np.iinfo(dtype), relax.BlockBuilder()
@@ -286,7 +288,9 @@ def test_means_and_maxima_of_blocks(zero: int, dtype: str) -> None:
         assert (right != ours).mean() < 0.02
 
 
-@pytest.mark.parametrize("zero, dtype", [(120, "uint8"), (-3, "int8")])
+@pytest.mark.parametrize(
+    "zero, dtype", [(120, "uint8"), pytest.param(-3, "int8", marks=pytest.mark.full)]
+)
 def test_windows(zero: int, dtype: str) -> None:
     """What lies around the image, bands, signed pixels; maxima of columns and of rows."""
     mod = windows(WINDOWS, zero, dtype)

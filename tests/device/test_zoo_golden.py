@@ -43,6 +43,7 @@ RELATIVES = {
     "mobilenet_v1",
     "mobilenet_v2",
     "mobilenet_v3_large",
+    "mobilenet_v3_small",
     "pnasnet_mobile",
     "posenet",
     "regnetx_1_6gf",

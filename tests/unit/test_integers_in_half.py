@@ -54,7 +54,7 @@ def step_of(mod: tvm.IRModule) -> float:
     return float(last.args[1].value.numpy())
 
 
-@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("wide", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_network_in_half(quantised: Any, wide: bool) -> None:
     mod = load_network(quantised)
     made = in_half(mod, wide)

@@ -12,6 +12,7 @@ import pytest
 from cpu_targets import TARGET
 from fake_targets import fake_processor
 from relax_helpers import module, random_const
+from rooms import tree_of
 from tvm import relax
 
 import tvm_stretch as ts
@@ -134,7 +135,7 @@ def words() -> Iterator[tuple[str, str]]:
     """File and value of every string in our code that is no docstring of more than a word."""
     for folder in ("tvm_stretch", "passes", "targets"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield str(path.relative_to(ROOT)), node.value
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rooms import ROOT, level_of, modules
+from rooms import ROOT, level_of, modules, tree_of
 
 
 def imported(module: str, path: Path, at_once: bool = False) -> Iterator[tuple[str, int]]:
     """What a file imports, with the line: anywhere in it, or only when it is imported itself."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -65,7 +65,7 @@ def test_imports_stand_at_the_top() -> None:
     found = {
         module
         for module, path in modules()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(inner, ast.Import | ast.ImportFrom) for inner in ast.walk(node))
     }
@@ -141,7 +141,7 @@ def test_functions_are_short() -> None:
     """At most 60 lines without signature and docstring."""
     found = set()
     for _, path in modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 if body and (node.end_lineno or 0) - body[0].lineno >= 60:

@@ -66,7 +66,7 @@ def hardest(found: Mapping[Form, Template]) -> dict[Form, Template]:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.full) if n == "avx512" else n for n in TARGETS]
+    "name", [pytest.param(n, marks=pytest.mark.full) if n != "neon" else n for n in TARGETS]
 )
 def test_hot_loops_of_six_networks(name: str, every: bool) -> None:
     """The forms of tile that templates pick for their layers; of two of them, the largest."""
