@@ -102,7 +102,7 @@ def test_packets_of_a_table_and_a_product() -> None:
     assert sum(found for name, found in kernels.items() if "multiply" in name) < 0.4, kernels
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.full)])
 def test_gates(dtype: str) -> None:
     """A number for each channel, of which 32 lie side by side; the last pixels fill no vector."""
     limits, shapes = np.iinfo(dtype), ((1, 96, 7, 7), (1, 96, 1, 1))
