@@ -104,10 +104,10 @@ def main(folder: Path) -> None:
 
     section("5. CPU, GPU and NPU in one plan")
     # On a phone the search decides by measured times. An emulator is no clock, so here the plan is
-    # given: of what the NPU takes, the GPU computes the second half.
+    # given: of what the NPU takes, the GPU computes the second half, and the CPU the last operator.
     taken = [name for name, owner in owners.items() if owner == NPU]
     gpu = "opencl" if local_device() else "cpu"
-    placed = {**owners, **dict.fromkeys(taken[len(taken) // 2 :], gpu)}
+    placed = {**owners, **dict.fromkeys(taken[len(taken) // 2 :], gpu), taken[-1]: "cpu"}
     runs = [list(run) for _, run in itertools.groupby(placed, key=placed.__getitem__)]
     plan = {
         "format": "tvm_stretch.plan",
