@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import tvm
+
 from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.build.onnx_file import onnx_file
 from tvm_stretch.build.pipeline import Observer, complete_plan
@@ -38,7 +40,7 @@ from tvm_stretch.search.front import PlanFront, front_of
 from tvm_stretch.search.lengths import SizedNetwork, model_of_lengths
 from tvm_stretch.search.limits import NO_LIMITS
 from tvm_stretch.search.objective import Objective, read_objective
-from tvm_stretch.search.site import DeviceLike, Targets, site_of
+from tvm_stretch.search.site import DeviceLike, Site, Targets, site_of
 
 
 @named_arguments
@@ -212,9 +214,7 @@ def plan_for(
     """
     limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
-        site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-        mod, notes = read_network(source, shapes, widen=site.lacks_half)
-        site = site.in_precision("float32", has_integers(mod["main"]))
+        mod, notes, site = _to_predict(source, targets, device, shapes, cpu_threads)
         decision = predict(mod, site, limits).noted(*notes, site.note)
         assert decision.plan is not None
         return replace(decision.plan, reason=decision.reason)
@@ -249,9 +249,7 @@ def plan_front(
         | 13.23 | 20.5 | hexagon alone on hexagon |
     """
     with reporting(progress), compiling():
-        site = site_of(device, targets, may_drop=True, built=False)
-        mod, _ = read_network(source, shapes, widen=site.lacks_half)
-        site = site.in_precision("float32", has_integers(mod["main"]))
+        mod, _, site = _to_predict(source, targets, device, shapes)
         limits = replace(NO_LIMITS, objective=Objective("energy"))
         return front_of(find(mod, site, limits)[2])
 
@@ -293,13 +291,24 @@ def to_onnx(
         ('cpu', 'opencl', 'hexagon')
     """
     with reporting(progress), compiling():
-        mod, _ = read_network(source, shapes)
-        chosen = None if plan is None else Plan.read(plan)
-        if (targets, device, plan) != (None, None, None):
-            site = site_of(device, targets, may_drop=True, built=False)
-            site = site.in_precision("float32", has_integers(mod["main"]))
-            chosen = predict(mod, site).plan if chosen is None else chosen
-            chosen, branched = complete_plan(mod, chosen, site.processors, site.placeable)
-            mod = branched.mod
-        replace_whole(Path(path), onnx_file(mod, chosen))
+        if (targets, device, plan) == (None, None, None):
+            replace_whole(Path(path), onnx_file(read_network(source, shapes)[0], None))
+            return None
+        mod, _, site = _to_predict(source, targets, device, shapes)
+        chosen = predict(mod, site).plan if plan is None else Plan.read(plan)
+        chosen, branched = complete_plan(mod, chosen, site.processors, site.placeable)
+        replace_whole(Path(path), onnx_file(branched.mod, chosen))
         return chosen
+
+
+def _to_predict(
+    source: object,
+    targets: Targets,
+    device: DeviceLike,
+    shapes: Shapes,
+    cpu_threads: int | None = None,
+) -> tuple[tvm.IRModule, list[str], Site]:
+    """The network, remarks for people, and where it would run; nothing is built or measured."""
+    site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
+    mod, notes = read_network(source, shapes, widen=site.lacks_half)
+    return mod, notes, site.in_precision("float32", has_integers(mod["main"]))

@@ -263,13 +263,13 @@ class _Program:
     def _routes(self, t: int) -> Iterator[tuple[int, int]]:
         """Pairs of processors between which the tensor may need a transfer that costs time."""
         producer = self.problem.tensors[t].producer
-        inside = producer in self.inside
+        inside, received = producer in self.inside, self.simulation.received
         sources = (
             self.problem.supported[producer] if inside else (self.simulation.placement[producer],)
         )
         for q in sources:
             for p in range(len(self.problem.processors)):
-                known = self.problem.caching and (t, p) in self.simulation.received
+                known = self.problem.caching and (t, p) in received
                 if self.problem.transfer_ns[t][q][p] > 0 and p != q and not known:
                     yield q, p
 

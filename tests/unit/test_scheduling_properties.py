@@ -295,7 +295,7 @@ def test_steps_of_a_search_take_the_times_of_a_schedule(
     problem = replace(problem, caching=True)
     placement = [data.draw(st.sampled_from(supported)) for supported in problem.supported]
     written = {tensor.producer: tensor for tensor in problem.tensors}
-    clock = Clock([0] * len(problem.processors), lambda p, q, n: problem.transfers[p][q](n), {})
+    clock = Clock([0] * len(problem.processors), problem.hand_over, {})
     names = [operator.name for operator in problem.operators]
     for operator in problem.sequence:
         reads = [names[problem.tensors[t].producer] for t in problem.reads[operator]]

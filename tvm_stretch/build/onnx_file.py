@@ -21,6 +21,7 @@ from tvm_stretch.codegen.onnx_operators import rule_of, why_not_onnx
 from tvm_stretch.codegen.onnx_region import Graph, model_of, results_of, written
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.lowering.lower import names_of_outputs
 from tvm_stretch.plan.plan import Plan
 
 _IR_VERSION = 10  # the first one whose nodes have metadata
@@ -38,8 +39,7 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
     _require_forms(operators)
     names = frozenset(operator.name for operator in operators)
     inputs = [param.name for param in main.params]
-    outputs = [str(name) for name in (main.attrs or {}).get("output_names", [])]
-    outputs = outputs or [f"output{number}" for number in range(len(results_of(main)))]
+    outputs = names_of_outputs(main, len(results_of(main)))
     placed = {} if plan is None else {op: r.processor for r in plan.regions for op in r.operators}
     graph = Graph(reserved=names.union(inputs, outputs))
     for var, nodes in written(graph, main, inputs, rule_of):

@@ -173,7 +173,7 @@ def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None
     held, states = read_states(main)
     results = len(draft.outputs) if results is None else results
     results = results if held is None else held
-    names = [*_output_names(main, results, output_names)]
+    names = [*names_of_outputs(main, results, output_names)]
     names += [f"kept{i}" for i in range(results, len(draft.outputs))]
     ports = tuple(map(Port, names, map(table.add, draft.outputs)))
     places = {port.name: port.tensor for port in inputs}
@@ -191,9 +191,10 @@ def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None
     )
 
 
-def _output_names(
-    main: relax.Function, count: int, requested: Sequence[str] | None
+def names_of_outputs(
+    main: relax.Function, count: int, requested: Sequence[str] | None = None
 ) -> Sequence[str]:
+    """The outputs' names: those requested, those of the source, or numbers."""
     if requested is None:
         attributes = main.attrs or {}
         requested = [str(name) for name in attributes.get("output_names", [])]

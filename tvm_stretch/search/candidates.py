@@ -13,6 +13,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.search.bound import least_ns
 from tvm_stretch.search.chain import CLEARLY_LESS, Chain
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
@@ -39,7 +40,13 @@ class Found:
     rivals: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()  # for people
     passed: tuple[Considered, ...] = ()  # plans that were dropped, and why
-    least_ns: int = 0  # no plan is predicted to take less
+    # nanoseconds of each kernel on each processor, None where it is not supported
+    times: tuple[tuple[int | None, ...], ...] = ()
+
+    @property
+    def least_ns(self) -> int:
+        """A bound of the time of any plan."""
+        return least_ns(self.times)
 
 
 def find_candidates(

@@ -108,13 +108,9 @@ class _Window:
         self.cfg, self.operands, self.epilogue = cfg, operands, epilogue
         self.dtype = str(operands[0].dtype)
         self.acc = quads("window", *cfg.tile, dtype=self.dtype)
-        self.pixels = quads("pixels", self._span(1), dtype=self.dtype)
+        self.columns = reads_of_tile(cfg, None, cfg.tile[1])
+        self.pixels = quads("pixels", len(self.columns), dtype=self.dtype)
         self.nothing = splat(least(self.dtype)) if cfg.kind == "max" else zeros(self.dtype)
-
-    def _span(self, axis: int) -> int:
-        """Rows, or columns, of the image under a tile."""
-        cfg = self.cfg
-        return (cfg.tile[axis] - 1) * cfg.stride[axis] + cfg.spans[axis]
 
     def write(self, number: Expr) -> tirx.Stmt:
         """The item's statements."""
@@ -138,7 +134,6 @@ class _Window:
         cfg = self.cfg
         top = y * cfg.stride[0] - cfg.padding[0]
         left = x * cfg.stride[1] - cfg.padding[1]
-        columns = reads_of_tile(cfg, None, cfg.tile[1])
 
         def row(line: int, readers: tuple[tuple[int, int], ...]) -> list[tirx.Stmt]:
             def fetch(i: int, column: int) -> tirx.Stmt:
@@ -150,7 +145,7 @@ class _Window:
                     for r, ky in readers
                 ]
 
-            return each_read(columns, use, fetch)
+            return each_read(self.columns, use, fetch)
 
         return [s for read in reads_of_tile(cfg, None, cfg.tile[0], 0) for s in row(*read)]
 
