@@ -34,11 +34,14 @@ setup-parts: $(STAMP) native-tests zig-library
 
 say = @echo 'setup: $(1)'
 
+# A machine that has just started may be installing its own updates.
+apt_install = DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq
+
 # Debian packages $(1), where this is Debian and we may install.
 install = \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    dpkg -s $(1) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-      apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }; \
+    dpkg -s $(1) >/dev/null 2>&1 || { apt-get update -qq && \
+      $(apt_install) --no-install-recommends $(1) >/dev/null; }; \
   fi
 
 # The environment, and what the package is built with. Debian's Python comes without what `venv` needs.
@@ -121,7 +124,7 @@ build/phone/site-%/unpacked.stamp: | setup
 build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt $(NATIVE) | setup
 	@if [ "$$(id -u)" = 0 ] && [ $* = aarch64 ] && command -v apt-get >/dev/null; then \
 	  dpkg -s g++-aarch64-linux-gnu >/dev/null 2>&1 || \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++-aarch64-linux-gnu; \
+	  $(apt_install) g++-aarch64-linux-gnu; \
 	fi
 	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=MinSizeRel \
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
@@ -169,7 +172,7 @@ test: setup
 test-full: setup
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  dpkg -s $(FULL_PACKAGES) >/dev/null 2>&1 || \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(FULL_PACKAGES) || true; \
+	  $(apt_install) $(FULL_PACKAGES) || true; \
 	fi
 	@test "$$(uname -m)" != x86_64 || $(call pip_install,half)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "full or not full" --hypothesis-profile=full tests
