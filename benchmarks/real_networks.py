@@ -404,6 +404,8 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
     parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
     parser.add_argument("--precision", default="float32", help="ours, as in compile()")
     options = parser.parse_args(arguments)
+    if unknown := [name for name in options.networks if name not in every]:
+        parser.error(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
     host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": options.mcpu}
     target = host if options.mcpu else "llvm"
     kept = options.json is not None and options.json.exists()

@@ -15,6 +15,7 @@ from benchmarks.real_networks import (
     Sample,
     compile_sample,
     errors_of,
+    main,
 )
 
 pytestmark = pytest.mark.full
@@ -45,3 +46,10 @@ def test_as_exported_program(name: str) -> None:
     model = ts.compile(sample.program, [TARGET], cpu_threads=1)
     got = model(*sample.inputs.values())
     assert max(errors_of(got, sample.expected())) <= TOLERANCE
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["yolov8"])
+    assert "yolov8n, yolo11n, " in (said := capsys.readouterr().err)
+    assert "got 'yolov8'; correct the name" in said
