@@ -14,6 +14,7 @@ each version. Nothing falls back inside an engine.
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -99,9 +100,12 @@ class Provider:
         )
 
     def _remark(self, engine: Engine) -> str:
+        remarks = [] if engine.is_built_in else [_judged_by(engine)]
         if engine.runs_here:
-            return _EMULATED if self.emulated else ""
-        return f"beside the artifact, an app brings {self.app_files}" if self.app_files else ""
+            remarks += [_EMULATED] if self.emulated else []
+        elif self.app_files:
+            remarks.append(f"beside the artifact, an app brings {self.app_files}")
+        return "; ".join(remarks)
 
     def described(self, given: Attributes) -> Engine:
         """The engine that a target describes."""
@@ -130,13 +134,16 @@ class Provider:
         def refuse(call: relax.Call) -> str | None:
             return why_not_onnx(call) or self.refuse(call) or _asked(engine, call)
 
+        def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
+            said = self._remark(engine) if calls else ""
+            return dict.fromkeys(calls, said) if said else {}
+
         def build(kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
             load_native_library()
             return engine_module(code, {name: model_of(k) for name, k in kernels.items()})
 
         # only the device can open an artifact for another architecture: the engine is there
         code = replace(engine, runs_here=engine.runs_here or not _is_of_this_machine(host))
-        remark = self._remark(engine)
         return replace(
             host,
             name=self.kind,
@@ -153,7 +160,7 @@ class Provider:
             on_host_cores=False,
             computes_half=self.half,
             runs_here=engine.runs_here and not self.emulated,
-            remark=lambda calls: dict.fromkeys(calls, remark) if remark else {},
+            remark=remark,
             driver=describe(engine) if engine.runs_here else "",
         )
 
@@ -169,9 +176,30 @@ def _is_of_this_machine(host: Processor) -> bool:
     return triple.partition("-")[0] in ("", platform.machine())
 
 
+@functools.lru_cache(maxsize=64)
+def _why_unasked(engine: Engine) -> str:
+    """Why the provider cannot be asked here; empty if it can."""
+    try:
+        describe(engine)
+    except InstallError as error:
+        return str(error)
+    return ""
+
+
+def _judged_by(engine: Engine) -> str:
+    """What decided which operators run there, for people."""
+    if reason := _why_unasked(engine):
+        return f"operators by this version's table, as the provider cannot be asked here: {reason}"
+    return f"operators as {describe(engine)} takes them"
+
+
 def _asked(engine: Engine, call: relax.Call) -> str | None:
-    """Why the provider refuses a call, which it is asked about alone; None if it takes it."""
-    if engine.is_built_in:
+    """Why the provider refuses a call, which it is asked about alone; None if it takes it.
+
+    A plan for a device can be predicted without its provider, by the table of operators alone;
+    `compile` needs the provider in any case.
+    """
+    if engine.is_built_in or _why_unasked(engine):
         return None
     params: dict[relax.Expr, relax.Var] = {}
 

@@ -216,8 +216,8 @@ def plan_for(
     with reporting(progress), compiling():
         mod, notes, site = _to_predict(source, targets, device, shapes, cpu_threads)
         decision = predict(mod, site, limits).noted(*notes, site.note)
-        assert decision.plan is not None
-        return replace(decision.plan, reason=decision.reason)
+        given = mod, decision.plan, site.processors, site.placeable, decision.branched
+        return replace(complete_plan(*given)[0], reason=decision.reason)
 
 
 @named_arguments

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from described_phone import DSP, described
+from quantised_models import Quantised, qdq, qdq_conv
 from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.engine_code import Engine
+from tvm_stretch.errors import InstallError
 from tvm_stretch.remote.device_processors import processors_of
 from tvm_stretch.search.site import site_of
+from tvm_stretch.targets import engine
 from tvm_stretch.targets.processor import Processor
 
 PHONE = described(dsp={**DSP, "soc": 519, "chip": "SM8550"})
@@ -82,3 +87,49 @@ def test_artifacts_run_where_they_can_be_opened(coded: list[Engine]) -> None:
     (_, engine), _ = processors_of(None, ["llvm", elsewhere], None)
     built(engine)
     assert not coded[1].runs_here
+
+
+GEN_2 = "snapdragon-8-gen-2"
+X = Quantised(np.zeros((1, 4, 8, 8), "uint8"), 0.02, 3)
+Y = Quantised(np.zeros(0, "uint8"), 1 / 256, 0)
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Whether a provider can be asked (``absent``: why not), and why it refuses everything."""
+    said: dict[str, str] = {}
+
+    def describe(_engine: Engine) -> str:
+        if "absent" in said:
+            raise InstallError(said["absent"])
+        return "runtime 1"
+
+    monkeypatch.setattr(engine, "describe", describe)
+    monkeypatch.setattr(engine, "why_refused", lambda *_: said.get("refuses", ""))
+    engine._why_unasked.cache_clear()
+    yield said
+    engine._why_unasked.cache_clear()
+
+
+def test_a_prediction_refuses_what_a_compile_refuses(provider: dict[str, str]) -> None:
+    """Of a quantised network: a function whose table the HTP does not take stays on the CPU."""
+    provider["absent"] = "expected the provider, got none; install it"
+    network = qdq("Sigmoid", [X], Y)
+    with pytest.raises(ts.UnsupportedError, match=r"on npu: integer\.table: a function"):
+        ts.plan_for(network, ["npu"], device=GEN_2)
+    plan = ts.plan_for(network, ["llvm", "npu"], device=GEN_2)
+    assert {region.processor for region in plan.regions} == {"cpu"}
+    assert "a function whose scales" in plan.explain()
+
+
+def test_a_prediction_says_what_judged(provider: dict[str, str]) -> None:
+    network, _ = qdq_conv(4, 4, 1, 8)
+    said = ts.plan_for(network, ["npu"], device=GEN_2).explain()
+    assert "operators as runtime 1 takes them" in said
+    provider["refuses"] = "no such operator"
+    with pytest.raises(ts.UnsupportedError, match="QNNExecutionProvider refuses it: no such op"):
+        ts.plan_for(network, ["npu"], device=GEN_2)
+    provider["absent"] = "expected the provider, got none; install it"
+    engine._why_unasked.cache_clear()
+    said = ts.plan_for(network, ["npu"], device=GEN_2).explain()
+    assert "by this version's table, as the provider cannot be asked here: expected" in said

@@ -103,20 +103,21 @@ class Site:
             raise InputError(
                 "expected no precision for a device that is not here, got one; leave it out"
             )
-        note = ""
+        note, all_of_them, able = "", self.processors, self.placeable
         if self.profile is not None:
+            if quantised:
+                names = [p.name for p in able]
+                all_of_them, able = twin_processors(self.profile, names, quantised=True)
             known = {name: self.profile.processor(name).precision for name in self.names}
-            own = [known[p.name] for p in self.placeable if p.prefers_half]
+            own = [known[p.name] for p in able if p.prefers_half]
             if quantised and "float16" in own:
                 precision = "float16"
             elif not quantised and "int8" in known.values():
                 note = (
                     "the network is not quantised, but the profile predicts 8 bits: quantise it "
-                    "(ts.quantize) to build what is predicted"
+                    "(ts.quantize) to build what is predicted, and to see what is refused then"
                 )
-        processors, placeable = processors_in(
-            precision, self.processors, self.placeable, quantised=quantised
-        )
+        processors, placeable = processors_in(precision, all_of_them, able, quantised=quantised)
         halves = [p.name for p in placeable if p.integers]
         if halves:
             note = f"integer operators are computed in {precision} on {', '.join(halves)}"

@@ -9,9 +9,9 @@ such work in the precision of each processor; nothing was measured here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import tvm
 
@@ -28,7 +28,7 @@ _HOST = "llvm"
 
 
 def twin_processors(
-    profile: Profile, wanted: Sequence[str], *, built: bool = False
+    profile: Profile, wanted: Sequence[str], *, built: bool = False, quantised: bool = False
 ) -> tuple[list[Processor], list[Processor]]:
     """Processors of a device.
 
@@ -36,6 +36,7 @@ def twin_processors(
         wanted: names of those that operators may be placed on; ``llvm`` is the CPU.
         built: kernels are made for them. Without, a DSP takes networks of floats too: the profile
             predicts what they take when they are quantised.
+        quantised: the network has integers, so processors refuse what a compile would meet.
 
     Returns:
         All processors of a model: the CPU, which holds inputs and outputs, and the others. Then
@@ -51,8 +52,9 @@ def twin_processors(
             f"expected different processors of {profile.device} for targets, got {list(wanted)}; "
             f"name some of {', '.join(profile.processors)}"
         )
-    host = _made(profile.processor("cpu"), None, built)
-    others = [_made(profile.processor(name), host, built) for name in names if name != "cpu"]
+    host = _made(profile.processor("cpu"), None, built, quantised)
+    wanted = [name for name in names if name != "cpu"]
+    others = [_made(profile.processor(name), host, built, quantised) for name in wanted]
     processors = [host if "cpu" in names else not_asked_for(host), *others]
     return processors, [p for p in processors if p.name in names]
 
@@ -91,10 +93,12 @@ def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
     }
 
 
-def _made(profile: ProcessorProfile, host: Processor | None, built: bool) -> Processor:
+def _made(
+    profile: ProcessorProfile, host: Processor | None, built: bool, quantised: bool
+) -> Processor:
     """A processor of the device; for planning alone where the profile names no target."""
     target = profile.target
-    if target is not None and (built or kind_of(target).by_default):
+    if target is not None and (built or _is_real(target, quantised)):
         # its kernels' blocks of channels are as wide as the CPU's
         beside = [] if host is None else [host]
         made = make_processors([*beside, dict(target)], profile.threads)[1][-1]
@@ -106,6 +110,12 @@ def _made(profile: ProcessorProfile, host: Processor | None, built: bool) -> Pro
     )
     rules = (*refusals, *made.rules)
     return replace(made, name=profile.name, rules=rules, runs_here=False)
+
+
+def _is_real(target: Mapping[str, Any], quantised: bool) -> bool:
+    """Whether plans are predicted for the processor that would run them."""
+    kind = kind_of(target)
+    return kind.by_default or (quantised and not kind.why_absent(target))
 
 
 def _refusal(op: str, reason: str) -> Check:
