@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,8 +131,11 @@ class Provider:
     def processor(self, engine: Engine, host: Processor) -> Processor:
         """The processor, beside this CPU."""
 
-        def refuse(call: relax.Call) -> str | None:
-            return why_not_onnx(call) or self.refuse(call) or _asked(engine, call)
+        def judge(calls: Sequence[relax.Call]) -> list[str | None]:
+            by_table = [why_not_onnx(call) or self.refuse(call) for call in calls]
+            left = [call for call, reason in zip(calls, by_table, strict=True) if not reason]
+            asked = iter(_asked(engine, left))
+            return [reason or next(asked) for reason in by_table]
 
         def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
             said = self._remark(engine) if calls else ""
@@ -150,7 +153,8 @@ class Provider:
             kind=KIND,
             threads=1,
             rules=(),
-            refuse=refuse,
+            refuse=lambda call: judge([call])[0],
+            foresee=judge,
             build=build,
             model=onnx_of,
             phases=kernel_phases(expand_math=True),
@@ -193,14 +197,28 @@ def _judged_by(engine: Engine) -> str:
     return f"operators as {describe(engine)} takes them"
 
 
-def _asked(engine: Engine, call: relax.Call) -> str | None:
-    """Why the provider refuses a call, which it is asked about alone; None if it takes it.
+def _asked(engine: Engine, calls: Sequence[relax.Call]) -> list[str | None]:
+    """Why the provider refuses each call, which it is asked about alone; None if it takes it.
 
     A plan for a device can be predicted without its provider, by the table of operators alone;
     `compile` needs the provider in any case.
     """
     if engine.is_built_in or _why_unasked(engine):
-        return None
+        return [None] * len(calls)
+    models: dict[int, bytes] = {}
+    reasons: dict[int, str] = {}
+    for index, call in enumerate(calls):
+        try:
+            models[index] = onnx_of(_alone(call))
+        except StretchError as error:
+            reasons[index] = str(error)
+    reasons |= dict(zip(models, why_refused(engine, list(models.values())), strict=True))
+    said = (reasons[index] for index in range(len(calls)))
+    return [f"{engine.provider} refuses it: {reason}" if reason else None for reason in said]
+
+
+def _alone(call: relax.Call) -> relax.Function:
+    """A function of a call's operands."""
     params: dict[relax.Expr, relax.Var] = {}
 
     def operand(expr: relax.Expr) -> relax.Expr:
@@ -220,12 +238,7 @@ def _asked(engine: Engine, call: relax.Call) -> str | None:
         bound += [relax.VarBinding(p, item) for p, item in zip(parts, items, strict=True)]
         result = relax.Tuple(parts)
     body = relax.SeqExpr([relax.DataflowBlock(bound)], result)
-    function = relax.Function(list(params.values()), body, call.ty, is_pure=True)
-    try:
-        reason = why_refused(engine, onnx_of(function))
-    except StretchError as error:
-        reason = str(error)
-    return f"{engine.provider} refuses it: {reason}" if reason else None
+    return relax.Function(list(params.values()), body, call.ty, is_pure=True)
 
 
 def _common(engine: Engine, given: Attributes, kind: str) -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -16,6 +16,7 @@ Kernels = Mapping[str, tirx.PrimFunc]
 Build = Callable[[Kernels, tvm.transform.Pass], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
 ModelWriter = Callable[[relax.Function], bytes]
+Foresee = Callable[[Sequence[relax.Call]], object]
 Remark = Callable[[Mapping[str, relax.Call]], Mapping[str, str]]
 
 
@@ -71,6 +72,8 @@ class Processor:
         threads: cores a kernel may use.
         rules: operators with a row of their own.
         refuse: reason for refusing a call that has no row; None to accept it.
+        foresee: receives all calls of a network before `refuse` does: what takes long to ask about
+            each can be asked about all.
         remark: returns those of its calls that are slow there, by name, with the reason.
         machine: the properties that its kernel templates need.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
@@ -121,6 +124,7 @@ class Processor:
     packet_ns: float = 0.0
     model: ModelWriter | None = None
     remark: Remark = lambda _calls: {}
+    foresee: Foresee = lambda _calls: None
 
     @property
     def is_host(self) -> bool:

@@ -19,6 +19,7 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.codegen.onnx_operators import onnx_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.autoload import find_file
 
@@ -186,15 +187,28 @@ HEAD = b"tvm_stretch.engine 1\nprovider CPUExecutionProvider\n"
         (HEAD + b"model 9 99 1\nend\n", "got 'model 9 99 1'"),
         (HEAD + b"model 99999999999 1 1\nend\nabc", "got a part of it"),
         (HEAD + b"end\nabc", "got more than it says"),
-        (HEAD + b"model 3 1 1\nend\nabc", "expected success of a session of CPUExec"),
     ],
 )
 def test_damaged_code(code: bytes, fault: str, tmp_path: Path) -> None:
-    path = tmp_path / "code"
+    done = checked(code, tmp_path)
+    assert done.returncode == 3 and fault in done.stderr.splitlines()[-1]
+
+
+def test_models_of_which_one_is_damaged(tmp_path: Path) -> None:
+    """Each has a verdict."""
+    good = onnx_of(module(relax.op.nn.relu, (1, 4))["main"])
+    lengths = b"model %d 1 1\nmodel 3 1 1\nmodel %d 1 1\nend\n" % (len(good), len(good))
+    done = checked(HEAD + lengths + good + b"abc" + good, tmp_path)
+    said = [line for line in done.stdout.splitlines() if line.startswith("verdict")]
+    assert said[0] == said[2] == "verdict takes" and done.returncode == 0
+    assert said[1].startswith("verdict expected success of a session of CPUExec")
+
+
+def checked(code: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "code"
     path.write_bytes(code)
     command = [str(find_file("bin/tvm_stretch_engine")), "check", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3 and fault in done.stderr.splitlines()[-1]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_for_another_machine_it_compiles_and_does_not_run() -> None:

@@ -77,7 +77,7 @@ def test_a_damaged_context(damage: str) -> None:
     data = bytearray(context.s)
     data[200::997] = bytes(255 - byte for byte in data[200::997])
     context.s = bytes(data) if damage == "changed" else context.s[: len(context.s) // 2]
-    assert "Failed to load from EpContext" in why_refused(engine, model.SerializeToString())
+    assert "Failed to load from EpContext" in why_refused(engine, [model.SerializeToString()])[0]
 
 
 def test_a_context_that_cannot_be_opened_says_what_to_do(

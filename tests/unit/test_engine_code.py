@@ -29,9 +29,13 @@ def asked(folder: Path, word: str) -> int:
     return (folder / "asked").read_text().split().count(word)
 
 
-def model() -> bytes:
+TAKES = "echo verdict takes"
+
+
+def model(size: int = 1) -> bytes:
     """A model that does nothing."""
-    one = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in ("i0", "o0")]
+    ports = "i0", "o0"
+    one = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (size,)) for name in ports]
     node = helper.make_node("Identity", ["i0"], ["o0"])
     return helper.make_model(helper.make_graph([node], "g", one[:1], one[1:])).SerializeToString()
 
@@ -43,18 +47,42 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "reason"),
-    [("exit 0", ""), ('echo "no such operator" >&2; exit 3', "no such operator")],
+    ("check", "reason"), [(TAKES, ""), ("echo verdict no such operator", "no such operator")]
 )
 def test_verdicts_are_kept(check: str, reason: str, tmp_path: Path) -> None:
     engine = scripted(tmp_path, check)
-    assert [why_refused(engine, model()) for _ in range(3)] == [reason] * 3
+    assert [why_refused(engine, [model()]) for _ in range(3)] == [[reason]] * 3
     assert asked(tmp_path, "check") == 1
+
+
+def test_models_are_asked_about_together(tmp_path: Path) -> None:
+    """Each once, though it is there twice; those whose verdict is known are not asked about."""
+    engine = scripted(tmp_path, "echo verdict no; echo; echo half a line of a library; " + TAKES)
+    assert why_refused(engine, [model(2), model(3), model(2)]) == ["no", "", "no"]
+    assert asked(tmp_path, "check") == 1
+    engine = scripted(tmp_path, "echo verdict not this one either")
+    assert why_refused(engine, [model(3), model(2), model(4)]) == ["", "no", "not this one either"]
+
+
+def test_models_behind_one_that_ends_the_provider_are_asked_about_again(tmp_path: Path) -> None:
+    """The first time it takes one model and dies at the next; the second time it takes one."""
+    again = f"test -e {tmp_path}/died || {{ touch {tmp_path}/died; {TAKES}; kill -9 $$; }}; "
+    engine = scripted(tmp_path, again + TAKES)
+    died = "it was killed by signal 9: "
+    assert why_refused(engine, [model(2), model(3), model(4)]) == ["", died, ""]
+    assert asked(tmp_path, "check") == 2
+    assert why_refused(engine, [model(2), model(3), model(4)]) == ["", "", ""]
+    assert asked(tmp_path, "check") == 3, "about the one that ended it"
 
 
 @pytest.mark.parametrize(
     ("check", "reason"),
-    [("exec sleep 60", "no answer within 0 s"), ("kill -9 $$", "it was killed by signal 9")],
+    [
+        ("exec sleep 60", "no answer within 0 s"),
+        ("kill -9 $$", "it was killed by signal 9"),
+        ('echo "no such device" >&2; exit 3', "no such device"),
+        ("exit 0", "it gave no answer"),
+    ],
 )
 def test_no_answer_is_no_verdict(
     check: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,8 +92,8 @@ def test_no_answer_is_no_verdict(
         if "sleep" in check:
             engine_code.describe(engine)
             impatient.setattr(engine_code, "_LONGEST_S", 0.3)
-        assert reason in why_refused(engine, model())
-    assert why_refused(scripted(tmp_path, "exit 0"), model()) == "", "it was asked again"
+        assert reason in why_refused(engine, [model()])[0]
+    assert why_refused(scripted(tmp_path, TAKES), [model()]) == [""], "it was asked again"
 
 
 def test_a_compiler_that_writes_nothing(tmp_path: Path) -> None:

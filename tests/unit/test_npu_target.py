@@ -105,7 +105,9 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         return "runtime 1"
 
     monkeypatch.setattr(engine, "describe", describe)
-    monkeypatch.setattr(engine, "why_refused", lambda *_: said.get("refuses", ""))
+    monkeypatch.setattr(
+        engine, "why_refused", lambda _, models: [said.get("refuses", "")] * len(models)
+    )
     engine._why_unasked.cache_clear()
     yield said
     engine._why_unasked.cache_clear()

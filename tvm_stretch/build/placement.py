@@ -95,7 +95,9 @@ def place_operators(
 
 def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:
     """The operators of `main` that the processor cannot run, and why."""
-    reasons = {name: processor.why_not(call) for name, call in Calls(main).calls.items()}
+    calls = Calls(main).calls
+    processor.foresee(list(calls.values()))
+    reasons = {name: processor.why_not(call) for name, call in calls.items()}
     return [Refusal(processor.name, n, reason) for n, reason in reasons.items() if reason]
 
 

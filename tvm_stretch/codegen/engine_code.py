@@ -29,6 +29,8 @@ from tvm_stretch.errors import InstallError, UnsupportedError
 from tvm_stretch.files import writing
 
 PROGRAM = "tvm_stretch_engine"
+_VERDICT = "verdict "
+"""Begins the lines with the program's answers, among which libraries print theirs."""
 _LONGEST_S = 600.0
 """Longest time that a vendor's compiler may take for a network."""
 
@@ -144,21 +146,31 @@ def describe(engine: Engine) -> str:
     return answer.printed.strip()
 
 
-def why_refused(engine: Engine, model: bytes) -> str:
-    """Why the provider refuses a model; empty if it takes all of it.
+def why_refused(engine: Engine, models: Sequence[bytes]) -> list[str]:
+    """Why the provider refuses each of the models; empty where it takes all of a model.
 
-    It is asked once for each version, and its answer is kept in the user's cache. A provider that
-    was too slow, or was killed, gave no answer: the next compile asks again.
+    It is asked once for each version, about all models together because its libraries take longest
+    to start, and its answers are kept in the user's cache. A provider that was too slow, or was
+    killed, gave no answer about one model: the next compile asks again.
     """
-    code = engine.code([model])
-    key = digest(b"engine verdict", describe(engine).encode(), code)
-    known = cache_of("engines").find(key)
-    if known is not None:
-        return known[1:].decode()
-    answer = _ask(engine, "check", code)
-    if answer.is_verdict:
-        cache_of("engines").store(key, b"=" + answer.reason.encode())
-    return answer.reason
+    kept, version = cache_of("engines"), describe(engine).encode()
+    keys = [digest(b"engine verdict", version, engine.code([model])) for model in models]
+    reasons = {}
+    for key in keys:
+        if (known := kept.find(key)) is not None:
+            reasons[key] = known[1:].decode()
+    left = [pair for pair in dict(zip(keys, models, strict=True)).items() if pair[0] not in reasons]
+    while left:
+        answer = _ask(engine, "check", engine.code([model for _, model in left]))
+        said = [line for line in answer.printed.splitlines() if line.startswith(_VERDICT)]
+        for (key, _), line in zip(left, said, strict=False):
+            reason = line.removeprefix(_VERDICT)
+            reasons[key] = "" if reason == "takes" else reason
+            kept.store(key, b"=" + reasons[key].encode())
+        left = left[len(said) :]
+        if left:  # it ended at this model
+            reasons[left.pop(0)[0]] = answer.reason or "it gave no answer"
+    return [reasons[key] for key in keys]
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,6 @@ class _Answer:
 
     printed: str
     reason: str = ""
-    is_verdict: bool = True  # false if it ended in another way than by its own will
 
 
 def _ask(engine: Engine, word: str, code: bytes, *more: str) -> _Answer:
@@ -189,13 +200,14 @@ def _ask(engine: Engine, word: str, code: bytes, *more: str) -> _Answer:
                 cwd=folder,
                 env=dict(os.environ),
             )
-        except subprocess.TimeoutExpired:
-            return _Answer("", f"no answer within {_LONGEST_S:.0f} s", is_verdict=False)
+        except subprocess.TimeoutExpired as late:
+            printed = late.stdout.decode(errors="replace") if late.stdout else ""
+            return _Answer(printed, f"no answer within {_LONGEST_S:.0f} s")
     if done.returncode == 0:
         return _Answer(done.stdout)
     said = done.stderr.strip().splitlines()
     if done.returncode < 0:
         last = said[-1] if said else ""
-        reason = f"it was killed by signal {-done.returncode}: {last}"
-        return _Answer("", reason, is_verdict=False)
-    return _Answer("", said[-1] if said else f"it ended with code {done.returncode}")
+        return _Answer(done.stdout, f"it was killed by signal {-done.returncode}: {last}")
+    reason = said[-1] if said else f"it ended with code {done.returncode}"
+    return _Answer(done.stdout, reason)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import tvm
+from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
@@ -50,6 +51,9 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
 
 def _require_support(operators: Operators, costs: Costs) -> None:
     places = range(len(costs.processors))
+    calls = [op.binding.value for op in operators if isinstance(op.binding.value, relax.Call)]
+    for processor in costs.processors:
+        processor.foresee(calls)
     for operator in operators:
         if any(costs.kernels.supports(operator, place) for place in places):
             continue

@@ -6,7 +6,8 @@
 //   tvm_stretch_engine describe CODE
 //       prints the versions of what it found
 //   tvm_stretch_engine check CODE
-//       makes a session of every model
+//       makes a session of every model, and prints a line for each: "verdict takes", or "verdict "
+//       and why the provider refuses it
 //   tvm_stretch_engine contexts CODE PREFIX
 //       writes every model as the provider compiled it, to PREFIX<number>.onnx
 //
@@ -14,6 +15,7 @@
 // standard error, and ends it.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -58,6 +60,21 @@ int CallOf(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {
   return Call(kNumber, args, count);
 }
 
+// Each line is written at once: it stands even if the provider ends this process at the next model.
+void PrintVerdicts(const Runtime& runtime, const std::vector<ModelSpec>& models) {
+  for (const ModelSpec& model : models) {
+    std::string verdict = "takes";
+    try {
+      const Session session(runtime, model);
+    } catch (const std::exception& error) {
+      verdict = error.what();
+      std::replace(verdict.begin(), verdict.end(), '\n', ' ');
+    }
+    std::printf("\nverdict %s\n", verdict.c_str());  // libraries may have printed half a line
+    std::fflush(stdout);
+  }
+}
+
 int Run(int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";
   const bool serves = word != "describe" && word != "check" && word != "contexts";
@@ -74,7 +91,8 @@ int Run(int argc, char** argv) {
       runtime.NewSession(spec.models[i].bytes, argv[place + 1] + std::to_string(i) + ".onnx");
     }
   }
-  if (word == "check" || serves) {
+  if (word == "check") PrintVerdicts(runtime, spec.models);
+  if (serves) {
     for (const ModelSpec& model : spec.models) {
       Sessions().push_back(std::make_unique<Session>(runtime, model));
     }
