@@ -118,8 +118,10 @@ def measure_all(
     """Fill the folder; undisturbed measurements are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_dataset(folder, processor)
-    path = folder / f"{processor.name}.networks.jsonl"
-    known = {n.name for n in _read(path) if n.quiet} if path.exists() else set()
+    path = _path(folder, processor.name)
+    known = set()
+    if path.exists():
+        known = {n.name for n in read_networks(folder, processor.name) if n.quiet}
     end = time.monotonic() + seconds
     bench = Bench(Workshop([processor] if processor is host else [processor, host]))
     for _ in range(_PASSES):
@@ -153,12 +155,17 @@ def _network_json(name: str, timing: NetworkTiming) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> list[Network]:
+def _path(folder: Path, processor: str) -> Path:
+    return folder / f"{processor}.networks.jsonl"
+
+
+def read_networks(folder: Path, processor: str) -> list[Network]:
     """Each network once: where it ran in peace if it did, and quickest."""
-    items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = _path(folder, processor).read_text(encoding="utf-8").splitlines()
+    items = [json.loads(line) for line in lines]
     found: dict[str, Network] = {}
     for i in items:
-        kernels = [found for k in i["kernels"] if (found := from_json(k)) is not None]
+        kernels = [one for k in i["kernels"] if (one := from_json(k)) is not None]
         network = Network(i["name"], kernels, i["nanoseconds"], i["quiet"], i["reference_ns"])
         known = found.setdefault(network.name, network)
         if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):
@@ -182,7 +189,7 @@ def evaluate(
 ) -> dict[str, Errors]:
     """Hold out, learn, predict; the CPU comes first, others may stand on its model."""
     datasets = {p.name: Dataset.open(folder / f"{p.name}.jsonl") for p in processors}
-    networks = {p.name: _read(folder / f"{p.name}.networks.jsonl") for p in processors}
+    networks = {p.name: read_networks(folder, p.name) for p in processors}
     found = {p.name: Errors() for p in processors}
     for beginnings in FAMILIES:
         held = {name: _held_out(listed, beginnings) for name, listed in networks.items()}
@@ -195,7 +202,7 @@ def evaluate(
             kept = _training_set(datasets[name], beginnings, unseen)
             if samples_only:
                 kept = Dataset(kept.path, kept.device, [r for r in kept.rows if not r.network])
-            over = below if processor.on_host_cores else None
+            over = [below] if below and processor.on_host_cores else []
             model = learn(kept, processor, over)
             below = below or model
             seconds = time.process_time() - start
@@ -323,12 +330,18 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def target_of(name: str, cpu: str | None) -> Any:
+    """The target of this name; on the CPU for another processor of LLVM, if one is given."""
+    return {"kind": name, "mcpu": cpu} if cpu and name == "llvm" else name
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("step", choices=("measure", "evaluate"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--target", nargs="+", default=["llvm"])
+    parser.add_argument("--cpu", help="compile for this processor of LLVM, such as haswell")
     parser.add_argument("--seconds", type=float, default=480, help="of samples, and of networks")
     parser.add_argument(
         "--samples-only",
@@ -341,14 +354,15 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    processors, placeable = make_processors(options.target, 1)
+    targets = [target_of(name, options.cpu) for name in options.target]
+    processors, placeable = make_processors(targets, 1)
     if options.step == "measure":
         for processor in placeable:
             measure_all(processor, processors[0], options.folder, options.seconds, say)
         measure(
-            options.target,
+            targets,
             budget=options.seconds,
-            folder=options.folder,
+            cache=options.folder,
             cpu_threads=1,
             progress=say,
         )

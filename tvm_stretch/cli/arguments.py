@@ -231,6 +231,13 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         *(_TARGETS, _THREADS, _DEVICE),
         _option("--budget", type=float, default=480.0, metavar="S", help="seconds (480)"),
         _file("--cache", metavar="FOLDER", help="where models go (the user's cache)"),
+        _option(
+            "--like",
+            action="append",
+            metavar="FOLDER",
+            help="measurements of a similar device, several times if there are more; "
+            "then a budget of 60 is enough",
+        ),
         _option("--again", action="store_true", help="forget what was measured before"),
     ),
     "probe": (

@@ -262,6 +262,7 @@ def measure(args: argparse.Namespace) -> None:
         budget=args.budget,
         resume=not args.again,
         cache=args.cache,
+        like=args.like,
         cpu_threads=args.threads,
     )
     learned = {name: sorted(model.families) for name, model in models.items()}

@@ -7,15 +7,15 @@ from each memory. Their weights come from non-negative least squares on relative
 extrapolates far beyond the measurements. Trees learn the remaining errors near the measurements,
 and their correction is limited to the errors that were seen.
 
-A family can correct another model (`over`): for a device that runs the CPU's loop nests only the
-difference to the CPU is learned, which is the start of a kernel and a ratio for each family.
+A family can correct a model of another device with the same loop nests (`over`). Then its phases
+are nanoseconds on that device, and its weights come from `correction.py`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,12 @@ _FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
 """Least different kernels for trees; over another model there is little to learn but noise."""
 
 _FOLDS = 3
-_LAUNCH_NS = 1000.0
+LAUNCH, LAUNCH_NS = "launch", 1000.0
+"""The phase of an additional launch, which comes first in families over another model."""
+
+Parts = tuple[str, dict[str, float]]
+"""A kernel's family, and its predicted nanoseconds by phase."""
+
 _LINES = {RunFeatures.family: 0.25, TransferFeatures.family: 0.5}
 """Families that are fitted as lines without trees, with the quantile that they follow. Runs differ
 from the sum of their kernels by noise that only makes them longer."""
@@ -72,6 +77,18 @@ _STARTS = ("start", "cold_start")
 
 
 @dataclass(frozen=True)
+class Over:
+    """What a model below says of measured kernels of a family."""
+
+    parts: Sequence[Parts]  # of each kernel
+    weights: dict[str, float]  # what corrects them
+
+    def taken(self, places: Iterable[int]) -> Over:
+        """Some of the kernels."""
+        return Over([self.parts[i] for i in places], self.weights)
+
+
+@dataclass(frozen=True)
 class FamilyModel:
     """One family's weights, trees, intervals and range."""
 
@@ -85,14 +102,36 @@ class FamilyModel:
     lowest: tuple[float, ...]  # smallest measured value of each feature, as power of two
     highest: tuple[float, ...]  # largest measured value
 
-    def predict(self, kernels: Sequence[Features], over: Array | None) -> Array:
-        """Latencies in nanoseconds; ``over`` are predictions of the model below, if it has one."""
+    @property
+    def is_over(self) -> bool:
+        """Whether it corrects another model."""
+        return next(iter(self.weights)) == LAUNCH
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of `parts`."""
+        return [name for name in self.weights if name != LAUNCH]
+
+    def predict(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
+        """Latencies in nanoseconds; ``over`` are parts by the model below, if it has one."""
+        return np.maximum(self._by_phase(kernels, over).sum(axis=1), 1.0)
+
+    def parts(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> list[Parts]:
+        """The latencies by phase; an additional launch counts as a part of the start."""
+        found = []
+        for row in self._by_phase(kernels, over):
+            by_phase = dict(zip(self.weights, map(float, row), strict=True))
+            if self.is_over:
+                by_phase["start"] += by_phase.pop(LAUNCH)
+            found.append((self.family, by_phase))
+        return found
+
+    def _by_phase(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
         amounts = _amounts(kernels, over) * np.asarray(list(self.weights.values()))
-        total = np.maximum(amounts.sum(axis=1), 1.0)
         if self.booster is None:
-            return total
+            return amounts
         shift = self.booster.inplace_predict(_vectors(kernels, amounts))
-        return np.asarray(total * np.exp(np.clip(shift, *self.limits)))
+        return np.asarray(amounts * np.exp(np.clip(shift, *self.limits))[:, None])
 
     def half_widths(self, nanoseconds: Array, outside: Sequence[tuple[str, ...]]) -> Array:
         """Half of each interval, as logarithm; doubled out of range."""
@@ -139,7 +178,7 @@ class FamilyModel:
         try:
             weights = {str(name): _number(value) for name, value in data["weights"].items()}
             known = list(_any_kernel(family).phases())
-            _require(list(weights) in (known, _OVER), "weights", known, list(weights))
+            _require(list(weights) in (known, [LAUNCH, *known]), "weights", known, list(weights))
             width = 1 + len(weights) + len(names) + len(_any_kernel(family).hints())
             booster = None if data["booster"] is None else load_trees(data["booster"], width)
             edges, widths = _numbers(data["edges"]), _numbers(data["widths"])
@@ -157,9 +196,6 @@ class FamilyModel:
             ) from error
         return FamilyModel(family, weights, booster, (low, high), edges, widths, lowest, highest)
 
-
-_OVER = ["start", "over"]
-"""Weights of a family that corrects another model."""
 
 _LARGEST = 1e12
 """Largest weight or logarithm in a file, so that sums and products stay finite."""
@@ -194,9 +230,7 @@ def fit_family(
     # what each was measured with (a network, a batch of samples). Intervals come from kernels of
     # origins that the model has not seen.
     origins: Sequence[Hashable],
-    over: Array | None = None,  # latencies by the model that this one corrects
-    # of any kernel of this device, as `fit_difference` finds it, beside ``over``
-    start: float = 0.0,
+    over: Over | None = None,  # the model that this one corrects
     # whether to estimate intervals, which takes four times as long; without, they are empty
     intervals: bool = True,
 ) -> FamilyModel | None:
@@ -209,18 +243,21 @@ def fit_family(
     if isinstance(kernels[0], RunFeatures):  # differences of two measurements, some negative
         launches = np.asarray([float(k.launches) for k in kernels if isinstance(k, RunFeatures)])
         target = np.maximum(target, launches * np.quantile(target / launches, 0.25) / 3)
-    below = None if over is None else over[[i for i, _ in rows]]
-    whole = _learn(kernels, target, below, start)
+    if over is not None:
+        over = over.taken([i for i, _ in rows])
+    whole = _learn(kernels, target, over)
     fold_of = _folds([origins[i] for i, _ in rows])
     residuals = np.zeros(len(target))
     for fold in range(_FOLDS if intervals else 0):
         held, kept = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
         if not len(held) or len(kept) < FEWEST_ROWS:
             continue
-        part = _learn([kernels[i] for i in kept], target[kept], _take(below, kept), start)
-        guess = part.predict([kernels[i] for i in held], _take(below, held))
+        some = None if over is None else over.taken(kept)
+        others = None if over is None else over.taken(held).parts
+        part = _learn([kernels[i] for i in kept], target[kept], some)
+        guess = part.predict([kernels[i] for i in held], others)
         residuals[held] = np.log(target[held] / guess)
-    edges, widths = _intervals(np.log(target), np.abs(residuals))
+    edges, widths = intervals_of(np.log(target), np.abs(residuals))
     points = matrix(kernels)
     return FamilyModel(
         family=whole.family,
@@ -234,73 +271,58 @@ def fit_family(
     )
 
 
-def fit_difference(over: Array, measured_ns: Array) -> dict[str, Any]:
-    """Weights and intervals for all kernels of a device, relative to the model below."""
-    amounts = np.column_stack([np.full(len(over), _LAUNCH_NS), over])
-    weights = _weights(amounts, measured_ns)
-    residuals = np.abs(np.log(measured_ns / np.maximum(amounts @ weights, 1.0)))
-    edges, widths = _intervals(np.log(measured_ns), residuals)
-    found = dict(zip(("start", "over"), map(float, weights), strict=True))
-    return {"weights": found, "edges": edges, "widths": widths}
-
-
 def matrix(kernels: Sequence[Features]) -> Array:
     """Features as powers of two, one kernel a row."""
     return np.asarray([kernel.vector() for kernel in kernels], dtype=np.float64)
 
 
-def _learn(
-    kernels: Sequence[Features], target: Array, over: Array | None, start: float
-) -> FamilyModel:
+def _learn(kernels: Sequence[Features], target: Array, over: Over | None) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
     step()
-    amounts = _amounts(kernels, over)
+    amounts = _amounts(kernels, None if over is None else over.parts)
     name, booster, limits = kernels[0].family, None, (0.0, 0.0)
     if over is not None:
-        rest = _weights(over[:, None], target, fixed=start * _LAUNCH_NS)
-        weights, names = np.asarray([start, *rest]), ["start", "over"]
+        found = over.weights
     else:
         faint = 0.0 if name in _LINES else _FAINT
         weights = _weights(amounts, target, _LINES.get(name, 0.5), faint=faint)
         names = list(kernels[0].phases())
         _weigh_unseen(weights, amounts, names)
+        found = dict(zip(names, map(float, weights), strict=True))
     fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
     if name not in _LINES and len(target) >= fewest:
-        scaled = amounts * weights
+        scaled = amounts * np.asarray(list(found.values()))
         miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
         low, high = np.quantile(miss, (0.003, 0.997))
         limits = (float(low), float(high))
         xgb = the_xgboost()
         data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
         booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
-    found = dict(zip(names, map(float, weights), strict=True))
     return FamilyModel(name, found, booster, limits, (), (0.0,), (), ())
 
 
-def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
-    """The quantities that weights multiply: phases, or the start and the model below."""
-    if over is not None:
-        return np.column_stack([np.full(len(kernels), _LAUNCH_NS), over])
-    rows = [list(kernel.phases().values()) for kernel in kernels]
+def _amounts(kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
+    """The quantities that weights multiply: phases of the kernels, or of the model below."""
+    if over is None:
+        rows = [list(kernel.phases().values()) for kernel in kernels]
+    else:
+        rows = [[LAUNCH_NS, *parts.values()] for _, parts in over]
     return np.asarray(rows, dtype=np.float64)
 
 
-def _weights(
-    amounts: Array, target: Array, quantile: float = 0.5, fixed: float = 0.0, faint: float = 0.0
-) -> Array:
+def _weights(amounts: Array, target: Array, quantile: float = 0.5, faint: float = 0.0) -> Array:
     """Non-negative weights with the least absolute relative error, by iterative reweighting.
 
     Args:
         amounts: the weighted quantities, one kernel a row.
         target: what the sums should be.
         quantile: share of the targets that should lie below their sums.
-        fixed: part of each sum that needs no weight.
         faint: quantities below this share of the target say little of their weight, which is
             then drawn to the weight that would fit all sums.
     """
     from scipy.optimize import nnls
 
-    relative, goal = amounts / target[:, None], 1.0 - fixed / target
+    relative, goal = amounts / target[:, None], np.ones(len(target))
     if faint:
         usual = float(np.median(goal / relative.sum(axis=1)))
         relative = np.vstack([relative, faint * np.eye(relative.shape[1])])
@@ -353,11 +375,7 @@ def _folds(origins: Sequence[Hashable]) -> Array:
     return np.asarray([fold[origin] for origin in origins])
 
 
-def _take(values: Array | None, places: Array) -> Array | None:
-    return None if values is None else values[places]
-
-
-def _intervals(size: Array, residuals: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def intervals_of(size: Array, residuals: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Conformal half widths: the residual of 90 % of held-out kernels, by size of kernel."""
     count = max(1, min(6, len(size) // _FEWEST_PER_BIN))
     edges = np.quantile(size, np.arange(1, count) / count)

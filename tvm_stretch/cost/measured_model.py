@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.correction import Ratios
 from tvm_stretch.cost.family import (
-    FEWEST_ROWS,
     Array,
     FamilyModel,
-    fit_difference,
+    Over,
+    Parts,
     fit_family,
+    intervals_of,
 )
 from tvm_stretch.cost.fingerprint import check_device
 from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
@@ -38,7 +40,7 @@ from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    8,
+    9,
     "the cost model",
     CostModelError,
     "measure and train again",
@@ -61,7 +63,7 @@ class MeasuredModel:
         base: predicts families that were not measured.
         families: by name.
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
-        below: the model that this one corrects, of a processor with the same loop nests.
+        below: the model that this one corrects, of a processor or device with the same loop nests.
     """
 
     device: Mapping[str, Any]
@@ -89,6 +91,44 @@ class MeasuredModel:
             found[positions] = self._latencies(family, [kernels[i] for i in positions])
         return found
 
+    def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
+        """Predicted latencies by phase; None for kernels of families that were not measured."""
+        found: list[Parts | None] = [None] * len(kernels)
+        for family, positions in self._by_family(kernels):
+            own = [kernels[i] for i in positions]
+            for i, parts in zip(positions, family.parts(own, self._over(family, own)), strict=True):
+                found[i] = parts
+        return found
+
+    def without_trees(self) -> MeasuredModel:
+        """The weighted phases alone: trees of one device mislead about tiles of another one."""
+        families = {n: replace(family, booster=None) for n, family in self.families.items()}
+        return replace(self, families=families, below=self.below and self.below.without_trees())
+
+    @property
+    def phases(self) -> dict[str, list[str]]:
+        """The phases of each family of `parts`."""
+        return {name: family.phases for name, family in self.families.items()}
+
+    def distance(self, kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
+        """The median error, as logarithm, of measured kernels after `train` corrected this model.
+
+        Infinite if it knows no family of the kernels.
+        """
+        known = self.known_parts(kernels)
+        if not known:
+            return math.inf
+        target = np.asarray(measured_ns)[list(known)]
+        return float(np.median(np.abs(Ratios(self.phases).fit([*known.values()], target))))
+
+    def known_parts(self, kernels: Sequence[Features]) -> dict[int, Parts]:
+        """The parts of kernels of measured families, by their positions."""
+        return {
+            i: parts
+            for i, parts in enumerate(self.parts(kernels))
+            if parts is not None and kernels[i].family not in _BETWEEN
+        }
+
     def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
         positions: dict[str, list[int]] = {}
         for index, kernel in enumerate(kernels):
@@ -100,8 +140,12 @@ class MeasuredModel:
                 yield self.families[name], own
 
     def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
-        stands_on = self.below if "over" in family.weights else None
-        return family.predict(kernels, stands_on.nanoseconds(kernels) if stands_on else None)
+        return family.predict(kernels, self._over(family, kernels))
+
+    def _over(self, family: FamilyModel, kernels: Sequence[Features]) -> Sequence[Parts] | None:
+        if not family.is_over or self.below is None:
+            return None
+        return [parts for parts in self.below.parts(kernels) if parts is not None]
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
@@ -148,7 +192,7 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
         below = data["below"]
         if below is not None:
             below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
-        stands = any("over" in family.weights for family in families.values())
+        stands = any(family.is_over for family in families.values())
         if not is_finite(ratio) or not 0 < ratio < _LARGEST_RATIO or (stands and below is None):
             raise CostModelError(
                 f"expected a together_ratio of a few, and a model below for families over it, in "
@@ -172,7 +216,7 @@ def train(
     *,
     # what each kernel was measured with; see `fit_family`
     origins: Sequence[Hashable] | None = None,
-    # the model of a processor with the same loop nests; only the difference is learned
+    # a model of a processor or device with the same loop nests; only the difference is learned
     below: MeasuredModel | None = None,
     intervals: bool = True,  # see `fit_family`
 ) -> MeasuredModel:
@@ -180,44 +224,45 @@ def train(
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
     families: dict[str, FamilyModel] = {}
-    start = 0.0
+    over: dict[str, Over] = {}
     if below is not None:
-        common = _difference(below, kernels, measured_ns)
-        families = _like(below, common)
-        start = common["weights"]["start"] if common else 0.0
+        families, over = _over(below, kernels, np.asarray(measured_ns))
     for name in sorted({kernel.family for kernel in kernels}):
         positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in positions]
-        over = below.nanoseconds(own) if below is not None and name not in _BETWEEN else None
         own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
-        family = fit_family(own, own_ns, own_origins, over, start, intervals)
+        family = fit_family(own, own_ns, own_origins, over.get(name), intervals)
         if family is not None:
             families[name] = family
-    stands_on = below if any("over" in family.weights for family in families.values()) else None
+    stands_on = below if any(family.is_over for family in families.values()) else None
     return MeasuredModel(dict(device), base, families, together_ratio, stands_on)
 
 
-def _difference(
-    below: MeasuredModel, kernels: Sequence[Features], measured_ns: Sequence[float]
-) -> dict[str, Any]:
-    """The start and ratio by which all kernels differ from the model below.
-
-    Empty if too few kernels were measured.
-    """
-    positions = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
-    if len(positions) < FEWEST_ROWS:
-        return {}
-    over = below.nanoseconds([kernels[i] for i in positions])
-    return fit_difference(over, np.asarray([measured_ns[i] for i in positions]))
-
-
-def _like(below: MeasuredModel, common: dict[str, Any]) -> dict[str, FamilyModel]:
-    """Families, perhaps without measurements, corrected by the common difference."""
-    return {
-        name: replace(family, booster=None, **common)
+def _over(
+    below: MeasuredModel, kernels: Sequence[Features], measured_ns: Array
+) -> tuple[dict[str, FamilyModel], dict[str, Over]]:
+    """All families of the model below, corrected; and its measured ones, to be learned further."""
+    known = below.known_parts(kernels)
+    if not known:
+        return {}, {}
+    ratios = Ratios(below.phases)
+    target = measured_ns[list(known)]
+    residuals = ratios.fit([*known.values()], target)
+    edges, widths = intervals_of(np.log(target), np.abs(residuals))
+    families = {
+        name: replace(
+            family, weights=ratios.of_family(name), booster=None, edges=edges, widths=widths
+        )
         for name, family in below.families.items()
-        if common and name not in _BETWEEN
+        if name not in _BETWEEN
     }
+    if (run := below.families.get(RunFeatures.family)) is not None:
+        families[run.family] = run  # until enough runs are measured
+    over: dict[str, Over] = {}
+    for name in {kernels[i].family for i in known}:
+        own = [parts for i, parts in known.items() if kernels[i].family == name]
+        over[name] = Over(own, ratios.of_family(own[0][0]))
+    return families, over
 
 
 def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:

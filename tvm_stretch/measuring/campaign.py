@@ -31,6 +31,7 @@ from tvm_stretch.measuring.samples import (
     with_functions,
 )
 from tvm_stretch.measuring.scenes import scene
+from tvm_stretch.measuring.similar import telling_first
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.progress import say
@@ -79,25 +80,28 @@ def measure_together(dataset: Dataset, host: Processor, other: Processor, bench:
 def learn(
     dataset: Dataset,  # the measurements
     processor: Processor,  # the measured processor
-    # the model of the CPU, if the processor runs the same loop nests
-    below: MeasuredModel | None = None,
+    # models of the CPU, if the processor runs the same loop nests, or of similar devices
+    below: Sequence[MeasuredModel] = (),
     intervals: bool = True,  # as for `fit_family`
 ) -> MeasuredModel:
     """Fit the cost model of a dataset, scaled to the machine's usual speed.
 
-    Disturbed rows are used only for kernels without undisturbed ones.
+    Disturbed rows are used only for kernels without undisturbed ones. If there are several models
+    below, the one closest to the measurements is corrected.
     """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
     usual = pace_of(rows, processor)
+    kernels = [row.features for row in rows]
+    measured = [at_pace(row.nanoseconds, row.reference_ns, usual) for row in rows]
     return train(
-        [row.features for row in rows],
-        [at_pace(row.nanoseconds, row.reference_ns, usual) for row in rows],
+        kernels,
+        measured,
         dataset.device,
         processor.speed,
         max((row.together for row in rows), default=1.0),
         origins=[(row.network, row.batch) for row in rows],
-        below=below,
+        below=min(below, key=lambda model: model.distance(kernels, measured), default=None),
         intervals=intervals,
     )
 
@@ -159,9 +163,16 @@ class Campaign:
         workshop: compiles for the processor.
         dataset: earlier measurements, to which new ones are appended.
         dice: the random numbers that choose samples.
+        similar: a model of a similar device; then those samples come first that tell most.
     """
 
-    def __init__(self, workshop: Workshop, dataset: Dataset, dice: random.Random) -> None:
+    def __init__(
+        self,
+        workshop: Workshop,
+        dataset: Dataset,
+        dice: random.Random,
+        similar: MeasuredModel | None = None,
+    ) -> None:
         self.processor = workshop.processor
         self.dataset = dataset
         self._workshop = workshop
@@ -169,6 +180,8 @@ class Campaign:
         self.seed = dice.random()
         self.prior = load_prior()
         dice.shuffle(self.prior)
+        if similar is not None:
+            self.prior = telling_first(self.prior, similar, self.processor.machine)
         self._trouble: list[tuple[Sample, float]] = []
         self._learned_from = 0
         self._lock = threading.Lock()  # guards the dataset, which several phones may fill

@@ -377,7 +377,7 @@ def _learn(kind: _Kind, processor: Processor, crew: Crew) -> None:
             f"{crew.fault or 'none'!r}; bring one back and measure again"
         )
     below = kind.models.get(kind.processors[0].name) if processor.on_host_cores else None
-    model = learn(dataset, processor, below)
+    model = learn(dataset, processor, [below] if below else [])
     model.save(kind.folder / f"{processor.name}.json")
     kind.models[processor.name] = model
     say(f"{kind.key}: {processor.name}: {len(dataset.rows)} kernels of {crew.count} phones")

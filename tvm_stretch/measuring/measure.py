@@ -34,6 +34,7 @@ from tvm_stretch.measuring.campaign import (
 )
 from tvm_stretch.measuring.dataset import require_networks
 from tvm_stretch.measuring.fleet import Fleet, measure_fleet
+from tvm_stretch.measuring.similar import Folders, folders_of, similar_models
 from tvm_stretch.measuring.tune_gpu import tune
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.named_arguments import named_arguments
@@ -51,6 +52,7 @@ def measure(
     resume: bool = True,
     cache: str | os.PathLike[str] | None = None,
     networks: Mapping[str, object] | None = None,
+    like: Folders | None = None,
     device: Device | Fleet | None = None,
     cpu_threads: int | None = None,
     progress: Progress | None = None,
@@ -66,6 +68,9 @@ def measure(
         networks: networks, by name, whose kernels are measured first, in place. On a GPU, the
             configurations of their layers are tried before, in at most half of the budget;
             ``compile`` uses the fastest ones.
+        like: folders of measurements of similar devices. Then a budget of 60 seconds is enough:
+            kernels are measured first that tell most about the difference, and the model of the
+            closest device is corrected.
         device: where to measure, as ``ts.connect`` gives it; by default this machine. A
             ``ts.tune.Fleet``: on all of its phones at the same time.
         cpu_threads: as for ``compile``.
@@ -94,9 +99,14 @@ def measure(
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
     the_xgboost()  # now: learning imports it late, where Ctrl-C would end the process
     require_networks(networks)
+    folders = folders_of(like)
     if not isinstance(seed, int):
         raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
     if isinstance(device, Fleet):
+        if folders:
+            raise InputError(
+                f"expected no similar devices for a fleet, got {like!r} for like; measure one phone"
+            )
         path = None if cache is None else as_path(cache, "the folder for measurements")
         with reporting(progress):
             return measure_fleet(
@@ -108,6 +118,7 @@ def measure(
     host = processors[0]
     others = [p for p in placeable if p is not host]
     in_order = sorted(placeable, key=lambda p: p is not host)  # models build on the host's
+    similar = {p.name: similar_models(folders, p.name) for p in placeable}
     with reporting(progress), measuring_into(kept_in):
         for index, processor in enumerate(in_order):
             workshop = Workshop([processor, *(p for p in processors[:1] if p is not processor)])
@@ -129,10 +140,12 @@ def measure(
                     say(f"{processor.name}: {by_packets(processor)}; hand-overs are typical ones")
                 elif processor in others:
                     measure_together(dataset, host, processor, bench)
-            campaign = Campaign(workshop, dataset, random.Random(seed))
+            closest = next(iter(similar[processor.name]), None)
+            campaign = Campaign(workshop, dataset, random.Random(seed), closest)
             campaign.run(bench, share, networks or {}, ahead)
             budget = max(1.0, budget - (time.monotonic() - start))
-            below = models.get(host.name) if processor.on_host_cores else None
+            cpu = models.get(host.name) if processor.on_host_cores else None
+            below = similar[processor.name] or ([cpu] if cpu else [])
             models[processor.name] = learn(dataset, processor, below)
             models[processor.name].save(kept_in / f"{processor.name}.json")
             say(f"{processor.name}: {len(dataset.rows)} kernels, model in {kept_in}")

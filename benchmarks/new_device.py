@@ -1,0 +1,116 @@
+"""A cost model for a new device in a minute, from measurements of a similar one.
+
+    python -m benchmarks.cost_model measure --folder wide --seconds 300
+    python -m benchmarks.cost_model measure --folder narrow --seconds 200 --cpu haswell
+    python -m benchmarks.new_device --like wide --folder narrow --cpu haswell
+
+`--folder` holds networks of the new device, measured as for `benchmarks.cost_model`. Each row of
+the table is a model, judged on them; no model has seen a network:
+
+    like alone       the other device's samples, nothing measured on the new device
+    a minute, like   `ts.tune.measure(budget=60, like=...)`: samples by what they tell
+    any, like        as many samples, by chance, and the same correction
+    a minute alone   the samples of the first minute without the other device
+    all samples      every sample in `--folder`
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import tvm_stretch as ts
+from benchmarks.cost_model import Network, read_networks, target_of
+from tvm_stretch.cost.generic_features import RunFeatures
+from tvm_stretch.cost.measured_model import MeasuredModel
+from tvm_stretch.measuring.campaign import learn, pace_of
+from tvm_stretch.measuring.dataset import Dataset, at_pace
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
+
+_CHANCES = 5
+"""How often samples are drawn by chance."""
+
+
+def samples_of(folder: Path, processor: Processor) -> Dataset:
+    """The measurements of a folder without those of networks."""
+    dataset = Dataset.open(folder / f"{processor.name}.jsonl")
+    return chosen(dataset, {row.batch for row in dataset.rows if not row.network})
+
+
+def chosen(dataset: Dataset, batches: set[int]) -> Dataset:
+    """The measurements of some batches."""
+    rows = [row for row in dataset.rows if row.batch in batches]
+    return Dataset(dataset.path, dataset.device, rows)
+
+
+def models(
+    processor: Processor, few: Dataset, every: Dataset, like: Dataset
+) -> Iterator[tuple[str, int, MeasuredModel]]:
+    """The rows of the table: name, measured kernels, model."""
+    similar = learn(like, processor, intervals=False).without_trees()
+    count = len({row.batch for row in few.rows})
+    yield "like alone", 0, similar
+    yield "a minute, like", _kernels(few), learn(few, processor, [similar], intervals=False)
+    batches = sorted({row.batch for row in every.rows})
+    for seed in range(_CHANCES):
+        drawn = random.Random(seed).sample(batches, min(count, len(batches)))
+        some = chosen(every, set(drawn))
+        yield "any, like", _kernels(some), learn(some, processor, [similar], intervals=False)
+    yield "a minute alone", _kernels(few), learn(few, processor, intervals=False)
+    yield "all samples", _kernels(every), learn(every, processor, intervals=False)
+
+
+def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[str, float]:
+    """Relative errors of the networks' latencies."""
+    found = {}
+    for network in networks:
+        kernels = [*network.kernels, RunFeatures.of(len(network.kernels))]
+        measured = at_pace(network.nanoseconds, network.reference_ns, usual)
+        found[network.name] = float(model.nanoseconds(kernels).sum()) / measured - 1
+    return found
+
+
+def _kernels(dataset: Dataset) -> int:
+    return len({row.features for row in dataset.rows})
+
+
+def main() -> None:
+    """Measure for a minute, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--like", type=Path, required=True)
+    parser.add_argument("--target", nargs="+", default=["llvm"])
+    parser.add_argument("--cpu", help="compile for this processor of LLVM instead of this one")
+    parser.add_argument("--budget", type=float, default=60.0)
+    options = parser.parse_args()
+    targets = [target_of(name, options.cpu) for name in options.target]
+    processor = make_processors(targets, 1)[1][-1]
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.monotonic()
+        ts.tune.measure(
+            targets, budget=options.budget, like=options.like, cache=scratch, cpu_threads=1
+        )
+        print(f"{time.monotonic() - start:.0f} s for measuring and learning\n", flush=True)
+        few = samples_of(Path(scratch), processor)
+    every = samples_of(options.folder, processor)
+    networks = [n for n in read_networks(options.folder, processor.name) if n.quiet]
+    usual = pace_of(every.rows, processor)
+    print("| model | kernels | networks within 10 % | mean error | bias |\n|" + " --- |" * 5)
+    for name, kernels, model in models(processor, few, every, samples_of(options.like, processor)):
+        off = [*errors(model, networks, usual).values()]
+        within = sum(abs(error) <= 0.1 for error in off)
+        print(
+            f"| {name} | {kernels} | {within} of {len(off)} | "
+            f"{statistics.mean(map(abs, off)):.1%} | {statistics.mean(off):+.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
