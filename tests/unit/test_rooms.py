@@ -41,6 +41,7 @@ DEFERRED = {
     "tvm_stretch": "one public name needs it",
     "tvm_stretch.cli": "`--help` and completion load neither NumPy nor TVM",
     "tvm_stretch.cli.commands": "most commands need no processors, and shtab is optional",
+    "tvm_stretch.cost.correction": "only training needs SciPy",
     "tvm_stretch.cost.family": "only training needs SciPy",
     "tvm_stretch.cost.trees": "only learned cost models need xgboost",
     "tvm_stretch.differences": "ONNX Runtime is optional",
