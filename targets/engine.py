@@ -36,8 +36,12 @@ from .registry import Attributes, ProcessorKind, register
 
 KIND = "engine"
 
-# A process on cores of the host: what a plan assumes of a provider of which it knows nothing.
-UNKNOWN = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=20_000.0)
+# A process on cores of the host: what a plan assumes of a provider of which it knows nothing. Start
+# and end of a region take 7 to 11 us (docs/engines.md), as long as both sides spin for each other;
+# tensors are in memory that both map.
+UNKNOWN = Speed(
+    cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=5_000.0, region_ns=10_000.0
+)
 
 _EMULATED = (
     "emulated here: an emulator's time says nothing, so none was measured, and predictions are for "

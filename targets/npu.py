@@ -26,10 +26,16 @@ from .engine import Provider
 from .hexagon_chips import Chip
 from .processor import Speed
 
-# Start of a graph and hand-over are those of a remote call to the DSP with shared memory, as
-# NN-Stretch measured on a Snapdragon 855 (profiles/snapdragon-855.toml); the HTP multiplies 8-bit
-# matrices ten times as fast as that DSP's vectors, and reads memory as fast as the CPU.
-HTP = Speed(cycles_per_ns=250.0, bytes_per_ns=30.0, start_ns=500.0, handover_ns=250_000.0)
+# The start of a graph is a remote call to the DSP, which latencies of whole networks have in them
+# (profiles/snapdragon-8-gen-2.toml). The HTP multiplies 8-bit matrices ten times as fast as the
+# vectors of a Snapdragon 855's DSP, and reads memory as fast as the CPU.
+HTP = Speed(
+    cycles_per_ns=250.0,
+    bytes_per_ns=30.0,
+    start_ns=500.0,
+    handover_ns=20_000.0,
+    region_ns=60_000.0,
+)
 
 _TYPES = ("uint8", "int8", "float16")
 

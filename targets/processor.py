@@ -60,6 +60,9 @@ class Speed:
     bytes_per_ns: float  # bandwidth of memory beyond the caches
     start_ns: float  # time of a kernel without work
     handover_ns: float  # time of a transfer without bytes
+    # time to start a region as a whole, and to learn that it is done, where a vendor's runtime runs
+    # it; 0 where regions are kernels
+    region_ns: float = 0.0
 
 
 @dataclass(frozen=True)

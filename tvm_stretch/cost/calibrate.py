@@ -244,7 +244,8 @@ def _works_of(latency: Latency, works: Mapping[str, Sequence[Work]]) -> Sequence
 
 
 def _milliseconds(processor: ProcessorProfile, works: Sequence[Work]) -> float:
-    return sum(processor.nanoseconds(work) for work in works) / 1e6
+    """The time of one region."""
+    return processor.region_us / 1e3 + sum(processor.nanoseconds(work) for work in works) / 1e6
 
 
 def _amounts(works: Sequence[Work]) -> Array:
@@ -270,17 +271,18 @@ def _fitted(
     nanoseconds = np.array([latency.ms * 1e6 for latency in latencies])
     amounts = np.array([_amounts(_works_of(latency, works)) for latency in latencies])
     relative = amounts / nanoseconds[:, None] * np.array(list(TYPICAL.values()))
+    wanted = 1 - 1e3 * processor.region_us / nanoseconds  # what its kernels take of a latency
     ratios = relative.sum(axis=1)
-    middle = float(np.log(ratios.sum() / (ratios @ ratios)))
+    middle = float(np.log(ratios @ wanted / (ratios @ ratios)))
     # The speed of the typical processor that needs the least change.
     best = minimize_scalar(
-        lambda pace: _multiples(relative * math.exp(pace), stiffness).cost,
+        lambda pace: _multiples(relative * math.exp(pace), wanted, stiffness).cost,
         bounds=(middle - _RANGE, middle + _RANGE),
         method="bounded",
         options={"xatol": 0.01},
     )
     pace = math.exp(best.x)
-    multiples = (_multiples(relative * pace, stiffness).x * pace).tolist()
+    multiples = (_multiples(relative * pace, wanted, stiffness).x * pace).tolist()
     costs = {
         name: typical * multiple
         for (name, typical), multiple in zip(TYPICAL.items(), multiples, strict=True)
@@ -296,10 +298,10 @@ def _fitted(
     )
 
 
-def _multiples(relative: Array, stiffness: float) -> OptimizeResult:
+def _multiples(relative: Array, wanted: Array, stiffness: float) -> OptimizeResult:
     """Multiples of the typical numbers that explain the latencies and are near 1."""
     count = relative.shape[1]
     weight = math.sqrt(stiffness)
     rows = np.vstack([relative, weight * np.eye(count)])
-    wanted = np.concatenate([np.ones(len(relative)), np.full(count, weight)])
-    return lsq_linear(rows, wanted, bounds=(1 / _FARTHEST, _FARTHEST))
+    results = np.concatenate([wanted, np.full(count, weight)])
+    return lsq_linear(rows, results, bounds=(1 / _FARTHEST, _FARTHEST))

@@ -38,6 +38,7 @@ class ProcessorProfile:
     weight_bytes_per_ns: float  # of reading weights, in its precision
     kernel_us: float  # overhead of a kernel
     group_us: float  # overhead of each small convolution of a grouped one
+    region_us: float = 0.0  # overhead of a region, where a vendor's runtime runs it as a whole
     threads: int = 1  # cores of a CPU that its kernels use
     # watts while it is busy, beyond the device's `idle_watts`; None if they are not known
     watts: float | None = None

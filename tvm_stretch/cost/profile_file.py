@@ -15,6 +15,7 @@
     precision = "int8"                      # or float16, float32: what its kernels compute in
     kernel_us = 19.0                        # overhead of a kernel
     group_us = 48.0                         # of each small convolution of a grouped one
+    region_us = 0.0                         # of each region, where a runtime runs it as a whole
     activation_bytes_per_ns = 10.0
     weight_bytes_per_ns = 8.0
     refuses = { "nn.softmax" = "the DSP has no exp" }
@@ -33,9 +34,9 @@
     bytes_per_ns = 6.0                      # in the wider precision of the two
 
 There is a transfer from the CPU to each other processor and one back; two other processors without
-their own exchange data through the CPU. Only `threads`, `refuses`, `together`, what says powers,
-and the `target` of processors other than the CPU may be left out: this version plans for a
-processor without a target, but makes no kernels for it.
+their own exchange data through the CPU. Only `threads`, `refuses`, `region_us`, `together`, what
+says powers, and the `target` of processors other than the CPU may be left out: this version plans
+for a processor without a target, but makes no kernels for it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ _RANGES = {
     "weight_bytes_per_ns": (_LEAST, _LARGEST),
     "kernel_us": (0.0, _LARGEST),
     "group_us": (0.0, _LARGEST),
+    "region_us": (0.0, _LARGEST),
     "threads": (1, 1024),
     "watts": (0.0, 1e5),
 }
@@ -241,7 +243,8 @@ def profile_text(profile: Profile) -> str:
         lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
         if processor.watts is not None:
             lines.append(f"watts = {processor.watts:.4g}")
-        numbers = ("kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns")
+        numbers = ["kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns"]
+        numbers += ["region_us"] if processor.region_us else []
         lines += [f"{field} = {getattr(processor, field):.4g}" for field in numbers]
         if processor.refuses:
             lines.append(f"refuses = {_inline(processor.refuses)}")

@@ -86,7 +86,7 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     times = [costs.whole(group, place) for group in network.graph.groups]
     if None in times:
         return None
-    total = sum(ns for ns in times if ns is not None)
+    total = costs.regions[place] + sum(ns for ns in times if ns is not None)
     processors = tuple(processor.name for processor in costs.processors)
     operators = tuple(Calls(network.mod["main"]).calls)
     energy = costs.millijoules(place, total)

@@ -107,7 +107,7 @@ class ChainSearch:
             name: [Written(0, 0, self.network.operators.bytes(name))]
             for name in self.network.graph.inputs
         }
-        return Clock([0] * len(self.costs.processors), self.costs.hand_over, inputs)
+        return Clock([0] * len(self.costs.processors), self.costs.enter, inputs)
 
     def _price(self, clock: Clock, ns: int) -> float:
         """The state with the smaller price is kept, if two hold the same tensors."""

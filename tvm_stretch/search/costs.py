@@ -45,6 +45,8 @@ class Costs:
     together: tuple[float, ...]  # how much longer kernels take while other processors work
     source: str  # where the numbers come from, for people
     trusted: bool  # whether they were measured where it is to run
+    # nanoseconds that each region takes beside its kernels, by place: those of engines
+    regions: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()  # the factor of all kernels of each processor
     power: Power | None = None  # of the device; None if it is not known
     _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Costs:
     def __post_init__(self) -> None:
         """Costs are not corrected at first."""
         self.factors = self.factors or (1.0,) * len(self.processors)
+        self.regions = self.regions or (0,) * len(self.processors)
         self.kernels = Kernels(self.processors)
 
     def millijoules(self, place: int, ns: int) -> float | None:
@@ -158,7 +161,19 @@ class Costs:
         """
         known = list(places)
         part = size // len(known)
-        return max(sum(self.hand_over(p, q, part) for p in known if p != q) for q in known)
+
+        def begins(q: int) -> int:
+            return self.regions[q] + sum(self.hand_over(p, q, part) for p in known if p != q)
+
+        return max(map(begins, known))
+
+    def enter(self, writer: int, reader: int, size: int) -> int:
+        """A hand-over, and the start of the region that waits for it.
+
+        Searches that have not formed regions yet count with it: whatever waits begins a region.
+        """
+        region = 0 if writer == reader else self.regions[reader]
+        return self.hand_over(writer, reader, size) + region
 
     def start(self, place: int) -> int:
         """A kernel without work."""
@@ -168,11 +183,15 @@ class Costs:
         base = model if isinstance(model, AnalyticModel) else getattr(model, "base", None)
         return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
 
-    def transfers(self) -> list[list[TransferCost]]:
-        """Hand-overs in the form that schedulers take."""
-        places = range(len(self.processors))
+    def transfers(self, *, formed: bool = False) -> list[list[TransferCost]]:
+        """Hand-overs in the form that schedulers take.
+
+        Args:
+            formed: whether regions are known, so that their starts are counted with their kernels.
+        """
+        places, cost = range(len(self.processors)), self.hand_over if formed else self.enter
         return [
-            [TransferCost(tuple((s, self.hand_over(p, q, s)) for s in _SIZES)) for q in places]
+            [TransferCost(tuple((s, cost(p, q, s)) for s in _SIZES)) for q in places]
             for p in places
         ]
 
@@ -230,6 +249,7 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
         together=(1.0,) * len(processors) if trained is None else trained.together,
         source=_UNMEASURED if trained is None else trained.source,
         trusted=trained is not None,
+        regions=tuple(round(speed.region_ns) for speed in speeds),
     )
 
 

@@ -212,11 +212,13 @@ class _Schedule:
         groups = self.level.graph.groups
         own = {group.name: self.placed[group.operators[-1].name] for group in groups}
         features = {name: self.level.features(name) for name in own}
+        first = self._first_kernels(groups)
         self.costs.ask_for_kernels([(features[name], place) for name, place in own.items()])
 
         def nanoseconds(group: Group) -> list[int | None]:
             here, name = own[group.name], group.anchor.name
             ns = self.costs.of(features[group.name], here)
+            ns += self.costs.regions[here] if group.name in first else 0
             if name in owners:
                 ns = round(ns * self.costs.together[here])
             whole = base.get(group.name)
@@ -225,7 +227,15 @@ class _Schedule:
             return [ns if place == here else self.costs.whole(whole, place) for place in places]
 
         names = [processor.name for processor in self.costs.processors]
-        return problem_of(self.level.graph, names, nanoseconds, self.costs.transfers())
+        return problem_of(self.level.graph, names, nanoseconds, self.costs.transfers(formed=True))
+
+    def _first_kernels(self, groups: Sequence[Group]) -> set[str]:
+        """The first kernel of each region."""
+        region_of = {op: region.name for region in self.regions for op in region.operators}
+        first: dict[str, str] = {}
+        for group in groups:
+            first.setdefault(region_of[group.operators[-1].name], group.name)
+        return set(first.values())
 
     @property
     def cost(self) -> Cost:

@@ -78,6 +78,7 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
             names[writer], names[reader], size, value_bytes
         ),
         together=(profile.together,) * len(names),
+        regions=tuple(round(1e3 * processor.region_us) for processor in known),
         source=f"the profile of {profile.device} ({precisions}); nothing was measured here",
         trusted=False,
         power=profile.power(names),

@@ -99,7 +99,7 @@ class Search:
         if index and self.runs[index - 1].end == run.start:
             return 0.0
         size = run.operators.bytes(run.start)
-        return max(self.costs.hand_over(self.home, place, size) for place in self.places)
+        return max(self.costs.enter(self.home, place, size) for place in self.places)
 
     def _reads(self, tables: Sequence[Table]) -> list[tuple[int, int]]:
         """The fewest and the most channels that each segment may read."""
