@@ -113,7 +113,7 @@ PHONE_MACHINES := $(sort $(shell uname -m) \
 
 phone: $(PHONE_MACHINES:%=build/phone/%/tvm_stretch_rpc)
 
-build/phone/site-%/unpacked.stamp: | setup
+build/phone/site-%/unpacked.stamp: | $(STAMP)
 	rm -rf $(@D) && mkdir -p $(@D)
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 	  --implementation cp --platform manylinux_2_28_$* --platform manylinux2014_$* \
@@ -121,7 +121,7 @@ build/phone/site-%/unpacked.stamp: | setup
 	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D); done
 	@touch $@
 
-build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt $(NATIVE) | setup
+build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt $(NATIVE) | $(STAMP)
 	@if [ "$$(id -u)" = 0 ] && [ $* = aarch64 ] && command -v apt-get >/dev/null; then \
 	  dpkg -s g++-aarch64-linux-gnu >/dev/null 2>&1 || \
 	  $(apt_install) g++-aarch64-linux-gnu; \
@@ -155,7 +155,7 @@ demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo
 
 # The pages as a site in build/site. RUN=0: without running the tutorials for their output.
-docs: setup
+docs: $(STAMP)
 	@$(call pip_install,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html"
@@ -210,7 +210,7 @@ papers: setup
 
 # What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into
 # it: there must be one in a process, that of the wheel apache-tvm-ffi, which the RPATH leads to.
-wheel: setup
+wheel: $(STAMP)
 	rm -rf dist build/wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --outdir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
@@ -235,7 +235,7 @@ run-wheel-%: build/phone/%/tvm_stretch_rpc
 	cp build/run_only/$*/dist/*.whl dist
 
 # The list of CONTRIBUTING.md, as far as a program can go through it.
-release-check: setup
+release-check: $(STAMP)
 	$(BIN)/python tests/release_check.py
 
 clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from tvm_stretch.cost.calibrate import Latency, calibrate_profile
 from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.stretching.judge import Task
 from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.processors import make_processors
 
@@ -87,6 +88,13 @@ def test_a_calibration_knows_the_start() -> None:
         profile = replace(phone, processors=MappingProxyType(like))
         off.append(np.mean(calibrate_profile(rows, works, profile).left_out_errors))
     assert off[0] < 0.02 < 2 * off[0] < off[1], off
+
+
+def test_a_network_alone_is_started_before_it_is_stretched() -> None:
+    costs = SimpleNamespace(regions=(0, 60_000))
+    pricing = SimpleNamespace(costs=costs, nanoseconds=lambda *_, together: 1_000.4)
+    task = Task(SimpleNamespace(layers=list), pricing, 0)
+    assert [task.alone_ns(place) for place in (0, 1)] == [1_000, 61_000]
 
 
 def test_engines_of_this_machine_have_starts() -> None:

@@ -74,7 +74,8 @@ class Task:
 
     def alone_ns(self, place: int) -> int:
         """The latency of the unstretched network on one processor."""
-        return round(self.pricing.nanoseconds(self.chain.layers(), place, together=False))
+        kernels = self.pricing.nanoseconds(self.chain.layers(), place, together=False)
+        return round(kernels) + self.pricing.costs.regions[place]
 
     @cached_property
     def fastest_alone_ns(self) -> int:
