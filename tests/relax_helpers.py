@@ -15,8 +15,11 @@ from tvm_stretch.frontend import load_network
 Body = Callable[..., relax.Expr]
 
 
-def module(body: Body, *shapes: Sequence[int | str], dtype: str = "float32") -> tvm.IRModule:
+def module(
+    body: Body, *shapes: Sequence[int | str], dtype: str | Sequence[str] = "float32"
+) -> tvm.IRModule:
     """A module whose ``main(x0, x1, ..)`` returns ``body(x0, x1, ..)``."""
+    dtypes = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
     bb = relax.BlockBuilder()
     names: dict[str, tvm.tirx.Var] = {}
     params = []
@@ -25,7 +28,7 @@ def module(body: Body, *shapes: Sequence[int | str], dtype: str = "float32") -> 
             names.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
             for d in shape
         ]
-        params.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
+        params.append(relax.Var(f"x{index}", relax.TensorType(dims, dtypes[index])))
     with bb.function("main", params):
         with bb.dataflow():
             result = bb.emit_output(bb.normalize(body(*params)))

@@ -185,6 +185,13 @@ class Model:
         """Take inputs of this length from now on."""
         self._call("use_length", ctypes.c_size_t(number))
 
+    def use_size(self, name: str, size: int) -> None:
+        """Take inputs of this size of a named dimension from now on; others keep theirs.
+
+        A size between the lengths is padded, if the network was compiled for any size.
+        """
+        self._call("use_size", name.encode(), ctypes.c_int64(size))
+
     def reset(self) -> None:
         """Set all states to zero."""
         self._call("reset")

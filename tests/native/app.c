@@ -7,6 +7,7 @@
  *   app MODEL cancels INPUT OUTPUT          runs that are cancelled at any time, and freed
  *   app MODEL threads INPUT OUTPUT          clones on threads of their own
  *   app MODEL lengths INPUT OUTPUT          a model of two lengths with a state; files of the first
+ *   app MODEL sizes                         a model for 2 to 48 rows
  *   app MODEL time INPUT OUTPUT             nanoseconds of a call
  *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
  */
@@ -177,6 +178,40 @@ static void Lengths(void) {
   REQUIRE(tvm_stretch_use_length(model, 0) == TVM_STRETCH_OK);
   REQUIRE(tvm_stretch_reset(model) == TVM_STRETCH_OK);
   RunOnce(model);
+}
+
+/* y = 2 x, for 2 to 48 rows. */
+static void RunSize(int64_t rows) {
+  REQUIRE(tvm_stretch_use_size(model, "n", rows) == TVM_STRETCH_OK);
+  const TvmStretchTensor *x = tvm_stretch_input(model, 0), *y = tvm_stretch_output(model, 0);
+  REQUIRE(x->shape[0] == rows && x->bytes == (size_t)(rows * 5 * 4) && y->bytes == x->bytes);
+  TvmStretchBuffer read = {malloc(x->bytes), x->bytes}, written = {malloc(y->bytes), y->bytes};
+  for (int64_t i = 0; i < rows * 5; ++i) ((float*)read.data)[i] = (float)i;
+  const char* json = NULL;
+  for (int run = 0; run < 2; ++run) {
+    memset(written.data, 255, written.bytes);
+    REQUIRE((run == 0 ? tvm_stretch_run(model, &read, 1, &written, 1)
+                      : tvm_stretch_trace(model, &read, 1, &written, 1, &json)) == TVM_STRETCH_OK);
+    for (int64_t i = 0; i < rows * 5; ++i) REQUIRE(((float*)written.data)[i] == 2 * (float)i);
+  }
+  REQUIRE(strstr(json, "kernel") != NULL);
+  free(read.data);
+  free(written.data);
+}
+
+static void Sizes(void) {
+  const TvmStretchTensor* first = tvm_stretch_input(model, 0);
+  const int64_t rows = first->shape[0];
+  for (int64_t n = 2; n <= 48; ++n) RunSize(n);
+  for (int64_t n = 48; n >= 2; n -= 7) RunSize(n);
+  REQUIRE(first->shape[0] == rows); /* descriptions stay */
+  EXPECT(TVM_STRETCH_INVALID, "sizes of one of the lengths", tvm_stretch_use_size(model, "n", 1));
+  EXPECT(TVM_STRETCH_INVALID, "got n=49", tvm_stretch_use_size(model, "n", 49));
+  EXPECT(TVM_STRETCH_INVALID, "got n=-1", tvm_stretch_use_size(model, "n", -1));
+  EXPECT(TVM_STRETCH_INVALID, "['n'], got 'm'", tvm_stretch_use_size(model, "m", 3));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_use_size(model, NULL, 3));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_use_size(NULL, "n", 3));
+  RunSize(20); /* refused sizes change nothing */
 }
 
 static void Ways(void) {
@@ -368,7 +403,8 @@ int main(int count, char** words) {
     void (*call)(void);
   } tasks[] = {{"describe", Describe},   {"mistakes", Mistakes}, {"ways", Ways},
                {"callbacks", Callbacks}, {"cancels", Cancels},   {"threads", Threads},
-               {"lengths", Lengths},     {"time", Time},         {"trace", Trace}};
+               {"lengths", Lengths},     {"sizes", Sizes},       {"time", Time},
+               {"trace", Trace}};
   int found = 0;
   for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); ++i) {
     if (strcmp(tasks[i].name, task) != 0) continue;

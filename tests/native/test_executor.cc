@@ -55,6 +55,61 @@ TEST(Executor, InvokeWithoutOutputsReturnsNewOnes) {
   EXPECT_EQ(first.ndim(), 2);
 }
 
+// The small graph for 1 to 16 rows, whose padding repeats the last one.
+std::string PaddedGraph(const std::string& span) {
+  std::string text = SmallGraph();
+  const std::string square = R"("shape":[4,4])", column = R"("shape":[16,1])";
+  for (size_t at; (at = text.find(square)) != std::string::npos;) {
+    text.replace(at, square.size(), column);
+  }
+  const std::string lengths = R"("lengths":[{"name":"n=16","sizes":{"n":16},)"
+                              R"("inputs":[{"name":"x","tensor":0}],"held":[],"kept":[],)"
+                              R"("outputs":[{"name":"y","tensor":1}],"guards":[]}],)";
+  return text.insert(1, lengths + "\"spans\":[" + span + "],");
+}
+
+constexpr const char* kSpan = R"({"name":"n","low":2,"high":16,"inputs":{"x":[1]},)"
+                              R"("outputs":[[1,0]],"masks":{},"hiding":[]})";
+
+TEST(Executor, InvokePads) {
+  ffi::Module module = Create(PaddedGraph(kSpan), ffi::Module(ffi::make_object<Kernels>()));
+  for (int64_t rows : {16, 2, 7, 16, 15}) {
+    auto y = Call(module, "invoke", Filled({rows}, 4.0f)).cast<ffi::Tensor>();
+    EXPECT_EQ(y.size(0), rows);
+    for (int64_t i = 0; i < rows; ++i) EXPECT_EQ(static_cast<float*>(y.data_ptr())[i], 2.0f);
+    ffi::Tensor other = Filled({rows, 1}, 0.0f);
+    Call(module, "invoke", Filled({rows}, 5.0f), other);
+    EXPECT_EQ(First(other), 4.0f);
+  }
+  const auto error_of = [&](int64_t rows, int64_t results) {
+    return ErrorOf(
+        [&] { Call(module, "invoke", Filled({rows}, 1.0f), Filled({results, 1}, 0.0f)); });
+  };
+  EXPECT_NE(error_of(1, 1).find("n may be 2 to 16"), std::string::npos) << error_of(1, 1);
+  EXPECT_NE(error_of(17, 17).find("n may be 2 to 16"), std::string::npos) << error_of(17, 17);
+  EXPECT_NE(error_of(3, 16).find("float32[3, 1] for output 'y'"), std::string::npos)
+      << error_of(3, 16);
+}
+
+TEST(Executor, WrongSpansAreRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("x":[1])", R"("x":[2])"},           {R"("x":[1])", R"("x":[1,0])"},
+      {R"("x":[1])", R"("x":[-1])"},          {R"("x":[1])", R"("z":[1])"},
+      {R"([[1,0]])", R"([[1,1]])"},           {R"([[1,0]])", R"([])"},
+      {R"("name":"n")", R"("name":"m")"},     {R"("low":2)", R"("low":0)"},
+      {R"("high":16)", R"("high":1)"},        {R"("masks":{})", R"("masks":{"x":2})"},
+      {R"("hiding":[])", R"("hiding":["x"])"}};
+  for (const auto& [from, to] : cases) {
+    std::string span = kSpan;
+    span.replace(span.find(from), std::string(from).size(), to);
+    const std::string error = ErrorOf([&] { GraphSpec::FromJSON(PaddedGraph(span)); });
+    EXPECT_NE(error.find("spans"), std::string::npos) << to << ": " << error;
+  }
+  const std::string both = std::string(kSpan) + "," + kSpan;
+  const std::string error = ErrorOf([&] { GraphSpec::FromJSON(PaddedGraph(both)); });
+  EXPECT_NE(error.find("axes that grow with one span"), std::string::npos) << error;
+}
+
 TEST(Executor, InvokeTakesUnalignedMemory) {
   ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
   ffi::Tensor memory = Filled({64}, 4.0f);

@@ -234,3 +234,42 @@ def test_wrong_limits(limits: Any) -> None:
 def test_the_command_takes_any_length() -> None:
     assert length("n=1..512") == ("n", slice(1, 512))
     assert length("n=1,512") == ("n", (1, 512))
+
+
+def test_inputs_of_any_layout(model: ts.Model) -> None:
+    """Strides, types of masks, and masks that are no numbers of the network."""
+    x, mask = given(6)
+    want = model(x, mask)
+    turned = np.ascontiguousarray(x.transpose(2, 1, 0)).transpose(2, 1, 0)
+    spread = np.zeros((1, 12), "float32")[:, ::2]
+    spread[:] = mask
+    for got in (model(turned, mask), model(x[:, ::-1][:, ::-1], spread)):
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float16"])
+def test_masks_of_any_type(dtype: str) -> None:
+    def body(x: relax.Expr, mask: relax.Expr) -> relax.Expr:
+        return masked(x, op.astype(mask, "float32"))
+
+    types = ["float32", dtype]
+    network = module(body, (1, "n", WIDTH), (1, "n"), dtype=types)
+    model = ts.compile(network, ["llvm"], lengths={"n": ts.Length(2, 9)}, cpu_threads=1)
+    for n in (2, 5, 7):
+        x, mask = given(n)[0], given(n)[1].astype(dtype)
+        exact = load_network(module(body, x.shape, (1, n), dtype=types))
+        for got, want in zip(model(x, mask), answers(exact, x, mask), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="counts in each row of the mask"):
+        model(x, np.zeros_like(mask))
+
+
+def test_two_dimensions_of_any_size() -> None:
+    lengths = {"b": ts.Length(1, 3), "n": ts.Length(2, 9)}
+    network = module(lambda x: nn.softmax(x, -1), ("b", "n", WIDTH))
+    model = ts.compile(network, ["llvm"], lengths=lengths, cpu_threads=1)
+    for rows, n in itertools.product((1, 2, 3), (2, 3, 7, 9)):
+        x = np.random.default_rng(n).standard_normal((rows, n, WIDTH)).astype("float32")
+        (want,) = answers(load_network(module(lambda x: nn.softmax(x, -1), x.shape)), x)
+        np.testing.assert_allclose(model(x), want, rtol=1e-5, atol=1e-6)

@@ -154,6 +154,17 @@ def test_an_app_with_lengths_and_states(app: Path, tmp_path: Path) -> None:
     Case(tmp_path, model).run(app, "lengths")
 
 
+def test_an_app_with_any_length(app: Path, tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 5]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", [x], [y])
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = ts.compile(network, [TARGET], lengths={"n": ts.Length(2, 48)}, cpu_threads=1)
+    model.export(tmp_path / "net.so")
+    command = [app, tmp_path / "net.so", "sizes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_traces_and_statistics(app: Path, alone: Case) -> None:
     trace, statistics = map(json.loads, alone.run(app, "trace").splitlines())
     kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]

@@ -66,12 +66,12 @@ def network() -> ts.Model:
 
 
 def lengths(path: Path) -> None:
-    """A network that adds 1, for 3 and for 5 numbers."""
+    """A network that adds 1, for 3 to 5 numbers."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
     one = numpy_helper.from_array(np.float32(1), "one")
     graph = helper.make_graph([helper.make_node("Add", ["x", "one"], ["y"])], "g", [x], [y], [one])
     onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    ts.compile(onnx, [TARGET], cpu_threads=1, lengths={"n": [3, 5]}).export(path)
+    ts.compile(onnx, [TARGET], cpu_threads=1, lengths={"n": ts.Length(3, 5)}).export(path)
 
 
 def test_the_binding(java: list[str], tmp_path: Path) -> None:

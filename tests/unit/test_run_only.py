@@ -44,6 +44,9 @@ for model in (run.load(artifact), run.load(kernels, data)):
     model.use_length(1)
     assert model.inputs[0].shape == (5, 4) and model(np.ones((5, 4), "f")).twice.shape == (5, 4)
     refused("invalid", "expected", lambda: model.use_length(-1))
+    model.use_size("n", 4)
+    assert model.inputs[0].shape == (4, 4) and (model(np.ones((4, 4), "f")).sum == 2).all()
+    refused("invalid", "sizes of one", lambda: model.use_size("n", 6))
     model.use_length(0)
     refused("invalid", "expected 1 inputs, got 2", lambda: model(x, x))
     refused("invalid", "input 'x'", lambda: model(x.astype("f8")))
@@ -109,7 +112,7 @@ def test_models_run_without_tvm(package: Path, tmp_path: Path) -> None:
     ]
     graph = helper.make_graph(nodes, "net", ports[:1], outputs, [one, two])
     net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    model = ts.compile(net, [TARGET], cpu_threads=1, lengths={"n": [3, 5]})
+    model = ts.compile(net, [TARGET], cpu_threads=1, lengths={"n": ts.Length(3, 5)})
     artifact, kernels, data = (tmp_path / name for name in ("model.so", "kernels.so", "net.data"))
     model.export(artifact)
     model.export(kernels, data=data)

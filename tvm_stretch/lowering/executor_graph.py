@@ -144,6 +144,9 @@ class Span:
     name: str
     low: int
     high: int
+    # by how many elements each axis of each input and output grows with a position
+    inputs: dict[str, tuple[int, ...]]
+    outputs: tuple[tuple[int, ...], ...]
     # inputs whose padding has this value, which hides it; that of others may be anything
     masks: dict[str, int] = field(default_factory=dict)
     hiding: tuple[str, ...] = ()  # masks that have to show a position in each row

@@ -11,16 +11,13 @@ model.use("n=128")             # what benchmark(), profile() and timeline() meas
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.lowering.executor_graph import Graph, Tensor
-from tvm_stretch.runtime.padding import Padding, Room
+from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.runtime.padding import shortened
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
-
-Specs = Mapping[str, Tensor]
-"""The inputs of one length."""
 
 
 class LengthsOfModel(PlansOfModel):
@@ -59,60 +56,42 @@ class LengthsOfModel(PlansOfModel):
         return "; ".join(length.name for length in self.graph.lengths)
 
     @functools.cached_property
-    def _specs_of_lengths(self) -> Sequence[Specs]:
-        """The inputs of each length; those of the graph if it has no lengths."""
+    def _graphs_of_lengths(self) -> Sequence[Graph]:
+        """The graph with the ports of each length; the graph itself if it has no lengths."""
         graph = self.graph
-        graphs = [graph.with_length(i) for i in range(len(graph.lengths))] or [graph]
-        return [{port.name: own.tensors[port.tensor] for port in own.inputs} for own in graphs]
-
-    @functools.cached_property
-    def _rooms(self) -> Sequence[Room]:
-        """What pads inputs to each length; empty if the model takes listed sizes only."""
-        count = len(self.graph.lengths) if self.graph.spans else 0
-        return [Room(self.graph, number) for number in range(count)]
-
-    def _padding_for(self, number: int, inputs: Mapping[str, object]) -> Padding | None:
-        """What pads these inputs to a length; None if they do not fit, or nothing is padded."""
-        if not self._rooms:
-            return None
-        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in inputs.items()}
-        return self._rooms[number].padding_for(shapes)
+        return [graph.with_length(i) for i in range(len(graph.lengths))] or [graph]
 
     def _graph_for(self, inputs: Sequence[object], steps: int = 0) -> Graph:
-        """The graph with the ports of the length that inputs, in the graph's order, have."""
-        if not self.graph.lengths:
-            return self.graph
-        given = dict(zip(self._specs_of_lengths[0], inputs, strict=True))
-        return self.graph.with_length(self._length_of(given, steps))
-
-    def _length_of(self, inputs: Mapping[str, object], steps: int = 0) -> int:
-        """The length whose inputs have these shapes.
+        """The graph with the ports of a run whose inputs, in the graph's order, these are.
 
         Args:
-            inputs: all inputs by name.
+            inputs: the arrays.
             steps: as for `Model.run_steps`; 0 for one run.
 
         Raises:
-            InputError: there is none.
+            InputError: no length has such inputs.
         """
-        lengths = self._specs_of_lengths
-        if len(lengths) == 1:
-            return 0  # `to_tensor` names the fault
-        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in inputs.items()}
-        for number, specs in enumerate(lengths):
-            if all(_fits(shapes[name], spec.shape, steps) for name, spec in specs.items()):
-                return number
+        graphs = self._graphs_of_lengths
+        if len(graphs) == 1 and not self.graph.spans:
+            return graphs[0]  # `to_tensor` names the fault
+        shapes = {
+            port.name: tuple(getattr(value, "shape", ()))
+            for port, value in zip(self.graph.inputs, inputs, strict=True)
+        }
+        for own in graphs:
+            if all(_fits(shapes[name], room, steps) for name, room in _shapes(own)):
+                return own
         smallest = sorted(
-            range(len(lengths)), key=lambda i: prod(self.graph.lengths[i].sizes.values())
+            range(len(graphs)), key=lambda i: prod(self.graph.lengths[i].sizes.values())
         )
         for number in smallest if self.graph.spans and not steps else ():
-            if self._padding_for(number, inputs) is not None:
-                return number
+            if (shorter := shortened(self.graph, number, shapes)) is not None:
+                return shorter
         got = ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
         roomy = [
             self.graph.lengths[number].name
-            for number, specs in enumerate(lengths)
-            if all(_has_room(shapes[name], spec.shape) for name, spec in specs.items())
+            for number, own in enumerate(graphs)
+            if all(_has_room(shapes[name], room) for name, room in _shapes(own))
         ]
         advice = f"pad them to {roomy[0]}, or " if roomy and not steps else ""
         for span in self.graph.spans:
@@ -121,6 +100,10 @@ class LengthsOfModel(PlansOfModel):
             f"expected inputs of one of the lengths {self._length_names}, got {got}; {advice}"
             "compile the model with that length"
         )
+
+
+def _shapes(graph: Graph) -> list[tuple[str, tuple[int, ...]]]:
+    return [(port.name, graph.tensors[port.tensor].shape) for port in graph.inputs]
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], steps: int) -> bool:

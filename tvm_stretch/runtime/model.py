@@ -365,8 +365,7 @@ class Model(StatesOfModel):
         self, args: tuple[object, ...], kwargs: Mapping[str, object], steps: int = 0
     ) -> tuple[PresentAll, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
-        specs = self._specs_of_lengths[0]
-        names = list(specs)
+        names = [port.name for port in self.graph.inputs]
         if len(args) > len(names):
             raise InputError(
                 f"expected {len(names)} inputs {names}, got {len(args)}; leave out the others"
@@ -376,7 +375,7 @@ class Model(StatesOfModel):
             mapping, args = args[0], ()
         given = dict(zip(names, args, strict=False))
         for name, value in [*mapping.items(), *kwargs.items()]:
-            if name not in specs or name in given:
+            if name not in names or name in given:
                 problem = "twice" if name in given else "an unknown one"
                 raise InputError(
                     f"expected each of the inputs {names} once, got {name!r} ({problem}); "
@@ -386,12 +385,12 @@ class Model(StatesOfModel):
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
-        number, present = self._length_of(given, steps), like([given[name] for name in names])
-        specs, own = self._specs_of_lengths[number], self._padding_for(number, given)
-        if own is not None and own.count:
-            inputs = [own.padded(name, given[name]) for name in names]
-            return lambda outputs: [present(own.cut(*one)) for one in enumerate(outputs)], inputs
-        inputs = [one_or_more(name, given[name], spec, steps) for name, spec in specs.items()]
+        arrays = [given[name] for name in names]
+        graph, present = self._graph_for(arrays, steps), like(arrays)
+        inputs = [
+            one_or_more(port.name, given[port.name], graph.tensors[port.tensor], steps)
+            for port in graph.inputs
+        ]
         return lambda outputs: [*map(present, outputs)], inputs
 
 

@@ -107,7 +107,7 @@ def _span(
     first = max(2, span.low)  # axes of one element are broadcast, so nothing is padded to 1
     pairs = {(first, next(size for size in sizes if size >= first)), (span.high - 1, span.high)}
     pairs |= {pair for pair in itertools.pairwise(sizes) if pair[0] >= first}
-    slopes = []
+    slopes: list[tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]] = []
     for few, many in sorted(pair for pair in pairs if first <= pair[0] < pair[1]):
         say(f"comparing {name}={few} with {name}={many}")
         small, large = (read({**largest, name: size}).mod["main"] for size in (few, many))
@@ -117,24 +117,30 @@ def _span(
         slopes.append(_slopes(name, small, large, many - few))
     if any(one != slopes[0] for one in slopes):
         raise _uneven(name)
-    return Span(name, span.low, span.high, fills, tuple(sorted(hiding)))
+    inputs, outputs = slopes[0]
+    return Span(name, span.low, span.high, inputs, tuple(outputs), fills, tuple(sorted(hiding)))
 
 
 def _slopes(
     name: str, small: relax.Function, large: relax.Function, more: int
-) -> list[tuple[int, ...]]:
-    """By how much the axes of inputs and outputs grow with the dimension."""
-    sides = []
-    for main in (small, large):
-        results = [tuple(map(int, ty.shape.values)) for ty in tensor_types(main.body.body)]
-        sides.append([*(tuple(shape_of(param)) for param in main.params), *results])
-    found = []
-    for one, other in zip(*sides, strict=True):
+) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
+    """By how much the axes of inputs, by name, and of outputs grow with the dimension."""
+
+    def slope(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
         grown = [b - a for a, b in zip(one, other, strict=True)]
-        if any(size % more for size in grown):
+        if any(size % more or size < 0 for size in grown):
             raise _uneven(name)
-        found.append(tuple(size // more for size in grown))
-    return found
+        return tuple(size // more for size in grown)
+
+    inputs = {
+        one.name: slope(shape_of(one), shape_of(other))
+        for one, other in zip(small.params, large.params, strict=True)
+    }
+    results = [
+        [tuple(map(int, ty.shape.values)) for ty in tensor_types(main.body.body)]
+        for main in (small, large)
+    ]
+    return inputs, [slope(one, other) for one, other in zip(*results, strict=True)]
 
 
 def _uneven(name: str) -> InputError:

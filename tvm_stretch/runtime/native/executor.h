@@ -124,7 +124,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GraphJSON(Args) { return bytes_.json; }
   ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.arguments); }
   ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.results); }
-  size_t UseLengthOf(const std::vector<const DLTensor*>& inputs);
+  SizedLength UseLengthOf(const std::vector<const DLTensor*>& inputs, bool padding);
   ffi::Any SetInput(Args args);
   ffi::Any Run(Args args);
   ffi::Any GetOutput(Args args);

@@ -17,13 +17,19 @@ ffi::Any Executor::SetInput(Args args) {
 }
 
 // Chooses the length of these inputs for the next run, and checks the inputs.
-size_t Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs) {
-  const size_t length = FindLength(spec_, inputs, instance().length());
+SizedLength Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs, bool padding) {
+  SizedLength sized = FindLength(spec_, inputs, instance().length(), padding);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(*inputs[i], spec_.input(i, length), "input", spec_.inputs[i].name);
+    const TensorSpec& spec = spec_.input(i, sized.length);
+    if (!sized.is_padded()) {
+      CheckTensor(*inputs[i], spec, "input", spec_.inputs[i].name);
+    } else {
+      CheckTensor(*inputs[i], ShapeOfInput(spec_, i, sized), spec.dtype, "input",
+                  spec_.inputs[i].name);
+    }
   }
-  instance().UseLength(length);
-  return length;
+  instance().UseLength(sized.length);
+  return sized;
 }
 
 ffi::Any Executor::Run(Args args) {
@@ -58,19 +64,23 @@ ffi::Any Executor::Invoke(Args args) {
   }
   std::vector<const DLTensor*> inputs, outputs;
   for (int i = 0; i < num_inputs; ++i) inputs.push_back(args[i].cast<DLTensor*>());
-  const size_t length = UseLengthOf(inputs);
+  const SizedLength sized = UseLengthOf(inputs, true);
   for (int i = 0; i < args.size() - num_inputs; ++i) {
     outputs.push_back(args[num_inputs + i].cast<DLTensor*>());
-    CheckTensor(*outputs[i], spec_.output(i, length), "output", spec_.outputs[i].name);
+    CheckTensor(*outputs[i], ShapeOfOutput(spec_, i, sized), spec_.output(i, sized.length).dtype,
+                "output", spec_.outputs[i].name);
     CheckApart(outputs);
   }
-  if (args.size() != num_inputs) return staging_.Run(&instance(), inputs, outputs), ffi::Any();
+  if (args.size() != num_inputs) {
+    staging_.Run(&instance(), sized, inputs, outputs);
+    return ffi::Any();
+  }
   ffi::Array<ffi::Tensor> fresh;
   for (int i = 0; i < num_outputs; ++i) {
-    fresh.push_back(NewTensor(spec_.output(i, length)));
+    fresh.push_back(NewTensor(ShapeOfOutput(spec_, i, sized), spec_.output(i, sized.length).dtype));
     outputs.push_back(fresh[i].GetDLTensorPtr());
   }
-  staging_.Run(&instance(), inputs, outputs);
+  staging_.Run(&instance(), sized, inputs, outputs);
   return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
 }
 
@@ -87,18 +97,18 @@ ffi::Any Executor::RunSteps(Args args) {
     inputs.emplace_back(tensor, same ? SteppedTensor::kSame : count);
   }
   for (SteppedTensor& input : inputs) first.push_back(&input.at(0));
-  const size_t length = UseLengthOf(first);
+  const SizedLength sized = UseLengthOf(first, false);
   for (int i = 0; i < num_outputs; ++i) {
     whole.push_back(args[1 + num_inputs + i].cast<DLTensor*>());
     outputs.emplace_back(*whole[i], count);
-    CheckTensor(outputs[i].at(0), spec_.output(i, length), "output", spec_.outputs[i].name);
+    CheckTensor(outputs[i].at(0), spec_.output(i, sized.length), "output", spec_.outputs[i].name);
     CheckApart(whole);
   }
   for (int64_t step = 0; step < count; ++step) {
     std::vector<const DLTensor*> from, to;
     for (SteppedTensor& input : inputs) from.push_back(&input.at(step));
     for (SteppedTensor& output : outputs) to.push_back(&output.at(step));
-    staging_.Run(&instance(), from, to);
+    staging_.Run(&instance(), sized, from, to);
   }
   return ffi::Any();
 }

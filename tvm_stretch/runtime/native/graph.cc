@@ -294,6 +294,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   if (root.Has("kept")) ReadPorts(root["kept"], Memory::kOutput, graph.tensors, &graph.outputs);
   if (root.Has("states")) ReadStates(root["states"], &graph);
   ReadLengths(root, &graph);
+  ReadSpans(root, &graph);
   graph.origin = ReadOrigin(root);
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const TensorSpec& tensor = graph.tensors[i];

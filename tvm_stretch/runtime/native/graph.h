@@ -6,7 +6,9 @@
 #include <tvm/ffi/string.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 // Exported for libraries of other processors; see processor.h.
@@ -94,6 +96,31 @@ struct LengthSpec {
   std::vector<int64_t> inputs;   // their tensors, in the order of the graph's inputs
   std::vector<int64_t> outputs;  // their tensors, in the order of the graph's outputs
   std::vector<GuardSpec> guards;
+  std::vector<std::pair<std::string, int64_t>> sizes_by_name;  // of the dimensions with names
+  std::vector<int64_t> sizes;                                  // of the graph's spans
+
+  // How many elements a tensor with these dimensions has: the order of lengths.
+  double product() const {
+    double all = 1;
+    for (const auto& [name, size] : sizes_by_name) all *= static_cast<double>(size);
+    return all;
+  }
+};
+
+// How an input grows with a span: for each axis by how many elements a position.
+struct SpanInput {
+  std::vector<int64_t> growth;
+  std::optional<int64_t> fill;  // the value of its padding, which hides it; otherwise any value
+  bool hides;                   // it has to show a position in each row
+};
+
+// A dimension whose sizes between those of the lengths are padded to the next one.
+struct SpanSpec {
+  std::string name;
+  int64_t low;
+  int64_t high;
+  std::vector<SpanInput> inputs;              // the caller's
+  std::vector<std::vector<int64_t>> outputs;  // the growth of the caller's
 };
 
 // The regions of one plan, each of which computes the whole network. They are consecutive.
@@ -112,6 +139,7 @@ struct GraphSpec {
   size_t results;    // the caller's outputs; the following ones become states or are read by guards
   std::vector<StateSpec> states;
   std::vector<LengthSpec> lengths;  // at least one; if there are several, one for each plan
+  std::vector<SpanSpec> spans;
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;
   std::vector<NodeSpec> nodes;

@@ -55,6 +55,51 @@ std::vector<GuardSpec> ReadGuards(const Reader& owner, const std::vector<TensorS
   return guards;
 }
 
+// By how many elements each axis of a port grows with a span.
+std::vector<int64_t> ReadGrowth(const Reader& list, const TensorSpec& tensor) {
+  std::vector<int64_t> growth = list.Ints(0, kMaxBytes);
+  if (growth.size() != tensor.shape.size()) RefuseGraph("a number for each axis", list.where());
+  return growth;
+}
+
+SpanInput ReadSpanInput(const Reader& span, const PortSpec& port, const TensorSpec& tensor) {
+  SpanInput input{ReadGrowth(span["inputs"][port.name.c_str()], tensor), std::nullopt, false};
+  const bool is_mask = span["masks"].Has(port.name.c_str());
+  if (is_mask) input.fill = span["masks"][port.name.c_str()].Int(0, 1);
+  for (const Reader& name : span["hiding"].List()) input.hides |= name.Str() == port.name;
+  if (input.hides && !is_mask) RefuseGraph("a value that hides padding", span.where());
+  const bool one_by_one = tensor.dtype.lanes == 1 && tensor.dtype.bits >= 8;
+  if (!one_by_one || tensor.dtype.bits > 64) RefuseGraph("inputs of whole bytes", span.where());
+  return input;
+}
+
+// Refuses a length from which a port cannot lack as many positions as the spans say, and axes that
+// grow with two spans, whose sizes would leave open how much is missing.
+void CheckGrowth(const GraphSpec& graph, const Reader& list) {
+  for (size_t length = 0; length < graph.lengths.size(); ++length) {
+    const auto check = [&](const TensorSpec& tensor, const auto& growth_of) {
+      for (size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+        int growing = 0;
+        for (size_t i = 0; i < graph.spans.size(); ++i) {
+          const int64_t step = growth_of(graph.spans[i])[axis];
+          const int64_t most = graph.lengths[length].sizes[i] - graph.spans[i].low;
+          growing += step > 0 ? 1 : 0;
+          if (step > 0 && most >= 0 && most > (tensor.shape[axis] - 1) / step) {
+            RefuseGraph("axes as long as their growth", list.where());
+          }
+        }
+        if (growing > 1) RefuseGraph("axes that grow with one span", list.where());
+      }
+    };
+    for (size_t i = 0; i < graph.arguments; ++i) {
+      check(graph.input(i, length), [i](const SpanSpec& span) { return span.inputs[i].growth; });
+    }
+    for (size_t i = 0; i < graph.results; ++i) {
+      check(graph.output(i, length), [i](const SpanSpec& span) { return span.outputs[i]; });
+    }
+  }
+}
+
 }  // namespace
 
 void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
@@ -101,6 +146,9 @@ void ReadLengths(const Reader& root, GraphSpec* graph) {
     ReadMorePorts(item, "outputs", "kept", Memory::kOutput, graph->tensors, &graph->outputs,
                   &length.outputs);
     length.guards = ReadGuards(item, graph->tensors);
+    for (const auto& [name, size] : item["sizes"].Members()) {
+      length.sizes_by_name.emplace_back(name, size.Int(1, kMaxBytes));
+    }
     for (const StateSpec& state : graph->states) {
       const std::vector<int64_t>& shape = graph->tensors[graph->inputs[state.input].tensor].shape;
       if (graph->tensors[length.inputs[state.input]].shape != shape ||
@@ -116,6 +164,30 @@ void ReadLengths(const Reader& root, GraphSpec* graph) {
   for (const PortSpec& port : graph->outputs) only.outputs.push_back(port.tensor);
   only.guards = ReadGuards(root, graph->tensors);
   graph->lengths.push_back(std::move(only));
+}
+
+void ReadSpans(const Reader& root, GraphSpec* graph) {
+  if (!root.Has("spans")) return;
+  for (const Reader& item : root["spans"].List()) {
+    SpanSpec span{item["name"].Str(), item["low"].Int(1, kMaxBytes), 0, {}, {}};
+    span.high = item["high"].Int(span.low, kMaxBytes);
+    for (size_t i = 0; i < graph->arguments; ++i) {
+      span.inputs.push_back(ReadSpanInput(item, graph->inputs[i], graph->input(i)));
+    }
+    const std::vector<Reader> outputs = item["outputs"].List();
+    if (outputs.size() != graph->results) RefuseGraph("the growth of each output", item.where());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      span.outputs.push_back(ReadGrowth(outputs[i], graph->output(i)));
+    }
+    for (LengthSpec& length : graph->lengths) {
+      const auto named = std::find_if(length.sizes_by_name.begin(), length.sizes_by_name.end(),
+                                      [&](const auto& one) { return one.first == span.name; });
+      if (named == length.sizes_by_name.end()) RefuseGraph("a span of all lengths", item.where());
+      length.sizes.push_back(named->second);
+    }
+    graph->spans.push_back(std::move(span));
+  }
+  CheckGrowth(*graph, root["spans"]);
 }
 
 }  // namespace tvm_stretch

@@ -5,6 +5,7 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/json.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,22 @@ class Reader {
                   where_);
     }
     return *value;
+  }
+
+  // The members of an object, in the order of their names.
+  std::vector<std::pair<std::string, Reader>> Members() const {
+    auto object = value_.try_cast<ffi::json::Object>();
+    if (!object) RefuseGraph("an object", where_);
+    std::map<std::string, ffi::Any> sorted;
+    for (const auto& [key, value] : *object) {
+      auto name = key.try_cast<ffi::String>();
+      if (!name) RefuseGraph("names", where_);
+      sorted.emplace(*name, value);
+    }
+    std::vector<std::pair<std::string, Reader>> members;
+    for (auto& [name, value] : sorted)
+      members.emplace_back(name, Reader(value, where_ + "." + name));
+    return members;
   }
 
   std::string Str() const {
@@ -95,6 +112,8 @@ void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>&
 void ReadStates(const Reader& list, GraphSpec* graph);
 // Reads the lengths, the first of which has the graph's own ports. States are the same in all.
 void ReadLengths(const Reader& root, GraphSpec* graph);
+// Reads the dimensions whose other sizes are padded; after the lengths.
+void ReadSpans(const Reader& root, GraphSpec* graph);
 
 }  // namespace tvm_stretch
 

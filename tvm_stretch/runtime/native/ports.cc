@@ -45,20 +45,26 @@ bool HasShape(const DLTensor& tensor, const TensorSpec& spec) {
   return spec.shape == std::vector<int64_t>(tensor.shape, tensor.shape + tensor.ndim);
 }
 
-size_t FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
-                  size_t current) {
-  if (graph.lengths.size() == 1) return 0;  // CheckTensor names the fault
+SizedLength FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
+                       size_t current, bool padding) {
+  if (graph.lengths.size() == 1 && graph.spans.empty()) return {0, {}};  // CheckTensor names faults
   const auto fits = [&](size_t length) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!HasShape(*inputs[i], graph.input(i, length))) return false;
     }
     return true;
   };
-  if (fits(current)) return current;
+  if (fits(current)) return {current, {}};
   for (size_t length = 0; length < graph.lengths.size(); ++length) {
-    if (fits(length)) return length;
+    if (fits(length)) return {length, {}};
   }
-  RefuseLength(graph, inputs);
+  std::optional<SizedLength> best;
+  for (size_t length = 0; padding && length < graph.lengths.size(); ++length) {
+    if (best && graph.lengths[length].product() >= graph.lengths[best->length].product()) continue;
+    if (auto missing = MissingIn(graph, length, inputs)) best = {length, std::move(*missing)};
+  }
+  if (!best) RefuseLength(graph, inputs);
+  return std::move(*best);
 }
 
 void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs) {
@@ -71,6 +77,10 @@ void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& in
     got += (got.empty() ? "" : ", ") + graph.inputs[i].name + ": " +
            Describe(ffi::Shape(inputs[i]->shape, inputs[i]->shape + inputs[i]->ndim),
                     inputs[i]->dtype);
+  }
+  for (const SpanSpec& span : graph.spans) {
+    got += " (" + span.name + " may be " + std::to_string(span.low) + " to " +
+           std::to_string(span.high) + ", the same in all inputs)";
   }
   TVM_FFI_THROW(ValueError) << "expected inputs of one of the lengths " << names << ", got " << got
                             << "; pad the inputs, or compile the model with that length";
@@ -88,19 +98,25 @@ size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
   return static_cast<size_t>(*index);
 }
 
-ffi::Tensor NewTensor(const TensorSpec& spec) {
+ffi::Tensor NewTensor(const TensorSpec& spec) { return NewTensor(spec.shape, spec.dtype); }
+
+ffi::Tensor NewTensor(const std::vector<int64_t>& shape, DLDataType dtype) {
   DLDevice cpu{kDLCPU, 0};
-  return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
+  return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(shape), dtype, cpu);
 }
 
 void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
                  const std::string& name) {
-  ffi::Shape shape(want.shape);
+  CheckTensor(got, want.shape, want.dtype, role, name);
+}
+
+void CheckTensor(const DLTensor& got, const std::vector<int64_t>& shape, DLDataType dtype,
+                 const char* role, const std::string& name) {
   ffi::Shape got_shape(got.shape, got.shape + got.ndim);
-  bool same_shape = want.shape == std::vector<int64_t>(got_shape.begin(), got_shape.end());
-  if (!same_shape || !(got.dtype == want.dtype)) {
-    TVM_FFI_THROW(ValueError) << "expected " << Describe(shape, want.dtype) << " for " << role
-                              << " '" << name << "', got " << Describe(got_shape, got.dtype)
+  bool same_shape = shape == std::vector<int64_t>(got_shape.begin(), got_shape.end());
+  if (!same_shape || !(got.dtype == dtype)) {
+    TVM_FFI_THROW(ValueError) << "expected " << Describe(ffi::Shape(shape), dtype) << " for "
+                              << role << " '" << name << "', got " << Describe(got_shape, got.dtype)
                               << "; convert the tensor before the call";
   }
   if (got.device.device_type != kDLCPU) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "graph.h"
+#include "padding.h"
 
 namespace tvm_stretch {
 
@@ -18,9 +19,10 @@ size_t InputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 
 // The length whose inputs have the shapes of these tensors; with several such lengths, `current` if
-// it is one of them, otherwise the first. Throws ValueError if there is none.
-size_t FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
-                  size_t current);
+// it is one of them, otherwise the first; without one, the smallest to which they are padded if
+// `padding` allows that. Throws ValueError if there is none.
+SizedLength FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
+                       size_t current, bool padding);
 
 // Throws ValueError because no length has inputs like these tensors, some of which may be null.
 [[noreturn]] void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs);
@@ -30,10 +32,13 @@ bool HasShape(const DLTensor& tensor, const TensorSpec& spec);
 
 // A new tensor, for an output without memory of the caller.
 ffi::Tensor NewTensor(const TensorSpec& spec);
+ffi::Tensor NewTensor(const std::vector<int64_t>& shape, DLDataType dtype);
 
 // Throws ValueError unless the tensor has the graph's shape and type, in memory of the CPU.
 void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
                  const std::string& name);
+void CheckTensor(const DLTensor& got, const std::vector<int64_t>& shape, DLDataType dtype,
+                 const char* role, const std::string& name);
 
 // Throws ValueError if the last tensor overlaps another one.
 void CheckApart(const std::vector<const DLTensor*>& outputs);

@@ -50,8 +50,26 @@ void Staging::BindOwn(Instance* instance) const {
   for (size_t i = 0; i < spec_.outputs.size(); ++i) instance->BindOutput(i, instance->output(i));
 }
 
-void Staging::Run(Instance* instance, const std::vector<const DLTensor*>& inputs,
+void Staging::RunPadded(Instance* instance, const SizedLength& sized,
+                        const std::vector<const DLTensor*>& inputs,
+                        const std::vector<const DLTensor*>& outputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CopyPadded(spec_, i, sized, *inputs[i], instance->input(i));
+    set_[i] = spec_.lengths[sized.length].inputs[i];
+  }
+  BindOwn(instance);
+  instance->Run();
+  instance->CheckValues();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    CopyShortened(spec_, i, sized, instance->output(i), *outputs[i]);
+  }
+  instance->Advance();
+}
+
+void Staging::Run(Instance* instance, const SizedLength& sized,
+                  const std::vector<const DLTensor*>& inputs,
                   const std::vector<const DLTensor*>& outputs) {
+  if (sized.is_padded()) return RunPadded(instance, sized, inputs, outputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     bool in_place = instance->takes_input(i) && IsUsableInPlace(*inputs[i]);
     if (!in_place) {

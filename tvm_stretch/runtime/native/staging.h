@@ -7,6 +7,7 @@
 
 #include "graph.h"
 #include "instance.h"
+#include "padding.h"
 
 namespace tvm_stretch {
 
@@ -26,11 +27,15 @@ class Staging {
   void BindOwn(Instance* instance) const;
 
   // Runs once with the caller's tensors, which have the right shapes and types, and the states.
-  void Run(Instance* instance, const std::vector<const DLTensor*>& inputs,
+  void Run(Instance* instance, const SizedLength& sized, const std::vector<const DLTensor*>& inputs,
            const std::vector<const DLTensor*>& outputs);
 
  private:
   static constexpr int64_t kNotSet = -1;
+
+  void RunPadded(Instance* instance, const SizedLength& sized,
+                 const std::vector<const DLTensor*>& inputs,
+                 const std::vector<const DLTensor*>& outputs);
 
   const GraphSpec& spec_;
   std::vector<int64_t> set_;  // the port's tensor when each input was set

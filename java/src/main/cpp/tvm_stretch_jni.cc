@@ -30,6 +30,7 @@ struct Interface {
   decltype(&::tvm_stretch_length_count) length_count;
   decltype(&::tvm_stretch_length_name) length_name;
   decltype(&::tvm_stretch_use_length) use_length;
+  decltype(&::tvm_stretch_use_size) use_size;
   decltype(&::tvm_stretch_reset) reset;
   decltype(&::tvm_stretch_statistics) statistics;
   decltype(&::tvm_stretch_last_error) last_error;
@@ -66,6 +67,7 @@ bool OpenInterface() {
          Find(library, "tvm_stretch_length_count", &tvm_stretch.length_count) &&
          Find(library, "tvm_stretch_length_name", &tvm_stretch.length_name) &&
          Find(library, "tvm_stretch_use_length", &tvm_stretch.use_length) &&
+         Find(library, "tvm_stretch_use_size", &tvm_stretch.use_size) &&
          Find(library, "tvm_stretch_reset", &tvm_stretch.reset) &&
          Find(library, "tvm_stretch_statistics", &tvm_stretch.statistics) &&
          Find(library, "tvm_stretch_last_error", &tvm_stretch.last_error);
@@ -235,6 +237,11 @@ void UseLength(JNIEnv* env, jclass, jlong model, jint number) {
   Check(env, tvm_stretch.use_length(At(model), static_cast<size_t>(number)));
 }
 
+void UseSize(JNIEnv* env, jclass, jlong model, jstring name, jlong size) {
+  const Text text(env, name);
+  Check(env, tvm_stretch.use_size(At(model), text.characters, size));
+}
+
 void Reset(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.reset(At(model))); }
 
 void UsePlan(JNIEnv* env, jclass, jlong model, jint number) {
@@ -300,6 +307,7 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
       Method("adapt", "(J)V", Adapt),
       Method("lengths", "(J)[Ljava/lang/String;", Lengths),
       Method("useLength", "(JI)V", UseLength),
+      Method("useSize", "(JLjava/lang/String;J)V", UseSize),
       Method("reset", "(J)V", Reset),
       Method("statistics", "(J)Ljava/lang/String;", Statistics),
   };

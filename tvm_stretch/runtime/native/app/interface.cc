@@ -261,6 +261,13 @@ TvmStretchStatus tvm_stretch_use_length(TvmStretchModel* model, size_t number) {
   return app::With(model, [number](app::Model& own) { own.UseLength(number); });
 }
 
+TvmStretchStatus tvm_stretch_use_size(TvmStretchModel* model, const char* name, int64_t size) {
+  return app::With(model, [=](app::Model& own) {
+    app::Require(name, "the name");
+    own.UseSize(name, size);
+  });
+}
+
 TvmStretchStatus tvm_stretch_reset(TvmStretchModel* model) {
   return app::With(model, [](app::Model& own) { own.Reset(); });
 }

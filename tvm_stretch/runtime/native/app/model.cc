@@ -65,14 +65,11 @@ void CheckBuffer(const char* role, const TvmStretchBuffer& buffer, const Port& p
 
 }  // namespace
 
-Port::Port(const PortSpec& spec, const TensorSpec& tensor)
-    : type(ffi::DLDataTypeToString(tensor.dtype)) {
-  shown = {spec.name.c_str(), type.c_str(), tensor.shape.size(), tensor.shape.data(),
-           static_cast<size_t>(tensor.bytes)};
-  const auto dimensions = static_cast<int32_t>(tensor.shape.size());
-  this->tensor = {
-      nullptr, kCpuDevice, dimensions, tensor.dtype, const_cast<int64_t*>(tensor.shape.data()),
-      nullptr, 0};
+Port::Port(const PortSpec& spec, std::vector<int64_t> dimensions, DLDataType dtype)
+    : type(ffi::DLDataTypeToString(dtype)), shape(std::move(dimensions)) {
+  const auto count = static_cast<int32_t>(shape.size());
+  tensor = {nullptr, kCpuDevice, count, dtype, shape.data(), nullptr, 0};
+  shown = {spec.name.c_str(), type.c_str(), shape.size(), shape.data(), ffi::GetDataSize(tensor)};
 }
 
 Model::Model(std::shared_ptr<const ArtifactFile> file, const char* data)
@@ -85,17 +82,25 @@ Model::Model(std::shared_ptr<const ArtifactFile> file, ffi::Module executor,
       spec_(spec ? std::move(*spec) : SpecOf(executor_)),
       invoke_(Method("invoke")),
       cancel_(Method("cancel")) {
-  for (size_t length = 0; length < spec_.lengths.size(); ++length) {
-    LengthPorts one;
-    for (size_t i = 0; i < spec_.arguments; ++i) {
-      one.inputs.push_back(std::make_unique<Port>(spec_.inputs[i], spec_.input(i, length)));
-    }
-    for (size_t i = 0; i < spec_.results; ++i) {
-      one.outputs.push_back(std::make_unique<Port>(spec_.outputs[i], spec_.output(i, length)));
-    }
-    ports_.push_back(std::move(one));
-  }
+  now_ = &PortsOf({0, {}});
+  sizes_ = spec_.lengths[0].sizes_by_name;
   Method("load")();
+}
+
+const LengthPorts& Model::PortsOf(const SizedLength& sized) {
+  const auto [place, is_new] = ports_.try_emplace({sized.length, sized.missing});
+  LengthPorts& one = place->second;
+  if (!is_new) return one;
+  one.is_padded = sized.is_padded();
+  for (size_t i = 0; i < spec_.arguments; ++i) {
+    one.inputs.push_back(std::make_unique<Port>(spec_.inputs[i], ShapeOfInput(spec_, i, sized),
+                                                spec_.input(i, sized.length).dtype));
+  }
+  for (size_t i = 0; i < spec_.results; ++i) {
+    one.outputs.push_back(std::make_unique<Port>(spec_.outputs[i], ShapeOfOutput(spec_, i, sized),
+                                                 spec_.output(i, sized.length).dtype));
+  }
+  return one;
 }
 
 std::unique_ptr<Model> Model::Clone() {
@@ -158,6 +163,13 @@ const std::string& Model::Trace(const Buffers& buffers) {
   Check(buffers);
   const LengthPorts& own = ports();
   Bind(own, buffers);
+  if (own.is_padded) {  // a run leaves its padded inputs for the next one
+    ffi::Any nothing;
+    invoke_.CallPacked(arguments_.data(), static_cast<int32_t>(arguments_.size()), &nothing);
+    text_ = TraceEvents(spec_, Method("trace")().cast<ffi::String>());
+    ++runs_;
+    return text_;
+  }
   const ffi::Function set_input = Method("set_input"), get_output = Method("get_output");
   for (size_t i = 0; i < own.inputs.size(); ++i) {
     set_input(static_cast<int64_t>(i), &own.inputs[i]->tensor);
@@ -174,13 +186,37 @@ void Model::UsePlan(size_t number) { Method("use_plan")(static_cast<int64_t>(num
 
 void Model::UseLength(size_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (number >= ports_.size()) {
-    TVM_FFI_THROW(ValueError) << "expected a number below " << ports_.size()
+  if (number >= spec_.lengths.size()) {
+    TVM_FFI_THROW(ValueError) << "expected a number below " << spec_.lengths.size()
                               << " for the length, got " << number
                               << "; tvm_stretch_length_count tells how many there are";
   }
-  if (ports_.size() > 1) UsePlan(number);
-  length_ = number;
+  Use({number, {}});
+  sizes_ = spec_.lengths[number].sizes_by_name;
+}
+
+void Model::UseSize(const std::string& name, int64_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Sizes sizes = sizes_;
+  std::string names;
+  bool is_known = false;
+  for (auto& [known, value] : sizes) {
+    names += (names.empty() ? "'" : ", '") + known + "'";
+    if (known != name) continue;
+    value = size;
+    is_known = true;
+  }
+  if (!is_known) {
+    TVM_FFI_THROW(ValueError) << "expected one of the dimensions [" << names << "], got '" << name
+                              << "'; those are the names that the model was compiled with";
+  }
+  Use(LengthOfSizes(spec_, sizes));
+  sizes_ = std::move(sizes);
+}
+
+void Model::Use(const SizedLength& sized) {
+  if (spec_.lengths.size() > 1) UsePlan(sized.length);
+  now_ = &PortsOf(sized);
 }
 
 void Model::Reset() { Method("reset")(); }

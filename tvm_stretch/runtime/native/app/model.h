@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../graph.h"
+#include "../padding.h"
 #include "artifact_file.h"
 #include "tvm_stretch.h"
 #include "worker.h"
@@ -19,16 +22,18 @@ namespace tvm_stretch::app {
 
 // An input or output with the memory that its description points to.
 struct Port {
-  Port(const PortSpec& spec, const TensorSpec& tensor);
+  Port(const PortSpec& spec, std::vector<int64_t> shape, DLDataType dtype);
   Port(const Port&) = delete;
 
   std::string type;
+  std::vector<int64_t> shape;
   TvmStretchTensor shown;
   DLTensor tensor;  // a run gives it its data
 };
 
-// The inputs and outputs of one of the model's lengths.
+// The inputs and outputs of runs with certain sizes.
 struct LengthPorts {
+  bool is_padded = false;  // inputs are smaller than those of the length that computes them
   std::vector<std::unique_ptr<Port>> inputs;
   std::vector<std::unique_ptr<Port>> outputs;
 };
@@ -60,6 +65,7 @@ class Model {
   void Cancel();
   void UsePlan(size_t number);
   void UseLength(size_t number);
+  void UseSize(const std::string& name, int64_t size);
   void Reset();
   void Adapt();
   void SetCores(const char* cores);
@@ -73,13 +79,17 @@ class Model {
         std::optional<GraphSpec> spec);
   ffi::Function Method(const char* name) const;
   void Bind(const LengthPorts& own, const Buffers& buffers);
-  const LengthPorts& ports() const { return ports_[length_]; }
+  const LengthPorts& PortsOf(const SizedLength& sized);
+  void Use(const SizedLength& sized);
+  const LengthPorts& ports() const { return *now_; }
 
   const std::shared_ptr<const ArtifactFile> file_;  // outlives the code of `executor_`
   const ffi::Module executor_;
   const GraphSpec spec_;
-  std::vector<LengthPorts> ports_;  // one for each length
-  std::atomic<size_t> length_{0};
+  // For all sizes that were used, because their descriptions stay valid.
+  std::map<std::pair<size_t, Missing>, LengthPorts> ports_;
+  std::atomic<const LengthPorts*> now_;
+  Sizes sizes_;  // of the dimensions with names
   const ffi::Function invoke_;
   const ffi::Function cancel_;
   std::atomic<int64_t> announced_{0};  // the number of the last asynchronous run

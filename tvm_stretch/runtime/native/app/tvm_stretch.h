@@ -35,7 +35,7 @@ extern "C" {
 #define TVM_STRETCH_EXPORT __attribute__((visibility("default")))
 
 /* The version of this header. It grows when functions are added; those that exist stay. */
-#define TVM_STRETCH_INTERFACE_VERSION 2
+#define TVM_STRETCH_INTERFACE_VERSION 3
 
 /* The version that the loaded library implements: at least that of the header, or do not use it. */
 TVM_STRETCH_EXPORT int32_t tvm_stretch_interface_version(void);
@@ -147,6 +147,13 @@ TVM_STRETCH_EXPORT const char* tvm_stretch_length_name(const TvmStretchModel* mo
  * tvm_stretch_output describe those. Descriptions of other lengths stay valid. A model begins with
  * length 0; states are the same for all lengths. */
 TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_use_length(TvmStretchModel* model, size_t number);
+
+/* Runs from now on have this size of a named dimension, and the sizes of others that they had:
+ * tvm_stretch_input and tvm_stretch_output describe such runs. A size between the lengths of a
+ * dimension that was compiled for any size (ts.Length) is padded to the next length, and outputs
+ * are cut. The names are those in tvm_stretch_length_name. Since version 3. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_use_size(TvmStretchModel* model, const char* name,
+                                                         int64_t size);
 
 /* Sets all states to zero, as they were before the first run: what a model that was compiled with
  * states= keeps from run to run. They are neither inputs nor outputs. Since version 2. */

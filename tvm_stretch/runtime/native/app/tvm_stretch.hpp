@@ -105,6 +105,11 @@ class Model {
   }
   void use_length(size_t number) { Check(tvm_stretch_use_length(model_.get(), number)); }
 
+  // Takes inputs of this size of a named dimension from now on; see tvm_stretch.h.
+  void use_size(const std::string& name, int64_t size) {
+    Check(tvm_stretch_use_size(model_.get(), name.c_str(), size));
+  }
+
   void reset() { Check(tvm_stretch_reset(model_.get())); }
 
   std::vector<std::string> plans() const {

@@ -168,6 +168,20 @@ public final class Model implements AutoCloseable {
         });
   }
 
+  /**
+   * Runs from now on have this size of a named dimension, which {@link #inputs} and {@link #outputs}
+   * describe. A size between the lengths is padded, if the network was compiled for any size.
+   */
+  public void useSize(String name, long size) {
+    call(
+        model -> {
+          useSize(model, name, size);
+          inputs = describe(model, true);
+          outputs = describe(model, false);
+          return 0L;
+        });
+  }
+
   /** Sets all states to zero. */
   public void reset() {
     call(
@@ -291,6 +305,8 @@ public final class Model implements AutoCloseable {
   private static native String[] lengths(long model);
 
   private static native void useLength(long model, int number);
+
+  private static native void useSize(long model, String name, long size);
 
   private static native void reset(long model);
 

@@ -85,7 +85,7 @@ public final class ModelTest {
         StretchException.Status.BAD_ARTIFACT, "expected", () -> Model.load(kernels, kernels));
   }
 
-  /** Its lengths are 3 and 5; it adds 1 to each of its float32. */
+  /** Its lengths are 3 and 5, and 4 is padded; it adds 1 to each of its float32. */
   private static void lengths(Path path) throws Exception {
     try (Model model = Model.load(path)) {
       require(model.lengths().equals(List.of("n=3", "n=5")), model.lengths().toString());
@@ -99,6 +99,17 @@ public final class ModelTest {
         model.run(List.of(read), List.of(written));
         for (int i = 0; i < count; ++i) require(written.getFloat(4 * i) == i + 1, "an answer");
       }
+      for (int count : new int[] {4, 3, 5, 4}) {
+        model.useSize("n", count);
+        require(model.outputs().get(0).bytes() == 4 * count, "bytes of a size");
+        ByteBuffer read = model.inputs().get(0).newBuffer();
+        ByteBuffer written = output(model);
+        for (int i = 0; i < count; ++i) read.putFloat(4 * i, i);
+        model.run(List.of(read), List.of(written));
+        for (int i = 0; i < count; ++i) require(written.getFloat(4 * i) == i + 1, "an answer");
+      }
+      fails(StretchException.Status.INVALID, "sizes of one", () -> model.useSize("n", 6));
+      fails(StretchException.Status.INVALID, "dimensions", () -> model.useSize("m", 3));
       fails(StretchException.Status.INVALID, "expected", () -> model.useLength(2));
       fails(StretchException.Status.INVALID, "expected", () -> model.useLength(-1));
     }
