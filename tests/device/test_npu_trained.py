@@ -13,7 +13,7 @@ from engine_regions import on_the_tensor_unit, step_of
 from engine_targets import compiled, needs_npu
 from onnx import numpy_helper
 from quantised_models import qdq_conv
-from trained_networks import HELD_OUT, NAMES, photograph, trained, typical_inputs
+from trained_networks import HELD_OUT, NAMES, photograph, trained, typical_inputs, views
 
 import tvm_stretch as ts
 
@@ -51,6 +51,24 @@ def test_answers(name: str) -> None:
         assert least <= max(2, 1.2 * others + 1), "the largest of a thousand differences varies"
         assert steps["npu to ours"] <= max(2, own)
         assert classes["npu"] in (classes["ours"], classes["float"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_classes_of_photographs(name: str) -> None:
+    """The HTP finds float's class about as often as our CPU does, whatever the steps are."""
+    network = trained(name, 224)
+    quantised = ts.quantize(network, typical_inputs(name, 224))
+    model, ours = compiled("npu", quantised, "npu"), ts.compile(quantised, "llvm", cpu_threads=1)
+    exact = onnxruntime.InferenceSession(network.SerializeToString())
+    rows = [(model(**x), ours(**x), exact.run(None, x)[0]) for x in views(name, 224)]
+    npu, own, right = np.array([[int(y.argmax()) for y in row] for row in rows]).T
+    pairs = {"NPU to ours": (0, 1), "ours to float": (1, 2), "NPU to float": (0, 2)}
+    for what, (a, b) in pairs.items():
+        steps = [np.abs(row[a] - row[b]).max() / step_of(quantised) for row in rows]
+        print(f"{name}, {what}: {np.median(steps):.1f} steps, at most {max(steps):.1f}")
+    same = [int((a == b).sum()) for a, b in ((npu, right), (own, right), (npu, own))]
+    print(f"{name}: float's class by NPU {same[0]}, by ours {same[1]}, same in both {same[2]}")
+    assert len(rows) == 24 and same[0] >= same[1] - 2 and same[0] >= 18
 
 
 def test_sums_are_cut() -> None:
