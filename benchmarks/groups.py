@@ -1,6 +1,6 @@
 """Two models that share processors: as a group, and one after the other.
 
-    python -m benchmarks.groups [resnet18 mobilenet_v2] [--size 128] [--runs 40] [--rounds 5]
+    python -m benchmarks.groups [resnet18 mobilenet_v2] [--size 128] [--rates 10 10] [--rounds 5]
 
 Both models have a plan for CPU and OpenCL together and one for each alone. One after the other,
 each takes its fastest plan and both processors; the operating system's scheduling is two threads

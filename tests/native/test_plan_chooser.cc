@@ -80,6 +80,28 @@ TEST(PlanChooser, TrialsAreRare) {
   EXPECT_GE(trials, 8);
 }
 
+// Five plans, of which the usual one and two others become far slower than the rest: their trials
+// together take 15 % of the time at most.
+TEST(PlanChooser, TrialsOfManyPlansCostLittle) {
+  const std::vector<double> rest = {8, 15, 15, 12, 11}, busy = {64, 15, 60, 48, 28};
+  std::vector<int64_t> expected;
+  for (double ms : rest) expected.push_back(static_cast<int64_t>(ms * kMs));
+  PlanChooser chooser(expected);
+  const auto run = [&](const std::vector<double>& ms) {
+    const double taken = ms[chooser.plan()];
+    chooser.Ran(static_cast<int64_t>(taken * kMs));
+    return taken;
+  };
+  for (int i = 0; i < 30; ++i) EXPECT_EQ(run(rest), 8);
+  for (int i = 0; i < 40; ++i) run(busy);
+  double sum = 0;
+  for (int i = 0; i < 600; ++i) sum += run(busy);
+  EXPECT_LE(sum / 600, 1.15 * 15);
+  int runs = 0;
+  while (run(rest) != 8 && runs < 1000) ++runs;
+  EXPECT_LE(runs, 8 * 16);  // the longest pause
+}
+
 TEST(PlanChooser, DoesNotAlternateBetweenPlansThatAreAboutAsFast) {
   Runs runs({10 * kMs, 14 * kMs, 14 * kMs});
   runs.SlowDown(1.45, 1.45);

@@ -3,6 +3,7 @@
 #include <tvm/ffi/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,10 @@ constexpr double kRecovering = 0.8;
 
 // The fastest latency grows a little with each run, as it may have been an outlier.
 constexpr double kForgetting = 1.02;
+
+// The largest share of the time for trials of slow plans, and the longest pause after one, in
+// pauses.
+constexpr double kTrials = 0.15, kLongestPause = 8;
 
 // A run is traced at the latest after this number of runs.
 constexpr int64_t kBetweenSamples = 32;
@@ -122,7 +127,20 @@ void PlanChooser::LeaveAlone(double taken) {
   Known& plan = known_[plan_];
   const bool recovers = taken < kRecovering * plan.last;
   plan.now = plan.last = taken;
-  plan.tried_at = run_ + (recovers ? 1 : patience_.pause);
+  plan.tried_at = run_ + (recovers ? 1 : PauseAfter(taken));
+}
+
+// All trials together take at most this share of the time, so a plan that is far slower than the
+// best one, or one of many, is tried less often.
+int64_t PlanChooser::PauseAfter(double taken) const {
+  double least = kForever;
+  for (size_t i = 0; i < known_.size(); ++i) {
+    if (i != plan_ && CostOf(i) > 0) least = std::min(least, CostOf(i));
+  }
+  const double lost = (taken / least - 1) * static_cast<double>(known_.size() - 1);
+  if (!std::isfinite(lost)) return patience_.pause;
+  const double most = kLongestPause * static_cast<double>(patience_.pause);
+  return std::max(patience_.pause, static_cast<int64_t>(std::min(lost / kTrials, most)));
 }
 
 bool PlanChooser::Failed(const std::vector<bool>& usable) {

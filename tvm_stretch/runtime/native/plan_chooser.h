@@ -68,6 +68,7 @@ class PlanChooser {
   double CostOf(size_t plan) const;
   void Note(double nanoseconds);
   void LeaveAlone(double nanoseconds);
+  int64_t PauseAfter(double nanoseconds) const;
   size_t Choose(const std::vector<bool>& usable);
   int64_t Recently() const { return run_ - patience_.pause; }
 

@@ -1,0 +1,128 @@
+"""Potentials & Pitfalls, figure 4: granularities of plans beside competing processes.
+
+    python -m benchmarks.papers.figure4 [squeezenet1_0] [--size 128] [--competitors 0 1 2 3]
+
+    cpu alone, opencl alone   the whole network on one processor
+    kernels                   whole kernels on both, as HOPE:GS schedules them
+    shares                    layers and chains in shares, as CoDL does
+    ours                      the plan that the search predicts to be the fastest
+    changing                  a model with all of these plans, which may change
+
+Competitors are processes that only count, pinned to a core of one processor; with PoCL, OpenCL is
+the upper half of the cores. All plans and the changing model run in blocks that alternate. Answers
+of all plans are compared first. The last two columns are the changing model's mean latency over
+that of the best plan, and the plan that it used most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from statistics import mean, median
+
+import numpy as np
+
+import tvm_stretch as ts
+from benchmarks.adaptation import busy, pinned
+from benchmarks.baselines import schedule_codl
+from benchmarks.baselines.hope import schedule_hope_gs
+from benchmarks.carried_out import TARGETS, Carrier
+from benchmarks.papers.table3 import in_turns
+from benchmarks.scheduling_profiles import whole
+from tutorials import zoo
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.remote.device_processors import processors_of
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import planning_costs
+
+_CHANGING, _WARM_UP, _ROUNDS = "changing", 40, 10
+
+
+def plans_of(name: str, size: int) -> tuple[object, dict[str, Plan]]:
+    """The network and its plans, by granularity."""
+    mod = load_network(zoo.build(name, size=size))
+    costs = planning_costs(processors_of(None, TARGETS, None)[0])
+    found = search(mod, costs)
+    plans = {f"{one.plan.regions[0].processor} alone": one.plan for one in found.singles}
+    carrier = Carrier(mod, costs)
+    plans["kernels"] = carrier.plan(schedule_hope_gs(whole(carrier.problem)))
+    plans["shares"] = carrier.plan(schedule_codl(carrier.problem))
+    if found.rivals:
+        plans["ours"] = found.rivals[0].plan
+    return mod, plans
+
+
+def check_answers(model: ts.Model) -> None:
+    """All plans give the same answer."""
+    inputs = [np.random.default_rng(0).standard_normal(i.shape, np.float32) for i in model.inputs]
+    answers = {}
+    for name in model.plans:
+        one = model.create_instance()
+        one.use(name)
+        answers[name] = np.asarray(one(*inputs))
+    first = next(iter(answers.values()))
+    for name, answer in answers.items():
+        error = np.abs(answer - first).max() / np.abs(first).max()
+        assert error < 1e-3, f"{name}: error {error}"
+
+
+@contextlib.contextmanager
+def competing(core: int, count: int) -> Iterator[None]:
+    """Context in which ``count`` processes keep a core busy."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(busy(core))
+        yield
+
+
+def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
+    """Medians of the plans in ms, the cost of changing, and the plan used most."""
+    model.adapt()
+    run = model.timed_run()
+    used: list[str] = []
+
+    def changing() -> float:
+        used.append(model.in_use)
+        return run()
+
+    with competing(core, count):
+        for _ in range(_WARM_UP):
+            run()
+        taken = in_turns({_CHANGING: changing, **pinned(model)}, _ROUNDS)
+    own = mean(taken.pop(_CHANGING))
+    best = min(mean(times) for times in taken.values())
+    medians = {name: 1e3 * median(times) for name, times in taken.items()}
+    return medians, own / best, Counter(used).most_common(1)[0][0]
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("networks", nargs="*", default=["squeezenet1_0"])
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--competitors", type=int, nargs="*", default=[0, 1, 2, 3])
+    options = parser.parse_args()
+    cores = {"CPU": 0, "OpenCL": (os.cpu_count() or 1) - 1}
+    for network in options.networks:
+        mod, plans = plans_of(network, options.size)
+        model = ts.compile(mod, TARGETS, plans=plans)
+        check_answers(model)
+        names = list(model.plans)
+        print(f"\n{network}, {options.size} pixels, ms\n")
+        print(f"| competitors | {' | '.join(names)} | changing over the best | it used |")
+        print("|" + " --- |" * (len(names) + 3), flush=True)
+        for count in options.competitors:
+            for where, core in cores.items() if count else [("nobody", 0)]:
+                medians, cost, used = row(model, core, count)
+                fastest = min(medians.values())
+                cells = [f"**{t:.2f}**" if t == fastest else f"{t:.2f}" for t in medians.values()]
+                told = f"{count} on the {where}" if count else "none"
+                print(f"| {told} | {' | '.join(cells)} | {cost:.2f} | {used} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
