@@ -11,6 +11,7 @@
 //   no-groups                no kernel may have a work-group
 //   no-room                  no buffer can be made
 //   no-images, few-pixels    no images, or only small ones
+//   priorities               contexts and queues take hints, and `mock_opencl_hint` tells them
 //
 // A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
 // and as the host does. Only maps and unmaps make them equal, and kernels that use what is mapped
@@ -41,6 +42,17 @@ bool IsSvm(char* host) {
   if (after == svm.begin()) return false;
   --after;
   return host < after->first + after->second;
+}
+
+std::atomic<int64_t> context_hint{0}, queue_hint{0};  // of the last one that was made
+
+// The value of a property in a list that ends with 0; 0 if it is not there.
+template <typename T>
+int64_t HintOf(const T* properties, T name) {
+  for (; properties != nullptr && *properties != 0; properties += 2) {
+    if (*properties == name) return static_cast<int64_t>(properties[1]);
+  }
+  return 0;
 }
 
 // --- kernels
@@ -227,6 +239,9 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
     case CL_DEVICE_GLOBAL_MEM_SIZE:
     case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
       return Answer(cl_ulong{1} << 30, bytes, to, size);
+    case CL_DEVICE_EXTENSIONS:
+      if (!Wants(" priorities ")) return CL_INVALID_VALUE;
+      return AnswerText("cl_khr_priority_hints cl_qcom_priority_hint", bytes, to, size);
     case CL_DEVICE_NAME:
     case CL_DEVICE_VENDOR:
     case CL_DEVICE_VERSION:
@@ -237,8 +252,9 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
   }
 }
 
-cl_context clCreateContext(const cl_properties*, cl_uint, const cl_device_id*, ContextCallback,
-                           void*, cl_int* code) {
+cl_context clCreateContext(const cl_properties* properties, cl_uint, const cl_device_id*,
+                           ContextCallback, void*, cl_int* code) {
+  context_hint = HintOf(properties, CL_CONTEXT_PRIORITY_HINT_QCOM);
   return Made<_cl_context>("CreateContext", nullptr, code, [] {
     static std::deque<_cl_context>& kept = *new std::deque<_cl_context>();
     return &kept.emplace_back();
@@ -254,6 +270,12 @@ cl_command_queue clCreateCommandQueue(cl_context context, cl_device_id, cl_bitfi
     return queue;
   });
 }
+cl_command_queue clCreateCommandQueueWithProperties(cl_context context, cl_device_id id,
+                                                    const cl_ulong* properties, cl_int* code) {
+  queue_hint = HintOf(properties, CL_QUEUE_PRIORITY_KHR);
+  return clCreateCommandQueue(context, id, HintOf(properties, CL_QUEUE_PROPERTIES), code);
+}
+int64_t mock_opencl_hint(bool of_queue) { return of_queue ? queue_hint : context_hint; }
 cl_int clReleaseCommandQueue(cl_command_queue queue) { return queue->Release(), CL_SUCCESS; }
 
 cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void* host,

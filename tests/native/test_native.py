@@ -16,6 +16,8 @@ ENVIRONMENT = {k: v for k, v in BUILDING.items() if k != "TVM_STRETCH_OPENCL_DEV
 DRIVER = "*OpenCLMock*"
 THREADED = f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*"
 IMAGES = f"{DRIVER}ImagesThatTheDriverLacks*"
+PRIORITIES = f"{DRIVER}PrioritiesReachTheDriver*"
+HINTED = {"MOCK_OPENCL": "gpu priorities"}
 MAPPED = {"MOCK_OPENCL": "gpu"}
 MIRROR = {**MAPPED, "TVM_STRETCH_OPENCL_MEMORY": "mirror"}
 
@@ -38,6 +40,9 @@ pytestmark = pytest.mark.skipif(
         pytest.param("native_tests", DRIVER, MIRROR, marks=pytest.mark.full),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu few-pixels"}),
+        ("native_tests", PRIORITIES, HINTED),
+        ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "low"}),
+        ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "high"}),
         ("thread_tests", f"*-{DRIVER}", {}),
         ("thread_tests", THREADED, MAPPED),
         pytest.param("thread_tests", DRIVER, {}, marks=pytest.mark.full),

@@ -403,6 +403,25 @@ int ThreadsOn(int core) {
   return count;
 }
 
+// The driver's context is made once, so each word needs a process of its own.
+TEST_P(OpenCLMock, PrioritiesReachTheDriver) {
+  if (!IsDevice("priorities")) GTEST_SKIP() << "this driver takes no hints";
+  const auto hint = reinterpret_cast<int64_t (*)(bool)>(dlsym(library_, "mock_opencl_hint"));
+  const char* word = std::getenv("TVM_STRETCH_OPENCL_PRIORITY");
+  const std::string wanted = word == nullptr ? "" : word;
+  RandomGraph graph = Graph(4);
+  ffi::Module module = CreateOn(graph);
+  EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+  const bool is_low = wanted == "low", is_high = wanted == "high";
+  EXPECT_EQ(hint(false), is_low ? 0x40CC : is_high ? 0x40CA : 0);
+  EXPECT_EQ(hint(true), is_low ? 4 : is_high ? 1 : 0);
+  setenv("TVM_STRETCH_OPENCL_PRIORITY", "urgent", 1);
+  EXPECT_NE(ErrorOf([&] { Invoke(CreateOn(graph), 1, 2); }).find("got 'urgent'"),
+            std::string::npos);
+  wanted.empty() ? unsetenv("TVM_STRETCH_OPENCL_PRIORITY")
+                 : setenv("TVM_STRETCH_OPENCL_PRIORITY", wanted.c_str(), 1);
+}
+
 TEST_P(OpenCLMock, AffinityReachesTheSubmitter) {
   const Cores cores = AllowedCores();
   if (cores.size() < 2) GTEST_SKIP() << "all threads are on the one core";

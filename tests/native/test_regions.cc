@@ -1,6 +1,10 @@
 // Graphs on several processors: random ones, failures, cancelled runs; also under ThreadSanitizer.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "cores.h"
@@ -227,6 +231,26 @@ TEST(Cluster, CodeIsCheckedAndCoresAreHere) {
       Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()), nowhere, FakeCode("{}"));
   EXPECT_NE(ErrorOf([&] { Call(module, "load"); }).find("got a process that may not use all"),
             std::string::npos);
+}
+
+TEST(Affinity, LittleCoresAreThoseOfTheSmallestCapacity) {
+  const std::string folder = ::testing::TempDir() + "/cpus" + std::to_string(getpid());
+  const auto write = [&](int core, const char* capacity) {
+    const std::filesystem::path path = folder + "/cpu" + std::to_string(core);
+    std::filesystem::create_directories(path);
+    std::ofstream(path / "cpu_capacity") << capacity << "\n";
+  };
+  for (int core : {0, 1, 2, 3}) write(core, "325");
+  for (int core : {4, 5, 6}) write(core, "828");
+  write(7, "1024");
+  EXPECT_EQ(LittleCores({0, 1, 2, 3, 4, 5, 6, 7}, folder), (Cores{0, 1, 2, 3}));
+  EXPECT_EQ(LittleCores({3, 6, 7}, folder), (Cores{3}));
+  EXPECT_EQ(LittleCores({4, 5}, folder), Cores());
+  EXPECT_EQ(LittleCores({0, 8}, folder), Cores());  // nothing is known of core 8
+  write(0, "big");
+  EXPECT_EQ(LittleCores({0, 7}, folder), Cores());
+  EXPECT_EQ(LittleCores({}, folder), Cores());
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Affinity, CoresAreCheckedAndUsed) {

@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -58,6 +61,23 @@ Cores Without(const Cores& cores, const Cores& taken) {
     if (std::find(taken.begin(), taken.end(), core) == taken.end()) left.push_back(core);
   }
   return left;
+}
+
+Cores LittleCores(const Cores& cores, const std::string& folder) {
+  int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
+  std::vector<int64_t> capacities;
+  for (int core : cores) {
+    int64_t capacity = 0;  // if the file is missing
+    std::ifstream(folder + "/cpu" + std::to_string(core) + "/cpu_capacity") >> capacity;
+    capacities.push_back(capacity);
+    least = std::min(least, capacity);
+    most = std::max(most, capacity);
+  }
+  Cores little;
+  for (size_t i = 0; i < cores.size(); ++i) {
+    if (0 < least && least < most && capacities[i] == least) little.push_back(cores[i]);
+  }
+  return little;
 }
 
 namespace {

@@ -26,6 +26,9 @@ Cores AllowedCores();
 // `cores` without those in `taken`.
 Cores Without(const Cores& cores, const Cores& taken);
 
+// The cores of smallest capacity among `cores`, as Linux tells on phones; none if all are equal.
+Cores LittleCores(const Cores& cores, const std::string& folder = "/sys/devices/system/cpu");
+
 // While it lives, the calling thread stays on `cores`; does nothing if there are none, or none that
 // the thread may use.
 class CoresScope {

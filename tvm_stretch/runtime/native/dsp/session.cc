@@ -82,6 +82,7 @@ Session::Session(const CodeSpec& code, const Image& image, int block_fd, int wei
       image_(image),
       shared_files_{block_fd, weights_fd},
       cores_(ChosenCores()),
+      allowed_(AllowedCores()),
       control_bytes_(DSP_PROGRAM_OFFSET + image.bytes.size() +
                      image.nodes.size() * sizeof(DspSpan)),
       control_file_(MemoryFile("tvm_stretch_dsp_control", control_bytes_)),
@@ -93,6 +94,7 @@ Session::Session(const CodeSpec& code, const Image& image, int block_fd, int wei
   control_ = static_cast<char*>(mapped);
   const ssize_t written = pwrite(program_file_.fd(), code.program.data(), code.program.size(), 0);
   if (written != static_cast<ssize_t>(code.program.size())) RefuseMemory(code.program.size());
+  SetAffinity({});
   thread_ = std::thread([this] {
     affinity_.Begin();
     Work();
@@ -238,6 +240,8 @@ void Session::Start() {
   if (!code_.server.empty()) command.push_back(OwnProgram(code_.server));
   for (const char* word : {"/proc/self/fd/3", "4", "5", "6"}) command.emplace_back(word);
   command.push_back(std::to_string(code_.spin.count()));
+  // Where the environment names no cores, only the thread stays on little ones.
+  const CoresScope everywhere(cores_.empty() ? allowed_ : Cores());
   try {
     process_ = std::make_unique<ServerProcess>(
         command, std::vector<int>{program_file_.fd(), control_file_.fd(), shared_files_[0],

@@ -70,9 +70,10 @@ class Session {
   // Whether a DSP runs, or the next job would start the failed one again.
   bool MayTryAgain() const;
 
-  // The thread stays on these cores, unless the environment sets its cores; any thread.
+  // The thread stays on these cores, unless the environment sets its cores; any thread. Without
+  // any it stays on a phone's little cores, because it would take the CPU's kernels a big one.
   void SetAffinity(const Cores& cores) {
-    if (cores_.empty()) affinity_.Set(cores);
+    if (cores_.empty()) affinity_.Set(cores.empty() ? LittleCores(allowed_) : cores);
   }
 
   // The state of the DSP as JSON; any thread.
@@ -103,7 +104,8 @@ class Session {
   const CodeSpec& code_;
   const Image& image_;
   const std::vector<int> shared_files_;
-  const Cores cores_;
+  const Cores cores_;    // by the environment
+  const Cores allowed_;  // of its creator
   size_t control_bytes_;
   File control_file_;
   File program_file_;

@@ -95,6 +95,19 @@ constexpr cl_bitfield CL_DEVICE_SVM_FINE_GRAIN_BUFFER = 1 << 1;
 constexpr cl_bitfield CL_DEVICE_SVM_FINE_GRAIN_SYSTEM = 1 << 2;
 
 constexpr cl_properties CL_CONTEXT_PLATFORM = 0x1084;
+
+// cl_khr_priority_hints, of a queue
+constexpr cl_ulong CL_QUEUE_PROPERTIES = 0x1093;
+constexpr cl_ulong CL_QUEUE_PRIORITY_KHR = 0x1096;
+constexpr cl_ulong CL_QUEUE_PRIORITY_HIGH_KHR = 1 << 0;
+constexpr cl_ulong CL_QUEUE_PRIORITY_MED_KHR = 1 << 1;
+constexpr cl_ulong CL_QUEUE_PRIORITY_LOW_KHR = 1 << 2;
+
+// cl_qcom_priority_hint, of a context
+constexpr cl_properties CL_CONTEXT_PRIORITY_HINT_QCOM = 0x40C9;
+constexpr cl_properties CL_PRIORITY_HINT_HIGH_QCOM = 0x40CA;
+constexpr cl_properties CL_PRIORITY_HINT_NORMAL_QCOM = 0x40CB;
+constexpr cl_properties CL_PRIORITY_HINT_LOW_QCOM = 0x40CC;
 constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;
 
 constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
@@ -185,6 +198,8 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
 
 // Functions that older drivers lack; null there, and in drivers without a loader.
 #define TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(F)                     \
+  F(CreateCommandQueueWithProperties, cl_command_queue,          \
+    (cl_context, cl_device_id, const cl_ulong*, cl_int*))        \
   F(SVMAlloc, void*, (cl_context, cl_bitfield, size_t, cl_uint)) \
   F(SVMFree, void, (cl_context, void*))
 

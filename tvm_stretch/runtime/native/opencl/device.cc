@@ -13,6 +13,7 @@
 #include "../packed.h"
 #include "handle.h"
 #include "host_cores.h"
+#include "priority.h"
 #include "signal_handlers.h"
 
 namespace tvm_stretch::opencl {
@@ -107,10 +108,10 @@ bool IsWanted(const Device& device, size_t position, const std::string& wanted) 
 using Devices = std::vector<std::unique_ptr<Device>>;
 
 cl_context NewContext(const Device& device) {
-  cl_properties properties[] = {CL_CONTEXT_PLATFORM,
-                                reinterpret_cast<cl_properties>(device.platform), 0};
+  const auto properties = ContextProperties(device);
   cl_int code = CL_SUCCESS;
-  cl_context context = CL().CreateContext(properties, 1, &device.id, nullptr, nullptr, &code);
+  cl_context context =
+      CL().CreateContext(properties.data(), 1, &device.id, nullptr, nullptr, &code);
   Check(code, "clCreateContext");
   return context;
 }

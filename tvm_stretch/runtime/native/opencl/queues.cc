@@ -1,11 +1,13 @@
 #include "queues.h"
 
+#include "priority.h"
+
 namespace tvm_stretch::opencl {
 
 Queues::Queues(const Device& device, bool copies, cl_bitfield properties) {
   for (size_t lane = 0; lane < (copies ? queues_.size() : 1); ++lane) {
     cl_int code = CL_SUCCESS;
-    queues_[lane] = Queue(CL().CreateCommandQueue(device.context, device.id, properties, &code));
+    queues_[lane] = Queue(NewQueue(device, properties, &code));
     Check(code, "clCreateCommandQueue");
   }
 }
