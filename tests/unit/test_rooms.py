@@ -55,6 +55,7 @@ DEFERRED = {
     "tvm_stretch.runtime.asynchronous": "only background runs need threads",
     "tvm_stretch.runtime.autoload": "plain `import tvm` runs it, before tvm_ffi is complete",
     "tvm_stretch.runtime.report": "only graphs for Netron need onnx",
+    "tvm_stretch.stretching.accuracy": "torch is optional",
     "tvm_stretch.stretching.stretching": "torch is optional, and training imports it",
     "tvm_stretch.targets.kernels.template": "each template in the list imports the base class",
 }

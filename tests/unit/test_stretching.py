@@ -206,6 +206,29 @@ def test_a_meeting_within_a_stage_has_to_be_worth_it():
     assert dear.rule.startswith("segment 1: equation 4")
 
 
+def test_the_papers_own_stage():
+    """NN-Stretch, figure 8: seven blocks of 176 channels become 6 of 136 and 4 of 160.
+
+    The figure's processors are a CPU and a DSP, whose speeds it does not tell; these two are
+    equally fast, as its branches are equally large. Numbers of the rules are the figure's.
+    """
+    rules = Rules(alpha=0.1, beta=1.0, least_ratio=0.5)
+    st = stretched(network(mb_conv, ((128, 2), (176, 7)), stem=32), 1, 1, rules=rules)
+    run = st.task.chain.runs[-1]
+    assert run.depth == 7
+    branches = (Branch("cpu", 6, 136), Branch("p1", 4, 160))
+    design = Design((StretchedSegment(run.start, run.end, branches, run.merge),))
+    judged = st.judge(design)
+    assert judged.kept, judged.rule
+    assert st.best.ns <= judged.ns < st.task.fastest_alone_ns
+    operators = Operators(st.module(design)["main"])
+    weights = [op.arg_shapes[1] for op in operators if op.kind == "nn.conv2d"]
+    assert weights.count((3 * 136, 1, 3, 3)) == 5 and weights.count((3 * 160, 1, 3, 3)) == 3
+    assert weights.count((88, 136, 1, 1)) == weights.count((88, 160, 1, 1)) == 1
+    (joined,) = (op for op in operators if op.kind == "concat")
+    assert shape_of(joined.binding.value) == [1, 176, 3, 3]
+
+
 def test_how_blocks_are_merged():
     expected = {"basic": "concat", "regnet": "concat", "mb_conv": "project"}
     expected |= {"separable": "concat", "shuffle_unit": "restore"}

@@ -4,6 +4,7 @@ ts.stretch("net.onnx", rules=ts.stretching.Rules(alpha=0.2)).best.design    # a 
 """
 
 from tvm_stretch.plan.design import Design
+from tvm_stretch.stretching.accuracy import AccuracyTarget
 from tvm_stretch.stretching.design_rules import Rules
 
-__all__ = ["Design", "Rules"]
+__all__ = ["AccuracyTarget", "Design", "Rules"]

@@ -33,6 +33,8 @@ class Candidate:
         parameters: parameters of the whole network.
         rule: the rule that prunes it, empty if none does.
         what: a description, empty if there is none.
+        accuracy: the share of the tests that it classifies correctly, trained in a supernet; None
+            if it was not trained (`ts.stretching.AccuracyTarget`).
     """
 
     design: Design
@@ -41,6 +43,7 @@ class Candidate:
     parameters: int
     rule: str = ""
     what: str = ""
+    accuracy: float | None = None
 
     @property
     def kept(self) -> bool:
@@ -51,6 +54,7 @@ class Candidate:
         return (
             f"{self.ns / 1e6:9.3f} ms {self.multiply_adds / 1e6:9.1f} M multiply-adds "
             f"{self.parameters / 1e6:7.2f} M parameters  {self.what or self.design}"
+            + ("" if self.accuracy is None else f"  right in {self.accuracy:.1%}")
             + (f"  pruned: {self.rule}" if self.rule else "")
         )
 

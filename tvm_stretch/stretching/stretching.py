@@ -34,6 +34,7 @@ from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.site import DeviceLike, Targets, site_of
+from tvm_stretch.stretching.accuracy import RULE, AccuracyTarget, with_accuracy
 from tvm_stretch.stretching.best_designs import find_candidates
 from tvm_stretch.stretching.block_layers import count
 from tvm_stretch.stretching.design_rules import Rules
@@ -94,7 +95,9 @@ class Stretching:
         kept = [candidate for candidate in self.candidates if candidate.kept]
         if not kept:
             hint = "give weaker rules, such as rules=Rules(capacity=0.8, tolerance=0.3)"
-            if self.candidates[0].ns > self.task.fastest_alone_ns:
+            if self.candidates[0].rule.startswith(RULE):
+                hint = "train longer, or allow a larger loss"
+            elif self.candidates[0].ns > self.task.fastest_alone_ns:
                 hint = (
                     "this network is faster on one processor, unless designs may have less capacity"
                 )
@@ -238,6 +241,7 @@ def stretch(
     cpu_threads: int | None = None,
     rules: Rules | None = None,
     merge: str | None = None,
+    accuracy: AccuracyTarget | None = None,
     progress: Progress | None = None,
 ) -> Stretching:
     """Find designs of several branches, one for each processor, for a sequential network.
@@ -255,6 +259,8 @@ def stretch(
         cpu_threads: as for ``ts.compile``.
         rules: the rules that prune designs; by default with the paper's numbers.
         merge: how branches are merged (plan/design.py); by default as each block suggests.
+        accuracy: how much accuracy designs may lose, as a `ts.stretching.AccuracyTarget`: they are
+            trained together, which takes about as long as training three networks.
         progress: as for ``ts.compile``.
 
     Raises:
@@ -272,13 +278,20 @@ def stretch(
         raise InputError(
             f"expected a Rules for rules, got {rules!r}; give ts.stretching.Rules(alpha=0.1), say"
         )
+    if not isinstance(accuracy, AccuracyTarget | None):
+        raise InputError(
+            f"expected a ts.stretching.AccuracyTarget for accuracy, got {accuracy!r:.80}; it holds "
+            "images and labels, and how much may be lost"
+        )
     with reporting(progress), compiling():
         wanted = used_unasked() if targets is None and device is None else targets
         site = site_of(device, wanted, cpu_threads, built=False)
         costs, places = site.costs(), site.places
         mod = load_trainable(source, shapes)
         where = {"targets": wanted, "device": device, "cpu_threads": cpu_threads}
-        return stretch_network(mod, costs, places, rules or Rules(), merge, where)
+        found = stretch_network(mod, costs, places, rules or Rules(), merge, where)
+    with reporting(progress):
+        return found if accuracy is None else with_accuracy(found, accuracy)
 
 
 def stretch_network(
