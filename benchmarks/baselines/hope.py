@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from benchmarks.baselines.hope_partition import partition
+from benchmarks.baselines.hope_partition import BALANCE, PIECE, partition
 from benchmarks.baselines.ilp import solve_piece
-from benchmarks.baselines.merge import merge_short_operators
+from benchmarks.baselines.merge import merge_short_operators, unmerged
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Simulation
@@ -23,15 +23,17 @@ from tvm_stretch.scheduling.simulate import Simulation
 _SECONDS_PER_PIECE = 300.0
 
 
-def schedule_hope_lp(problem: Problem) -> Result:
+def schedule_hope_lp(
+    problem: Problem, *, merges: bool = True, piece: int = PIECE, balance: float = BALANCE
+) -> Result:
     """HOPE:LP: pieces are solved in order, each after the schedule of the pieces before it.
 
     The solver has a limit of nodes; `Result.pieces` says how it ended with each piece.
     """
     began = time.perf_counter_ns()
-    merged = merge_short_operators(problem)
+    merged = merge_short_operators(problem) if merges else unmerged(problem)
     simulation = Simulation(merged.problem)
-    pieces = partition(merged.problem)
+    pieces = partition(merged.problem, piece=piece, balance=balance)
     ends = [solve_piece(simulation, piece, seconds=_SECONDS_PER_PIECE) for piece in pieces]
     found = result_of("HOPE:LP", merged.expand(problem, simulation), began)
     return replace(found, pieces=tuple(ends))
@@ -45,17 +47,16 @@ def schedule_ilp(problem: Problem) -> Result:
     return result_of("ILP", simulation, began, optimal=end == "proved")
 
 
-def schedule_hope_gs(problem: Problem) -> Result:
-    """HOPE:GS, the greedy search."""
+def schedule_hope_gs(problem: Problem, *, merges: bool = True, width: int = 0) -> Result:
+    """HOPE:GS, the greedy search; without a width (K), K is 4 for two processors, 3 for more."""
     began = time.perf_counter_ns()
-    merged = merge_short_operators(problem)
-    simulation = _greedy(merged.problem)
+    merged = merge_short_operators(problem) if merges else unmerged(problem)
+    simulation = _greedy(merged.problem, width or (4 if len(problem.processors) <= 2 else 3))
     return result_of("HOPE:GS", merged.expand(problem, simulation), began)
 
 
-def _greedy(problem: Problem) -> Simulation:
-    """Algorithm 2: K is 4 for two processors and 3 for more."""
-    width = 4 if len(problem.processors) <= 2 else 3
+def _greedy(problem: Problem, width: int) -> Simulation:
+    """Algorithm 2."""
     simulation = Simulation(problem)
     waiting = [len(before) for before in problem.predecessors]
     queue = [op for op in problem.sequence if waiting[op] == 0]

@@ -11,26 +11,32 @@ from collections.abc import Sequence
 
 from tvm_stretch.scheduling.problem import Problem
 
-# Pieces have fewer operators than this (NT in the paper).
+# Pieces have fewer operators than this (NT in the paper), and this balance at first (ε).
 PIECE = 12
-_BALANCE, _BALANCE_STEP = 0.2, 0.1
+BALANCE = 0.2
+_BALANCE_STEP = 0.1
 
 
-def partition(problem: Problem, *, piece: int = PIECE) -> list[tuple[int, ...]]:
+def partition(
+    problem: Problem, *, piece: int = PIECE, balance: float = BALANCE
+) -> list[tuple[int, ...]]:
     """The operators in pieces; each piece in topological order."""
-    return _partition(problem, problem.sequence, piece)
+    return _partition(problem, problem.sequence, piece, balance)
 
 
-def _partition(problem: Problem, operators: Sequence[int], piece: int) -> list[tuple[int, ...]]:
+def _partition(
+    problem: Problem, operators: Sequence[int], piece: int, balance: float
+) -> list[tuple[int, ...]]:
     if len(operators) < piece:
         return [tuple(operators)] if operators else []
     ranks = _upward_ranks(problem, operators)
-    cut = _best_cut(Counter(ranks.values()))
+    cut = _best_cut(Counter(ranks.values()), balance)
     if cut is None:  # all have one rank, so no cut separates them
         return [tuple(operators)]
     first = [op for op in operators if ranks[op] <= cut]
     second = [op for op in operators if ranks[op] > cut]
-    return _partition(problem, first, piece) + _partition(problem, second, piece)
+    parts = (_partition(problem, some, piece, balance) for some in (first, second))
+    return [part for found in parts for part in found]
 
 
 def _upward_ranks(problem: Problem, operators: Sequence[int]) -> dict[int, int]:
@@ -41,7 +47,7 @@ def _upward_ranks(problem: Problem, operators: Sequence[int]) -> dict[int, int]:
     return ranks
 
 
-def _best_cut(counts: Counter[int]) -> int | None:
+def _best_cut(counts: Counter[int], balance: float) -> int | None:
     """The rank with the fewest operators among those that balance the halves.
 
     The paper's line 15 also compares the balance, with a sign that would prefer lopsided halves;
@@ -50,7 +56,6 @@ def _best_cut(counts: Counter[int]) -> int | None:
     total, top = counts.total(), max(counts)
     if top == 1:
         return None
-    balance = _BALANCE
     while True:
         candidates, below = [], 0
         for rank in range(1, top):

@@ -36,6 +36,11 @@ class Merged:
         return run_sequence(problem, placement, sequence)
 
 
+def unmerged(problem: Problem) -> Merged:
+    """The problem itself: every operator stays alone."""
+    return Merged(problem, tuple((operator,) for operator in range(len(problem.operators))))
+
+
 def merge_short_operators(problem: Problem) -> Merged:
     """Merge every short operator into its only predecessor, if that restricts no placement."""
     limit = _short_limits(problem)

@@ -236,6 +236,15 @@ PARTS: Sequence[Part] = (
         "little cores help the GPU less",
         "a phone with two kinds of cores",
     ),
+    _part(
+        "hope",
+        "ablations",
+        "without tensor caching or node merging; other N_T, ε and K",
+        "the text names N_T = 12, ε = 0.2, K = 4 for two processors, and no figures",
+        "counted",
+        "benchmarks.papers.ablations",
+        minutes=10,
+    ),
     _absent(
         "pitfalls",
         "figure 2",
@@ -267,10 +276,8 @@ PARTS: Sequence[Part] = (
         "plans while other programs run",
         "no granularity is always best",
         "measured",
-        "benchmarks.adaptation",
+        "benchmarks.papers.figure4",
         "squeezenet1_0",
-        "--size",
-        "128",
         minutes=5,
     ),
     _part(
