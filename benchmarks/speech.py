@@ -47,7 +47,7 @@ def _network(
     def build(quick: bool) -> Sample:
         torch.manual_seed(0)
         net, inputs = make(quick)
-        content = _exported(net.eval(), inputs, modern)
+        content = exported(net.eval(), inputs, modern)
         values = {name: value.numpy() for name, value in inputs.items()}
         if bits:
             content = _dynamic(content) if bits == "dynamic" else _static(content, values)
@@ -56,7 +56,8 @@ def _network(
     return Network(("onnxscript", *packages), build, tolerance=EIGHT_BITS if bits else TOLERANCE)
 
 
-def _exported(net: nn.Module, inputs: Inputs, modern: bool) -> bytes:
+def exported(net: nn.Module, inputs: Inputs, modern: bool) -> bytes:
+    """The network as ONNX; ``modern`` as for `_network`."""
     names, values = list(inputs), tuple(inputs.values())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "network.onnx")
@@ -293,7 +294,7 @@ def _whisper_step(quick: bool) -> tuple[nn.Module, Inputs]:
     }
 
 
-class _QwenLayer(nn.Module):
+class QwenLayer(nn.Module):
     """A layer of Qwen2: RMS norm, rotary embedding, 14 heads that share two of keys and values."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -305,6 +306,7 @@ class _QwenLayer(nn.Module):
         self.norms = nn.ModuleList(nn.RMSNorm(width, 1e-6) for _ in range(2))
 
     def forward(self, x: torch.Tensor, past: Any, turn: Any) -> Any:
+        """Its output, keys and values."""
         h = self.norms[0](x)
         k = torch.cat([past[0], _turned(_heads(self.k(h), 2), *turn)], 2)
         v = torch.cat([past[1], _heads(self.v(h), 2)], 2)
@@ -322,7 +324,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class _QwenStep(nn.Module):
     def __init__(self, layers: int, width: int, inner: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_QwenLayer(width, inner) for _ in range(layers))
+        self.layers = nn.ModuleList(QwenLayer(width, inner) for _ in range(layers))
         self.register_buffer("turns", 1e6 ** (-torch.arange(0, 64, 2) / 64), persistent=False)
 
     def forward(self, x: torch.Tensor, position: torch.Tensor, past: torch.Tensor) -> Any:
