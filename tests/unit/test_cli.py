@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +90,13 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said(capsys, "devices", "--json"))["llvm"]["threads"] >= 1
     assert any(line.startswith("llvm ") for line in said(capsys, "devices").splitlines())
+
+
+def test_the_version_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code in (0, None)
+    assert capsys.readouterr() == (f"tvm-stretch {version('tvm_stretch')}\n", "")
 
 
 def test_measure_and_probe_get_their_options(

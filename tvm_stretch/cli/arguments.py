@@ -18,7 +18,8 @@ class _Version(argparse.Action):
     """Looks the version up only if it is asked for: that reads the installed metadata."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.exit(message=f"{NAME} {version('tvm_stretch')}\n")
+        print(f"{NAME} {version('tvm_stretch')}")  # `exit` would print it as an error
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:
