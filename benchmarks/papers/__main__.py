@@ -80,8 +80,9 @@ def listed(chosen: Sequence[Part]) -> Iterator[str]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = list(dict.fromkeys(part.number.partition(" ")[0] for part in PARTS))
     parser.add_argument("paper", nargs="?", choices=[*PAPERS, "all"])
-    parser.add_argument("kind", nargs="?", choices=["table", "figure"])
+    parser.add_argument("kind", nargs="?", choices=kinds)
     parser.add_argument("number", nargs="?", help="of the table or figure")
     parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="of the page")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
@@ -91,7 +92,7 @@ def main() -> None:
         return
     paper = "" if arguments.paper == "all" else arguments.paper
     chosen = list(parts(paper, arguments.kind or "", arguments.number or ""))
-    if not chosen or (arguments.kind and not arguments.number):
+    if not chosen:
         parser.error("expected a table or figure of the list, got another one; run it without any")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     failed = []

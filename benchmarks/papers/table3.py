@@ -65,8 +65,9 @@ MHZ = {"σ0": 585, "σ1": 499, "σ2": 427}
 
 GPU, BOTH, HALF, CHANGING = "opencl", "both", "half", "change"
 _TIMES = 8.0
-_WARM_UP, _BLOCK = 30, 6
-"""Runs before any counts; runs in a row, as a process that slept gets more of a busy core."""
+_WARM_UP, _BLOCK = 70, 6
+"""Runs before any counts, of which two are traced; runs in a row, as a process that slept gets more
+of a busy core."""
 
 _SCRIPTED, _HERE = 3, 16
 """Rounds of such blocks: scripted devices hardly differ from run to run."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.__main__ import listed, page, run
+from benchmarks.papers.__main__ import listed, main, page, run
 from benchmarks.papers.catalogue import PAPERS, PARTS, Part, parts
 
 pytestmark = pytest.mark.full  # a test of benchmarks
@@ -56,3 +56,18 @@ def test_a_part_keeps_its_output_and_a_failure_keeps_none(
     assert not run(wrong, tmp_path)
     assert not (tmp_path / "hope.table8.txt").exists()
     assert "no_such_module" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "found"), [("hope ablations", True), ("hope table", False)])
+def test_a_kind_without_a_number(
+    words: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    monkeypatch.setattr("benchmarks.papers.__main__.run", lambda part, _: not ran.append(part.key))
+    monkeypatch.setattr("sys.argv", ["papers", *words.split(), "--folder", str(tmp_path)])
+    if not found:
+        with pytest.raises(SystemExit):
+            main()
+    else:
+        main()
+    assert ran == (["hope.ablations"] if found else [])
