@@ -5,6 +5,7 @@ Where the device is a CPU (PoCL), it runs the kernels of GPUs here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -558,7 +559,8 @@ def test_features_of_a_convolution_are_those_of_the_model() -> None:
     whole = 2 * config.batch * config.out_size[0] * config.out_size[1] * config.out_channels
     assert found.split_numbers >= whole
     phases = found.phases()
-    assert phases["slabs"] == max(phases["busy"], phases["waiting"], phases["moved"])
+    waits = math.hypot(phases["busy"], phases["waiting"])
+    assert phases["slabs"] == pytest.approx(max(waits, phases["moved"]))
     core = config.work(EpilogueWork(), replace(machine, gpu=None), 4)
     assert core.family == "conv"  # a core that takes over computes in loops
 
@@ -591,7 +593,7 @@ def test_features_of_winograd() -> None:
     core = large.work(EpilogueWork(), replace(machine, gpu=None), 4)
     assert core is not None
     assert core.family == "winograd"
-    assert group_winograd_cycles(large, H100) > 2 * 11_400 / 1.28  # two more launches
+    assert group_winograd_cycles(large, H100) > 2 * 9250  # two more launches
     huge = replace(plain, in_size=(1024, 1024))
     assert not group_winograd_candidates(huge, H100, 1)  # its planes take 600 MB
 

@@ -5,6 +5,7 @@ A core's register tiles, of which the family of cores consists, say nothing of g
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ class GroupConvFeatures(ConvFeatures):
     """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
 
     family: ClassVar[str] = "group_conv"
-    version: ClassVar[int] = 3  # since 3, launches hide as much of each kernel
+    version: ClassVar[int] = 4  # since 4, results are written
 
     work_groups: int
     group_items: int
@@ -31,10 +32,11 @@ class GroupConvFeatures(ConvFeatures):
     moved_bytes: float
     exchange_cycles: float
     split_numbers: float
+    written_bytes: float
 
     def own_phases(self) -> Phases:
         """What the model says, in nanoseconds, and a second launch."""
-        most = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _BYTES)
+        most = max(math.hypot(self.busy_cycles, self.waiting_cycles), self.moved_bytes / _BYTES)
         return {
             "slabs": most / _GIGAHERTZ,
             "busy": self.busy_cycles / _GIGAHERTZ,
@@ -43,6 +45,7 @@ class GroupConvFeatures(ConvFeatures):
             "exchange": self.exchange_cycles / _GIGAHERTZ,
             "second": 1000.0 if self.split_numbers else 0.0,
             "splits": self.split_numbers / 700.0,
+            "written": self.written_bytes / (_BYTES * _GIGAHERTZ),
         }
 
     def hints(self) -> list[float]:
@@ -66,7 +69,7 @@ class GroupWinogradFeatures(WinogradFeatures):
 
     def own_phases(self) -> Phases:
         """What the model says of the products, in nanoseconds, and the transforms."""
-        most = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _BYTES)
+        most = max(math.hypot(self.busy_cycles, self.waiting_cycles), self.moved_bytes / _BYTES)
         return {
             "slabs": most / _GIGAHERTZ,
             "busy": self.busy_cycles / _GIGAHERTZ,

@@ -2,10 +2,9 @@
 
 The model counts cycles of a compute unit from one slab to the next: multiply-adds, loads from local
 memory, and the latency of the device's memory, which few work-items cannot hide; then how often all
-units take groups, and what comes through the second-level cache. Its constants were fitted to 2,300
-configurations of 143 layers on an H100 (median error 10 %, the choice 6 % after the best in the
-mean), those of windows and of the second launch to 424 of 55 layers on an H200; on other GPUs they
-are orders of magnitude.
+units take groups, and what comes through the second-level cache. Its constants were fitted to 2,849
+configurations of 123 layers at batch 1 and 16 on an H100 (median error 8 %; `benchmarks/log/gpu.md`
+judges it on layers that it was not fitted to); on other GPUs they are orders of magnitude.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ from .groups import QUAD
 from .machine import GpuMachine
 from .winners import Winners
 
-_IMAGE_LOAD, _FACTOR_LOAD = 5.1, 2.0
+_IMAGE_LOAD, _FACTOR_LOAD = 4.8, 1.33
 """Cycles of a unit in which a wave loads a quad from local memory, or one that its items share."""
-_FETCH = 33.0  # of a wave, to find a place in memory and bring a quad to local memory
-_WINDOW_FETCH = 45.0  # the same where a place depends on the tap, and may lie outside the image
+_MULTIPLY = 1.11  # of the cycles that multiply-adds would take without other instructions
+_FETCH = 24.0  # of a wave, to find a place in memory and bring a quad to local memory
 _SINGLE_FETCHES = 4  # of numbers of a plain image, for a quad
-_LATENCY = 750.0  # from asking memory to the barrier that follows
-_WINDOW_LATENCY = 1200.0  # the same, with the steps that find the place in a window
-_PRODUCT, _LOCAL = 24.0, 10.0  # of a wave alone: for a quad of sums, and for a load of a quad
-_BEGIN = 1500.0  # of a launch, until the first slab is there and after the last
-_EXCHANGE = 46.0  # of sums of slices, for each quad and slice
+_LATENCY = 380.0  # from asking memory to the barrier that follows
+_WINDOW_LATENCY = 460.0  # the same, with the steps that find the place in a window
+_BARRIER = 15.5  # of each wave of a group, which wait for each other
+_PRODUCT, _LOCAL = 12.5, 14.6  # of a wave alone: for a quad of sums, and for a load of a quad
+_BEGIN = 2300.0  # of a launch, until the first slab is there and after the last
+_EXCHANGE = 28.0  # of sums of slices, for each quad and slice
 _SHARED_BYTES = 3000.0  # from the second-level cache to all units, in a cycle
-_LAUNCH = 12_000.0  # of another launch, whose results pass through memory
-_SPLIT_NUMBERS = 415.0  # of these results, in a cycle
-_TRANSFORM = 11_400.0  # of a launch that transforms tiles of Winograd, without its numbers
-_TRANSFORM_NUMBERS = 344.0  # that it reads and writes in a cycle
+_WRITTEN_BYTES = 3100.0  # results, in a cycle
+_LAUNCH = 7500.0  # of another launch, whose results pass through memory
+_SPLIT_NUMBERS = 330.0  # of these results, in a cycle
+_TRANSFORM = 9250.0  # of a launch that transforms tiles of Winograd, without its numbers
+_TRANSFORM_NUMBERS = 575.0  # that it reads and writes in a cycle
 _TRANSFORM_STEPS = 8.0  # of an item, for each of these numbers
 
 _PIXELS, _QUADS, _DEPTHS, _SLICES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8)
@@ -45,7 +46,7 @@ _DOWN, _ACROSS = (4, 8, 16, 32), (1, 2, 3, 4, 6, 8, 16)
 TILE_NUMBERS = (_DOWN, _ACROSS, _PIXELS, _QUADS, _DEPTHS, _SLICES, _SPLITS)
 """The numbers of a `Tile`, in its order."""
 _SMALL_GROUP, _LARGE_GROUP = 64, 512
-_MOST_REGISTERS = 208
+_MOST_REGISTERS = 222
 """Registers that an item may need: with more, NVIDIA's compiler keeps sums in memory."""
 _DRIVERS_BYTES = 64  # of local memory, which NVIDIA's driver needs itself
 
@@ -161,8 +162,12 @@ def _slots(tile: Tile) -> int:
 
 
 def _registers(tile: Tile) -> int:
-    """Registers of an item: sums, what they are made of, the next slab, and places."""
-    return 40 + 4 * (tile.pixels * tile.quads + tile.pixels + tile.quads + _slots(tile))
+    """Registers of an item: sums, what they are made of, the next slab, and places.
+
+    Drivers give them in eights; NVIDIA's takes 1.3 for each that must hold a number.
+    """
+    numbers = 4 * (tile.pixels * tile.quads + tile.pixels + tile.quads + _slots(tile))
+    return 8 * math.ceil((4 + 1.3 * numbers) / 8)
 
 
 def row_cycles(sizes: Sizes) -> float:
@@ -178,20 +183,23 @@ class Cycles(NamedTuple):
     moved_bytes: float  # those that come from the second-level cache
     exchange_cycles: float = 0.0  # those in which sums of slices are added
     split_numbers: float = 0.0  # those that a second launch adds; 0 without one
+    written_bytes: float = 0.0  # those of the results
 
     @property
     def total(self) -> float:
         """Cycles of the kernel."""
         split = self.split_numbers
         second = _LAUNCH + split / _SPLIT_NUMBERS if split else 0.0
-        slabs = max(self.busy_cycles, self.waiting_cycles, self.moved_bytes / _SHARED_BYTES)
-        return _BEGIN + slabs + self.exchange_cycles + second
+        # one unit's groups hide each other's waits, but not all of them
+        slabs = math.hypot(self.busy_cycles, self.waiting_cycles)
+        slabs = max(slabs, self.moved_bytes / _SHARED_BYTES)
+        return _BEGIN + slabs + self.exchange_cycles + second + self.written_bytes / _WRITTEN_BYTES
 
 
 def transform_cycles(numbers: float, gpu: GpuMachine) -> float:
     """Cycles of a launch that transforms tiles of Winograd, by the numbers that it moves.
 
-    Fitted to 144 convolutions of 12 layers on an H100 (7 % off in the mean, products included).
+    Fitted to the best of 144 convolutions of 11 layers on an H100 (5 % off, products included).
     """
     computed = _TRANSFORM_STEPS * numbers / (gpu.units * gpu.multiply_adds)
     return _TRANSFORM + max(computed, numbers / _TRANSFORM_NUMBERS)
@@ -204,27 +212,23 @@ def tile_cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> Cycles:
     pixels, columns = tile.down * tile.pixels, tile.across * tile.quads * QUAD
     slots = _slots(tile)
     sums = tile.pixels * tile.quads
-    resident = _resident(tile, gpu)
     groups = group_count(sizes, tile)
-    together = min(resident, -(-groups // gpu.units))
-    rounds = max(1.0, groups / (gpu.units * resident))
-    rounds = math.ceil(rounds) if rounds < 4 else rounds
     waves = -(-items // gpu.wave)
     waves_at_once = gpu.multiply_adds / gpu.wave
-    multiply = 16 * sums * tile.depth * waves / waves_at_once
+    multiply = _MULTIPLY * 16 * sums * tile.depth * waves / waves_at_once
     local = (_IMAGE_LOAD * tile.pixels + _FACTOR_LOAD * QUAD * tile.quads) * tile.depth * waves
-    place, latency = _FETCH, _LATENCY
-    if sizes.has_window:
-        place, latency = _WINDOW_FETCH, _WINDOW_LATENCY
-    fetch = slots * place * sizes.fetches * waves / waves_at_once
+    fetch = slots * _FETCH * sizes.fetches * waves / waves_at_once
+    latency = _WINDOW_LATENCY if sizes.has_window else _LATENCY
     alone = (_PRODUCT * sums + _LOCAL * (tile.pixels + QUAD * tile.quads)) * tile.depth
     slabs = -(-sizes.steps // (slab * tile.splits))
+    rounds = -(-groups // (gpu.units * _resident(tile, gpu)))
     return Cycles(
-        busy_cycles=rounds * slabs * together * (max(multiply, local) + fetch),
-        waiting_cycles=rounds * slabs * (latency + alone),
+        busy_cycles=slabs * -(-groups // gpu.units) * (max(multiply, local) + fetch),
+        waiting_cycles=slabs * rounds * (latency + alone + _BARRIER * waves),
         moved_bytes=groups * slabs * slab * 16.0 * (pixels + columns),
         exchange_cycles=_EXCHANGE * tile.slices * sums if tile.slices > 1 else 0.0,
         split_numbers=float(tile.splits > 1) * tile.splits * sizes.pixels * sizes.quads * QUAD,
+        written_bytes=16.0 * sizes.pixels * sizes.quads,
     )
 
 
@@ -235,6 +239,6 @@ def _resident(tile: Tile, gpu: GpuMachine) -> int:
         32,
         gpu.unit_items // items,
         gpu.unit_local_bytes // (_local_bytes(tile) + 1024),
-        gpu.unit_registers // (items * min(255, _registers(tile))),
+        gpu.unit_registers // (items * min(256, _registers(tile))),
     )
     return max(1, most)
