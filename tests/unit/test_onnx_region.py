@@ -55,6 +55,7 @@ FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
         ],
         axis=1,
     ),
+    "pads": lambda x: op.nn.pad(x, [0, 0, 1, 0, 2, 1, 0, 3], pad_value=0.5),
     "rows": lambda x: op.take(x, relax.const([2, 0, 1, 1], "int32"), axis=2),
     "splits": lambda x: op.add(*[op.split(x, [1, 2], axis=1)[part] for part in (0, 1)]),
     "activations": lambda x: op.multiply(
@@ -72,6 +73,12 @@ def test_floats(name: str) -> None:
     expected = answers(mod, x)
     for value, wanted in zip(run(onnx_of(mod["main"]), x), expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_pads_that_are_no_constants_are_refused() -> None:
+    mod = module(lambda x: op.nn.pad(x, [0, 0, 0, 0, 1, 2, 2, 1], "replicate"), (1, 4, 9, 7))
+    (call,) = Calls(mod["main"]).calls.values()
+    assert why_not_onnx(call) == "nn.pad: engines pad with a constant, not with replicate"
 
 
 @pytest.mark.parametrize("network", [residual, grouped, excited])

@@ -80,6 +80,8 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
         return f"{kind}: its windows are dilated"
     if kind == "strided_slice":
         return _why_not_slice(call)
+    if kind == "nn.pad" and call.attrs.pad_mode != "constant":
+        return f"nn.pad: engines pad with a constant, not with {call.attrs.pad_mode}"
     if kind == "take" and not _takes_rows(call):
         return "take: its indices are computed, or end outside"
     args = [a for arg in call.args for a in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
@@ -298,6 +300,13 @@ def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     graph.names[var] = graph.node("Gather", [data, rows], axis=int(call.attrs.axis))
 
 
+def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    width, value = _ints(call.attrs.pad_width), float(call.attrs.pad_value)
+    pads = graph.constant(np.array([*width[::2], *width[1::2]], "int64"))
+    constant = graph.constant(np.asarray(value, str(call.ty.dtype)))
+    graph.names[var] = graph.node("Pad", [graph.real(call.args[0]), pads, constant])
+
+
 def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     dtype = str(call.ty.dtype)
     limits = [graph.constant(np.asarray(float(arg.value), dtype)) for arg in call.args[1:]]
@@ -341,6 +350,7 @@ _WRITERS: dict[str, Callable[[Graph, relax.Var, relax.Call], None]] = {
     "strided_slice": _slice,
     "take": _take,
     "clip": _clip,
+    "nn.pad": _pad,
     "nn.silu": _silu,
     "nn.leakyrelu": _leaky,
     "nn.softmax": _softmax,
