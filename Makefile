@@ -8,6 +8,7 @@ comma := ,
 STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 DEMO := $(VENV)/demo.stamp
 DEVICES := $(VENV)/devices.stamp
+ZIG := $(VENV)/zig.stamp
 
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/runtime/dsp tvm_stretch/scheduling/native \
@@ -82,8 +83,11 @@ native-tests: $(STAMP) $(DEVICES)
 	@test ! -e /usr/include/gtest/gtest.h || $(BIN)/python tests/native/build_native.py
 
 # zig builds its C library for Hexagon once, which takes a minute
-zig-library: $(STAMP)
+zig-library: $(ZIG)
+
+$(ZIG): $(STAMP)
 	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.codegen.dsp_code
+	@touch $@
 
 setup-peers: $(VENV)/peers.stamp
 

@@ -22,8 +22,6 @@ import pytest
 from another_machine import pretend
 from hypothesis import HealthCheck, settings
 
-pretend()
-
 # A shell that starts us in the background has Ctrl-C ignored, by our children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,6 +31,16 @@ gc.set_threshold(50_000, 20, 50)
 
 _FULL_SECONDS = 3600
 """Limit of a test that only `make test-full` runs."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Change the compiler where tests run, before their files are imported.
+
+    The process that hands tests to pytest-xdist's workers need not import TVM: five seconds.
+    """
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
+        pretend()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,20 +21,20 @@ from tvm_stretch.passes.name_operators import NameOperators
 # Name: number of segments, blocks of each stage.
 QUICK = {
     "resnet18": (12, [2, 2, 2, 2]),
-    "resnet50": (20, [3, 4, 6, 3]),
     "regnetx_1_6gf": (21, [2, 4, 10, 2]),
-    "efficientnet_lite0": (33, [1, 2, 2, 3, 3, 4, 1]),
     "mobilenet_v1": (29, [1, 2, 2, 6, 2]),
-    "mobilenet_v2": (34, [1, 2, 3, 4, 3, 3, 1]),
     "mobilenet_v3_small": (29, [1, 2, 3, 2, 3]),
     "squeezenet1_1": (22, [2, 2, 2, 2]),
     "inception_v3": (20, [1, 2, 5, 1, 2]),
     "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),
     "lstm": (2, []),
-    "resnet56": (30, [9, 9, 9]),
     "shufflenet_v2": (21, [4, 8, 4]),
 }
 FULL = {
+    "resnet50": (20, [3, 4, 6, 3]),
+    "efficientnet_lite0": (33, [1, 2, 2, 3, 3, 4, 1]),
+    "resnet56": (30, [9, 9, 9]),
+    "mobilenet_v2": (34, [1, 2, 3, 4, 3, 3, 1]),
     "regnetx_4gf": (26, [2, 5, 14, 2]),
     "efficientnet_lite4": (47, [1, 4, 4, 6, 6, 8, 1]),
     "mobilenet_v3_large": (33, [1, 2, 3, 4, 2, 3]),
