@@ -114,7 +114,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 
 def test_a_prediction_refuses_what_a_compile_refuses(provider: dict[str, str]) -> None:
-    """Of a quantised network: a function whose table the HTP does not take stays on the CPU."""
+    """The HTP does not take the table of this function, so both keep it on the CPU."""
     provider["absent"] = "expected the provider, got none; install it"
     network = qdq("Sigmoid", [X], Y)
     with pytest.raises(ts.UnsupportedError, match=r"on npu: integer\.table: a function"):
