@@ -161,6 +161,12 @@ struct GraphSpec {
   const TensorSpec& output(size_t i, size_t length = 0) const {
     return tensors[lengths[length].outputs[i]];
   }
+  // The names of all lengths, for messages.
+  std::string length_names() const {
+    std::string names;
+    for (const LengthSpec& length : lengths) names += (names.empty() ? "" : "; ") + length.name;
+    return names;
+  }
   size_t LengthOf(size_t plan) const { return lengths.size() == 1 ? 0 : plan; }
 
   // Reads and checks the graph: afterwards every id is valid, every tensor lies within its memory

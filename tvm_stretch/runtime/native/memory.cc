@@ -16,10 +16,6 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-int64_t ItemBytes(const DLTensor& tensor) {
-  return (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
-}
-
 // Calls visit(pointer, bytes) for each contiguous piece, in order of the elements.
 template <typename Visit>
 void ForEachPiece(const DLTensor& tensor, int dim, char* data, const Visit& visit) {

@@ -40,6 +40,11 @@ inline char* DataOf(const DLTensor& tensor) {
   return static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
+// Bytes of one element.
+inline int64_t ItemBytes(const DLTensor& tensor) {
+  return (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
+}
+
 // Whether kernels can take the tensor's memory as it is.
 bool IsUsableInPlace(const DLTensor& tensor);
 

@@ -12,8 +12,6 @@
 namespace tvm_stretch {
 namespace {
 
-int64_t ItemBytes(const DLTensor& tensor) { return (tensor.dtype.bits + 7) / 8; }
-
 std::vector<int64_t> Strides(const DLTensor& tensor) {
   std::vector<int64_t> strides(tensor.ndim, 1);
   for (int32_t i = tensor.ndim - 1; i > 0; --i) strides[i - 1] = strides[i] * tensor.shape[i];
@@ -168,14 +166,11 @@ SizedLength LengthOfSizes(const GraphSpec& graph, const Sizes& sizes) {
     best = {number, exact ? Missing() : std::move(missing)};
   }
   if (best) return std::move(*best);
-  std::string names, got;
-  for (const LengthSpec& length : graph.lengths) {
-    names += (names.empty() ? "" : "; ") + length.name;
-  }
+  std::string got;
   for (const auto& [name, size] : sizes) {
     got += (got.empty() ? "" : ", ") + name + "=" + std::to_string(size);
   }
-  TVM_FFI_THROW(ValueError) << "expected sizes of one of the lengths " << names
+  TVM_FFI_THROW(ValueError) << "expected sizes of one of the lengths " << graph.length_names()
                             << ", or between them if it was compiled so, got " << got
                             << "; compile the model with that length";
   TVM_FFI_UNREACHABLE();

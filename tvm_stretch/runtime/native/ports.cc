@@ -68,10 +68,7 @@ SizedLength FindLength(const GraphSpec& graph, const std::vector<const DLTensor*
 }
 
 void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs) {
-  std::string names, got;
-  for (const LengthSpec& length : graph.lengths) {
-    names += (names.empty() ? "" : "; ") + length.name;
-  }
+  std::string got;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] == nullptr) continue;
     got += (got.empty() ? "" : ", ") + graph.inputs[i].name + ": " +
@@ -82,7 +79,8 @@ void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& in
     got += " (" + span.name + " may be " + std::to_string(span.low) + " to " +
            std::to_string(span.high) + ", the same in all inputs)";
   }
-  TVM_FFI_THROW(ValueError) << "expected inputs of one of the lengths " << names << ", got " << got
+  TVM_FFI_THROW(ValueError) << "expected inputs of one of the lengths " << graph.length_names()
+                            << ", got " << got
                             << "; pad the inputs, or compile the model with that length";
   TVM_FFI_UNREACHABLE();
 }
@@ -142,7 +140,7 @@ SteppedTensor::SteppedTensor(const DLTensor& tensor, int64_t count)
     stride = tensor.strides[0];
     ++view_.strides;
   }
-  pitch_ = stride * ((tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes);
+  pitch_ = stride * ItemBytes(tensor);
 }
 
 void CheckApart(const std::vector<const DLTensor*>& outputs) {
