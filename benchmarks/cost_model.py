@@ -3,8 +3,8 @@
     python -m benchmarks.cost_model measure --folder costs --seconds 480 --target llvm opencl
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
 
-`measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole;
-networks during whose runs the reference kernel was slow are measured again while there is time.
+`measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole
+(`cost_model_measured.py`); all are compiled first, so that nothing else runs meanwhile.
 `evaluate` trains without the networks that it then predicts: zoo members are held out with
 their families (several at once), random networks are never trained on. Measurements of kernels
 equal to theirs leave the training set too, wherever they come from. Kernel errors and coverage are
@@ -17,30 +17,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tutorials import zoo
-from tutorials.zoo.builder import Builder
-from tvm_stretch.cost.generic_features import RunFeatures, from_json, to_json
+from benchmarks.cost_model_measured import Network, measure_all, read_networks
+from tvm_stretch.cost.generic_features import RunFeatures
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.measuring.bench import Bench, NetworkTiming
-from tvm_stretch.measuring.campaign import learn, open_dataset, pace_of
+from tvm_stretch.measuring.campaign import learn, pace_of
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace
-from tvm_stretch.measuring.measure import measure
-from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
-
-_PASSES = 4
-"""The most times that a network is measured if it is disturbed."""
 
 _RESOLVED_NS = 1000
 """Shorter kernels differ by half from run to run: two readings of the clock are a part of them."""
@@ -52,125 +44,6 @@ FAMILIES = (
     ("random",),
 )
 """Beginnings of the names of networks that are held out together; random ones always are."""
-
-ZOO = (
-    *("mobilenet_v2", "resnet18", "squeezenet1_1", "squeezenet1_0", "mobilenet_v1"),
-    *("regnetx_1_6gf", "resnet34", "mobilenet_v3_small", "efficientnet_lite0", "resnet50"),
-    *("mobilenet_v3_large", "inception_v3", "efficientnet_lite4", "regnetx_4gf", "pnasnet_mobile"),
-    *("yolov2", "vgg16", "inception_v4"),
-)
-
-
-def random_network(seed: int) -> object:
-    """A small CNN of three to five stages of random blocks."""
-    dice = random.Random(seed)
-    b = Builder(seed)
-    side = dice.choice((96, 112, 128, 160, 192, 224))
-    width = dice.choice((16, 24, 32, 40, 48))
-    x = b.input("x", (1, 3, side, side))
-    x = b.conv_bn(x, width, dice.choice((3, 5)), 2, act="relu")
-    for _ in range(dice.randint(3, 4)):
-        kind = dice.choice(("basic", "bottleneck", "mobile", "plain"))
-        width = dice.randrange(width, 2 * width + 1, 8)
-        act = dice.choice(("relu", "relu6", "swish"))
-        for index in range(dice.randint(1, 3)):
-            x = _block(b, x, kind, width, 2 if index == 0 else 1, act)
-    x = b.global_pool(x)
-    return b.finish(f"random{seed}", b.dense(b.flatten(x), dice.choice((10, 100, 1000))))
-
-
-def _block(b: Builder, x: Any, kind: str, width: int, stride: int, act: str) -> Any:
-    if kind == "plain":
-        return b.conv_bn(x, width, 3, stride, act=act)
-    if kind == "basic":
-        y = b.conv_bn(b.conv_bn(x, width, 3, stride, act=act), width, 3)
-    elif kind == "bottleneck":
-        inner = max(8, width // 2)
-        y = b.conv_bn(b.conv_bn(x, inner, 1, act=act), inner, 3, stride, act=act)
-        y = b.conv_bn(y, width, 1)
-    else:
-        inner = 4 * x.channels
-        y = b.conv_bn(b.conv_bn(x, inner, 1, act=act), inner, 3, stride, groups=inner, act=act)
-        y = b.conv_bn(y, width, 1)
-        return b.add(x, y) if (stride, x.channels) == (1, width) else y
-    if (stride, x.channels) != (1, width):
-        x = b.conv_bn(x, width, 1, stride)
-    return b.add(x, y, act=act)
-
-
-# --- measuring ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Network:
-    """A measured network: features of its kernels in order, and the time of a run."""
-
-    name: str
-    kernels: list[Features]
-    nanoseconds: float
-    quiet: bool
-    reference_ns: int
-
-
-def measure_all(
-    processor: Processor, host: Processor, folder: Path, seconds: float, say: Callable[[str], None]
-) -> None:
-    """Fill the folder; undisturbed measurements are kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    dataset = open_dataset(folder, processor)
-    path = _path(folder, processor.name)
-    known = set()
-    if path.exists():
-        known = {n.name for n in read_networks(folder, processor.name) if n.quiet}
-    end = time.monotonic() + seconds
-    bench = Bench(Workshop([processor] if processor is host else [processor, host]))
-    for _ in range(_PASSES):
-        for name, build in _networks():
-            if name in known or time.monotonic() > end:
-                continue
-            timing = bench.measure_network(name, build())
-            dataset.append(*timing.rows)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(_network_json(name, timing)) + "\n")
-            if timing.total.quiet:
-                known.add(name)
-            quiet = "" if timing.total.quiet else ", disturbed"
-            say(f"{name}: {timing.total.nanoseconds / 1e6:.2f} ms, {bench.describe()}{quiet}")
-
-
-def _networks() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Zoo members and random networks in turn."""
-    for index, name in enumerate(ZOO):
-        yield name, lambda name=name: zoo.build(name)  # type: ignore[misc]
-        yield f"random{index}", lambda index=index: random_network(index)  # type: ignore[misc]
-
-
-def _network_json(name: str, timing: NetworkTiming) -> dict[str, Any]:
-    return {
-        "name": name,
-        "nanoseconds": timing.total.nanoseconds,
-        "quiet": timing.total.quiet,
-        "reference_ns": timing.total.reference_ns,
-        "kernels": [to_json(kernel) for kernel in timing.kernels],
-    }
-
-
-def _path(folder: Path, processor: str) -> Path:
-    return folder / f"{processor}.networks.jsonl"
-
-
-def read_networks(folder: Path, processor: str) -> list[Network]:
-    """Each network once: where it ran in peace if it did, and quickest."""
-    lines = _path(folder, processor).read_text(encoding="utf-8").splitlines()
-    items = [json.loads(line) for line in lines]
-    found: dict[str, Network] = {}
-    for i in items:
-        kernels = [one for k in i["kernels"] if (one := from_json(k)) is not None]
-        network = Network(i["name"], kernels, i["nanoseconds"], i["quiet"], i["reference_ns"])
-        known = found.setdefault(network.name, network)
-        if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):
-            found[network.name] = network
-    return list(found.values())
 
 
 # --- evaluating -----------------------------------------------------------------------------------
@@ -342,7 +215,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--target", nargs="+", default=["llvm"])
     parser.add_argument("--cpu", help="compile for this processor of LLVM, such as haswell")
-    parser.add_argument("--seconds", type=float, default=480, help="of samples, and of networks")
+    parser.add_argument(
+        "--seconds", type=float, default=480, help="of measuring samples, and of networks"
+    )
+    parser.add_argument("--batches", type=int, default=60, help="of samples, at most")
     parser.add_argument(
         "--samples-only",
         action="store_true",
@@ -351,22 +227,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
     targets = [target_of(name, options.cpu) for name in options.target]
-    processors, placeable = make_processors(targets, 1)
     if options.step == "measure":
-        for processor in placeable:
-            measure_all(processor, processors[0], options.folder, options.seconds, say)
-        measure(
-            targets,
-            budget=options.seconds,
-            cache=options.folder,
-            cpu_threads=1,
-            progress=say,
-        )
+        measure_all(targets, options.folder, options.seconds, options.batches)
         return
+    placeable = make_processors(targets, 1)[1]
     start = time.monotonic()
     summaries = {}
     found = evaluate(options.folder, placeable, options.samples_only)

@@ -294,7 +294,7 @@ def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
     campaign = Campaign(
         FakeWorkshop(processor), Dataset.create(tmp_path / "x", {}), random.Random(0)
     )
-    prepared = [campaign._prepare(batch) for batch in range(5)]
+    prepared = [campaign.prepare(batch) for batch in range(5)]
     dtypes = [{sample.dtype for sample in samples} for samples in prepared]
     some = [{"float32"}, {"float32"}, {"uint8"}, {"float32"}, set()]  # the last one is a network
     assert dtypes == ([{"uint8"}] * 5 if counts else some)

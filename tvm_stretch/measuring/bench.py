@@ -79,9 +79,8 @@ class Bench:
         """Measure samples: one row for every different kernel in each context."""
         return self._rows(prepared, batch=batch)[0]
 
-    def measure_network(self, name: str, network: object) -> NetworkTiming:
-        """Measure every kernel of the network in its context, and the network as a whole."""
-        prepared = self._workshop.network(network)
+    def measure_network(self, name: str, prepared: Prepared) -> NetworkTiming:
+        """Measure every kernel of a network in its context, and the network as a whole."""
         rows, total = self._rows(prepared, network=name)
         features = {kernel: found.features for kernel, found in prepared.kernels.items()}
         placed = in_place(prepared.model.graph, features)

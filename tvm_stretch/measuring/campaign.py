@@ -176,7 +176,7 @@ class Campaign:
         self.processor = workshop.processor
         self.dataset = dataset
         self._workshop = workshop
-        self._prepared: Callable[[int], Prepared] = self._prepare
+        self.prepared: Callable[[int], Prepared] = self.prepare  # where `run` has batches from
         self.seed = dice.random()
         self.prior = load_prior()
         dice.shuffle(self.prior)
@@ -189,8 +189,8 @@ class Campaign:
     @contextlib.contextmanager
     def compiling_ahead(self, most: int) -> Iterator[None]:
         """Context in which up to ``most`` batches are compiled ahead of their measurement."""
-        with Ahead(self._prepare, self.first_batch, most) as ahead:
-            self._prepared = ahead.take
+        with Ahead(self.prepare, self.first_batch, most) as ahead:
+            self.prepared = ahead.take
             yield
 
     def run(
@@ -215,7 +215,8 @@ class Campaign:
         known = {row.network for row in self.dataset.rows}
         for name, network in networks.items():
             if name not in known and time.monotonic() < end:
-                self._add(bench.measure_network(name, network).rows, name, bench)
+                prepared = self._workshop.network(network)
+                self._add(bench.measure_network(name, prepared).rows, name, bench)
 
     @property
     def first_batch(self) -> int:
@@ -229,14 +230,14 @@ class Campaign:
 
     def measure_batch(self, batch: int, bench: Bench, end: float) -> None:
         """Measure one batch, and again if the machine was busy and there is time."""
-        prepared = self._prepared(batch)
+        prepared = self.prepared(batch)
         rows = bench.measure(prepared, batch)
         if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
             say(f"batch {batch}: the machine is busy; measured again")
             rows = bench.measure(prepared, batch)
         self._add(rows, f"batch {batch}", bench)
 
-    def _prepare(self, batch: int) -> Prepared:
+    def prepare(self, batch: int) -> Prepared:
         """Compile a batch: mostly samples, sometimes a small network of other operators.
 
         In every second batch, samples find their data far away, and layers are in halves.

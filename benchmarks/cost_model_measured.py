@@ -1,0 +1,265 @@
+"""Measures networks and samples for `benchmarks.cost_model`, after everything has been compiled.
+
+    compile    ResNet-18, random0, .., batch 0, batch 1, ..      a process for each core but one
+    measure    one after the other, in this process, while nothing else runs
+
+Compiling between two measurements lets a GPU's clock fall and fills the caches of the CPU: on one
+H200, only 12 of 33 networks ran undisturbed then.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutorials import zoo
+from tutorials.zoo.builder import Builder
+from tvm_stretch.cost.generic_features import from_json, to_json
+from tvm_stretch.measuring.bench import Bench, NetworkTiming
+from tvm_stretch.measuring.campaign import Campaign, measure_together, open_dataset
+from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.workshop import Prepared, Workshop
+from tvm_stretch.progress import reporting
+from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
+
+_PASSES = 4
+"""The most times that a network is measured if it is disturbed."""
+
+ZOO = (
+    *("mobilenet_v2", "resnet18", "squeezenet1_1", "squeezenet1_0", "mobilenet_v1"),
+    *("regnetx_1_6gf", "resnet34", "mobilenet_v3_small", "efficientnet_lite0", "resnet50"),
+    *("mobilenet_v3_large", "inception_v3", "efficientnet_lite4", "regnetx_4gf", "pnasnet_mobile"),
+    *("yolov2", "vgg16", "inception_v4"),
+)
+
+
+def random_network(seed: int) -> object:
+    """A small CNN of three to five stages of random blocks."""
+    dice = random.Random(seed)
+    b = Builder(seed)
+    side = dice.choice((96, 112, 128, 160, 192, 224))
+    width = dice.choice((16, 24, 32, 40, 48))
+    x = b.input("x", (1, 3, side, side))
+    x = b.conv_bn(x, width, dice.choice((3, 5)), 2, act="relu")
+    for _ in range(dice.randint(3, 4)):
+        kind = dice.choice(("basic", "bottleneck", "mobile", "plain"))
+        width = dice.randrange(width, 2 * width + 1, 8)
+        act = dice.choice(("relu", "relu6", "swish"))
+        for index in range(dice.randint(1, 3)):
+            x = _block(b, x, kind, width, 2 if index == 0 else 1, act)
+    x = b.global_pool(x)
+    return b.finish(f"random{seed}", b.dense(b.flatten(x), dice.choice((10, 100, 1000))))
+
+
+def _block(b: Builder, x: Any, kind: str, width: int, stride: int, act: str) -> Any:
+    if kind == "plain":
+        return b.conv_bn(x, width, 3, stride, act=act)
+    if kind == "basic":
+        y = b.conv_bn(b.conv_bn(x, width, 3, stride, act=act), width, 3)
+    elif kind == "bottleneck":
+        inner = max(8, width // 2)
+        y = b.conv_bn(b.conv_bn(x, inner, 1, act=act), inner, 3, stride, act=act)
+        y = b.conv_bn(y, width, 1)
+    else:
+        inner = 4 * x.channels
+        y = b.conv_bn(b.conv_bn(x, inner, 1, act=act), inner, 3, stride, groups=inner, act=act)
+        y = b.conv_bn(y, width, 1)
+        return b.add(x, y) if (stride, x.channels) == (1, width) else y
+    if (stride, x.channels) != (1, width):
+        x = b.conv_bn(x, width, 1, stride)
+    return b.add(x, y, act=act)
+
+
+def _networks() -> Iterator[str]:
+    """Zoo members and random networks in turn."""
+    for index, name in enumerate(ZOO):
+        yield name
+        yield f"random{index}"
+
+
+def _built(name: str) -> object:
+    is_random = name.startswith("random")
+    return random_network(int(name.removeprefix("random"))) if is_random else zoo.build(name)
+
+
+# --- compiling ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process compiles for one processor: a network by name, or a batch of samples."""
+
+    processor: str
+    what: str | int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.processor}.{self.what}.pickle"
+
+
+_workshops: dict[str, Workshop] = {}
+
+
+def _start(targets: Sequence[Any]) -> None:
+    """Make the workshops of a process."""
+    processors, placeable = make_processors(targets, 1)
+    for processor in placeable:
+        _workshops[processor.name] = _workshop(processor, processors[0])
+
+
+def _workshop(processor: Processor, host: Processor) -> Workshop:
+    return Workshop([processor] if processor is host else [processor, host])
+
+
+def _campaign(workshop: Workshop, dataset: Dataset) -> Campaign:
+    return Campaign(workshop, dataset, random.Random(0))
+
+
+def _compile(job: Job, folder: Path) -> Job:
+    workshop = _workshops[job.processor]
+    if isinstance(job.what, int):
+        prepared = _campaign(workshop, Dataset(folder, {}, [])).prepare(job.what)
+    else:
+        prepared = workshop.network(_built(job.what))
+    (folder / job.file).write_bytes(pickle.dumps(prepared))
+    return job
+
+
+def compile_all(targets: Sequence[Any], jobs: Iterable[Job], folder: Path) -> None:
+    """Compile in a process for each core but one; the models lie in the folder afterwards."""
+    jobs, start = list(jobs), time.monotonic()
+    workers = max(1, len(os.sched_getaffinity(0)) - 1)
+    spawn = multiprocessing.get_context("spawn")  # a fork would share the threads of drivers
+    with ProcessPoolExecutor(workers, spawn, _start, (list(targets),)) as pool:
+        for done in [pool.submit(_compile, job, folder) for job in jobs]:
+            done.result()
+    took = time.monotonic() - start
+    _say(f"{len(jobs)} compiled in {took:.0f} s by {workers} processes")
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """A measured network: features of its kernels in order, and the time of a run."""
+
+    name: str
+    kernels: list[Features]
+    nanoseconds: float
+    quiet: bool
+    reference_ns: int
+
+
+def measure_all(targets: Sequence[Any], folder: Path, seconds: float, batches: int) -> None:
+    """Fill the folder; what was measured undisturbed is kept and not measured again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processors, placeable = make_processors(targets, 1)
+    datasets = {p.name: open_dataset(folder, p) for p in placeable}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, reporting(_say):
+        compiled = Path(scratch)
+        jobs = [job for p in placeable for job in _jobs(folder, datasets[p.name], p.name, batches)]
+        compile_all(targets, jobs, compiled)
+        for processor in placeable:
+            own = [job for job in jobs if job.processor == processor.name]
+            workshop, dataset = _workshop(processor, processors[0]), datasets[processor.name]
+            bench = Bench(workshop)
+            _measure_networks(own, bench, dataset, compiled, time.monotonic() + seconds)
+            if processor is not processors[0]:
+                measure_together(dataset, processors[0], processor, bench)
+            campaign = _campaign(workshop, dataset)
+            _measure_samples(own, bench, campaign, compiled, time.monotonic() + seconds)
+
+
+def _jobs(folder: Path, dataset: Dataset, processor: str, batches: int) -> list[Job]:
+    """What was not measured yet, or was disturbed."""
+    known = set[str]()
+    if _path(folder, processor).exists():
+        known = {n.name for n in read_networks(folder, processor) if n.quiet}
+    names = [name for name in _networks() if name not in known]
+    measured = {row.batch for row in dataset.rows}
+    numbers = [batch for batch in range(batches) if batch not in measured]
+    return [Job(processor, what) for what in (*names, *numbers)]
+
+
+def _read(job: Job, compiled: Path) -> Prepared:
+    """A model that a process of ours compiled."""
+    prepared = pickle.loads((compiled / job.file).read_bytes())
+    assert isinstance(prepared, Prepared)
+    return prepared
+
+
+def _measure_networks(
+    jobs: Sequence[Job], bench: Bench, dataset: Dataset, compiled: Path, end: float
+) -> None:
+    """Measure each network until it is undisturbed once, at most `_PASSES` times."""
+    left = [job for job in jobs if isinstance(job.what, str)]
+    for _ in range(_PASSES):
+        for job in list(left):
+            if time.monotonic() > end:
+                return
+            name = str(job.what)
+            timing = bench.measure_network(name, _read(job, compiled))
+            dataset.append(*timing.rows)
+            with _path(dataset.path.parent, job.processor).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_network_json(name, timing)) + "\n")
+            if timing.total.quiet:
+                left.remove(job)
+            quiet = "" if timing.total.quiet else ", disturbed"
+            _say(f"{name}: {timing.total.nanoseconds / 1e6:.2f} ms, {bench.describe()}{quiet}")
+
+
+def _measure_samples(
+    jobs: Sequence[Job], bench: Bench, campaign: Campaign, compiled: Path, end: float
+) -> None:
+    """Measure batches of samples."""
+    batches = {job.what: job for job in jobs if isinstance(job.what, int)}
+    campaign.prepared = lambda batch: _read(batches[batch], compiled)
+    for batch in batches:
+        if time.monotonic() < end:
+            campaign.measure_batch(batch, bench, end)
+
+
+def _network_json(name: str, timing: NetworkTiming) -> dict[str, Any]:
+    return {
+        "name": name,
+        "nanoseconds": timing.total.nanoseconds,
+        "quiet": timing.total.quiet,
+        "reference_ns": timing.total.reference_ns,
+        "kernels": [to_json(kernel) for kernel in timing.kernels],
+    }
+
+
+def _path(folder: Path, processor: str) -> Path:
+    return folder / f"{processor}.networks.jsonl"
+
+
+def read_networks(folder: Path, processor: str) -> list[Network]:
+    """Each network once: where it ran in peace if it did, and quickest."""
+    lines = _path(folder, processor).read_text(encoding="utf-8").splitlines()
+    items = [json.loads(line) for line in lines]
+    found: dict[str, Network] = {}
+    for i in items:
+        kernels = [one for k in i["kernels"] if (one := from_json(k)) is not None]
+        network = Network(i["name"], kernels, i["nanoseconds"], i["quiet"], i["reference_ns"])
+        known = found.setdefault(network.name, network)
+        if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):
+            found[network.name] = network
+    return list(found.values())
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
