@@ -38,9 +38,10 @@ from .nibbles import (
     Shapes,
     Tensors,
     added,
-    kind_of_zeros,
+    kinds_of,
     operands_of,
     runs,
+    scale_of,
     summed,
     zero_of,
 )
@@ -73,7 +74,7 @@ def words_call(
 ) -> relax.Call:
     """``(factor * q) @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in q.ty.shape.values)
-    own = Nibbles(rows, depth, len(values), size, *kind_of_zeros(zero))
+    own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale))
     operands = [q, factor, *operands_of(own, pack_words(values), scale, zero)]
     result = relax.TensorType((rows, own.outputs), "float32")
     return steps_call(bb, "matmul.words", _kernel(own), operands, result)
@@ -204,7 +205,8 @@ class _Nest:
                 row = start + one.pixel
                 middle = zero_of(own, self.zero, unit, number, lane)
                 value = one.value(v).astype("float32") - middle * load(sums, row, number)
-                return load(self.scale, unit, number, lane) * load(self.factor, row, number) * value
+                factor = scale_of(own, self.scale, unit, number, lane)
+                return factor * load(self.factor, row, number) * value
 
             first = number * (own.block // _HALVES)
             steps = self.products(acc, first, lambda p: start + p, lambda o: place(o, const(0)))

@@ -35,6 +35,7 @@ from tvm_stretch.ir.expressions import constant
 from tvm_stretch.ir.steps import steps_call
 
 from .accumulators import Accumulators, Sum
+from .halves import HALVES, are_halves, float_of, half_bits
 from .loops import (
     PARALLEL,
     SERIAL,
@@ -67,6 +68,7 @@ class Nibbles:
     block: int
     zero: int | None = None  # the zero point of all weights; None if the kernel reads them
     zeros: str = "uint8"  # otherwise their type
+    scales: str = "float32"  # their type; `HALVES` if that is exact
 
     @property
     def blocks(self) -> int:
@@ -106,17 +108,18 @@ def nibbles_call(
 ) -> relax.Call:
     """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in x.ty.shape.values)
-    own = Nibbles(rows, depth, len(values), size, *kind_of_zeros(zero))
+    own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale))
     operands = [x, *operands_of(own, pack(values), scale, zero)]
     result = relax.TensorType((rows, own.outputs), "float32")
     return steps_call(bb, "matmul.nibbles", _kernel(own), operands, result)
 
 
-def kind_of_zeros(zero: np.ndarray) -> tuple[int | None, str]:
-    """The zero point of all weights, or None; and otherwise the type that holds zero points."""
+def kinds_of(zero: np.ndarray, scale: np.ndarray) -> tuple[int | None, str, str]:
+    """The zero point of all weights, or None; the types that hold zero points and scales."""
     whole = bool((zero == np.clip(np.round(zero), 0, 255)).all())
     is_one = whole and zero.size > 0 and bool((zero == zero.flat[0]).all())
-    return (int(zero.flat[0]) if is_one else None), "uint8" if whole else "float32"
+    scales = HALVES if are_halves(scale) else "float32"
+    return (int(zero.flat[0]) if is_one else None), "uint8" if whole else "float32", scales
 
 
 def long(*values: int) -> list[Expr]:
@@ -128,7 +131,8 @@ def operands_of(
     own: Nibbles, packed: np.ndarray, scale: np.ndarray, zero: np.ndarray
 ) -> list[relax.Expr]:
     """The constants that a kernel reads: weights, scales, and zero points if they differ."""
-    arrays = [packed, by_unit(scale)]
+    scales = half_bits(scale) if own.scales == HALVES else scale
+    arrays = [packed, by_unit(scales, own.scales)]
     arrays += [by_unit(zero, own.zeros)] if own.zero is None else []
     return [constant(array) for array in arrays]
 
@@ -146,7 +150,7 @@ def summed(
 ) -> tirx.PrimFunc:
     """The product as one sum over all inputs."""
     blocks = (own.units, own.blocks, UNITS)
-    shapes = {**inputs, "scale": (blocks, "float32"), "zero": (blocks, own.zeros)}
+    shapes = {**inputs, "scale": (blocks, own.scales), "zero": (blocks, own.zeros)}
     if own.zero is not None:
         del shapes["zero"]
     shapes["y"] = ((own.rows, own.outputs), "float32")
@@ -162,7 +166,8 @@ def summed(
                 T.buffer_store(y, tirx.const(0, "float32"), [row, n])
             unit, lane, part = n // UNITS, n % UNITS, k // own.block
             middle = zero_of(own, tensors.get("zero"), unit, part, lane)
-            factor = tensors["scale"][unit, part, lane] * (bits(tensors, unit, lane, k) - middle)
+            factor = scale_of(own, tensors["scale"], unit, part, lane)
+            factor = factor * (bits(tensors, unit, lane, k) - middle)
             T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * factor, [row, n])
     return builder.get().with_attr(mark, to_text(own))
 
@@ -185,6 +190,12 @@ def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
     if zero is None:
         return tirx.const(own.zero, "float32")
     return load(zero, *place).astype("float32")
+
+
+def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
+    """The scale of one output's block, as a float."""
+    value = load(scale, *place)
+    return float_of(value) if own.scales == HALVES else value
 
 
 # --- the loop nest --------------------------------------------------------------------------------
@@ -246,7 +257,7 @@ class _Nest:
                     place = o * self.width + v
                     bits = load(self.weight, unit, pair, place).astype("int32")
                     number = (bits >> 4 if high else bits & 15).astype("float32")
-                    factor = load(self.scale, unit, part, place)
+                    factor = scale_of(own, self.scale, unit, part, place)
                     middle = zero_of(own, self.zero, unit, part, place)
                     return store(floats, factor * (number - middle), 2 * pair + high, place)
 
@@ -354,7 +365,7 @@ class _Nest:
                 unit, lane = place(one.block, v)
                 middle = zero_of(own, self.zero, unit, number, lane)
                 shift = middle * load(sums, start + one.pixel, number)
-                return load(self.scale, unit, number, lane) * (one.value(v) - shift)
+                return scale_of(own, self.scale, unit, number, lane) * (one.value(v) - shift)
 
             steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *added(total, acc, scaled)]
             return within(acc.buffers, steps)

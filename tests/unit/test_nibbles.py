@@ -135,6 +135,24 @@ def test_the_answer_is_onnx_runtimes(targets: list[str], rows: int, with_zeros: 
     )
 
 
+@pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])
+@pytest.mark.parametrize(("rows", "level"), [(1, 0), (6, 0), (3, 4)])
+def test_scales_of_float16_are_stored_so(targets: list[str], rows: int, level: int) -> None:
+    """They may be negative, as those of llama.cpp; a scale of more digits keeps all in float32."""
+    values, scale, zero = weights(20, 96, 32)
+    scale = (scale * np.where(np.arange(3) % 2, -1, 1)).astype("float16").astype("float32")
+    x = np.random.default_rng(2).standard_normal((1, rows, 96)).astype("float32")
+    given = rounded(x[0], 32) if level else x[0]
+    stored = []
+    for last in (0, np.float32(1 / 3)):
+        scale[19, 2] = last
+        model = ts.compile(nbits(rows, values, scale, zero, 32, accuracy_level=level), targets)
+        wanted = expected(given, values, scale, zero, 32)
+        np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, 96))
+        stored.append(model.graph.weights_bytes)
+    assert stored[1] - stored[0] >= 2 * scale.size
+
+
 def test_threads_share_the_outputs() -> None:
     values, scale, zero = weights(150, 64, 32)
     model = nbits(1, values, scale, zero, 32)

@@ -1,0 +1,49 @@
+"""Floats that are stored as float16 wherever that is exact, and read without float16 arithmetic.
+
+    stored: the 16 bits of 0.75 as an int16             s eeeee mmmmmmmmmm
+    read:   reinterpret(bits << 13 & 0x8fffffff)        s 000eeeee mmmmmmmmmm 0000000000000
+            * 2 ** 112                                  the exponents of float32 start lower
+
+Shifts, a mask and a product exist on every processor and in every OpenCL, and their vectors need
+no instruction of their own. Only zeros and normal numbers are stored in this way: processors that
+flush subnormal numbers would read zeros instead of the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+HALVES = "int16"
+"""The type of tensors that hold the bits of float16 numbers."""
+
+_SMALLEST = np.finfo("float16").smallest_normal
+_SHIFT = 13  # digits that float32 has and float16 lacks
+_MASK = -0x70000001  # 0x8fffffff: the shift leaves three copies of the sign
+_EXPONENTS = 2.0**112  # the exponents of float32 and float16 have offsets of 127 and 15
+
+
+def are_halves(values: np.ndarray) -> bool:
+    """Whether every number is exactly a zero or a normal number of float16."""
+    with np.errstate(over="ignore"):
+        half = values.astype("float16")
+    is_normal = (np.abs(values) >= _SMALLEST) | (values == 0)
+    return bool((np.isfinite(half) & (half.astype(values.dtype) == values) & is_normal).all())
+
+
+def half_bits(values: np.ndarray) -> np.ndarray:
+    """The bits of numbers that `are_halves`."""
+    return values.astype("float16").view(HALVES)
+
+
+def float_of(bits: Expr) -> Expr:
+    """The float32 of bits, for each lane."""
+    word = bits.astype("int32")
+    shifted = tirx.shift_left(word, _like(word, _SHIFT))
+    exact = tirx.reinterpret("float32", tirx.bitwise_and(shifted, _like(word, _MASK)))
+    return exact * tirx.const(_EXPONENTS, "float32")
+
+
+def _like(word: Expr, value: int) -> Expr:
+    return tirx.const(value, str(word.ty.dtype))
