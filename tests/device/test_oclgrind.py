@@ -33,6 +33,11 @@ with gpu.tile_of(*{tile}, images={images}):
     gpu.check(gpu.convolution({shape}, {out}, {kernel}, padding={padding}))
 """
 
+WINDOW = """
+with gpu.window_of((2, 1), 32, images=2):
+    gpu.check(gpu.convolution((1, 10, 5, 6), 10, 3, groups=10, padding=1))
+"""
+
 WINOGRAD = """
 with gpu.winograd_of({tile}, 8, 2, 1, 1, 1, 1, 1):
     gpu.check(gpu.convolution((1, 8, 5, 6), 8, 3, padding=1))
@@ -145,6 +150,7 @@ def convolution(
             id="pointwise",
             marks=pytest.mark.full,
         ),
+        pytest.param(WINDOW, id="depthwise in images", marks=pytest.mark.full),
         pytest.param(WINOGRAD.format(tile=2), id="winograd of 2", marks=pytest.mark.full),
         pytest.param(WINOGRAD.format(tile=4), id="winograd of 4", marks=pytest.mark.full),
         pytest.param(ROW, id="row", marks=pytest.mark.full),

@@ -31,6 +31,7 @@ from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.gpu import conv as gpu_conv
 from tvm_stretch.targets.kernels.gpu import window as gpu_window
 from tvm_stretch.targets.kernels.gpu import winograd as gpu_winograd
+from tvm_stretch.targets.kernels.gpu.candidates import group_candidates
 from tvm_stretch.targets.kernels.gpu.conv import (
     GroupConvConfig,
     group_conv_candidates,
@@ -46,7 +47,7 @@ from tvm_stretch.targets.kernels.gpu.group_features import (
 from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.tiles import Tile, tiles_of
-from tvm_stretch.targets.kernels.gpu.window import choose_group_window
+from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig, choose_group_window
 from tvm_stretch.targets.kernels.gpu.winners import Winners
 from tvm_stretch.targets.kernels.gpu.winograd import (
     GroupWinogradConfig,
@@ -175,9 +176,13 @@ def test_gpus_that_have_images() -> None:
     for name, expected in others.items():
         gpu = replace(adreno, name=name).machine
         assert (gpu.has_images, gpu.images) == expected
-    found = group_conv_candidates(layer(SHAPES[0]), adreno.machine, 1)[0]
-    assert isinstance(found, GroupConvConfig)
-    assert found.images == 2
+    window = WindowConfig("depthwise", 1, 32, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), lanes=4)
+    for found in (
+        group_conv_candidates(layer(SHAPES[0]), adreno.machine, 1)[0],
+        group_candidates(window, adreno.machine, 1)[0],
+    ):
+        assert isinstance(found, GroupConvConfig | GroupWindowConfig)
+        assert found.images == 2
 
 
 @contextmanager
@@ -229,11 +234,12 @@ def test_a_row(channels: int, outputs: int) -> None:
 
 
 @contextmanager
-def window_of(tile: tuple[int, int], items: int) -> Iterator[None]:
-    """Windows get this tile."""
+def window_of(tile: tuple[int, int], items: int, images: int = 0) -> Iterator[None]:
+    """Windows get this tile; ``images`` operands are in images."""
 
     def chosen(layer: WindowConfig, gpu: GpuMachine) -> WindowConfig:
-        return replace(choose_group_window(layer, gpu), tile=tile, group_items=items)
+        found = choose_group_window(layer, gpu)
+        return replace(found, tile=tile, group_items=items, images=images)
 
     configurations.cache_clear()
     with patch.object(gpu_window, "choose_group_window", chosen):
@@ -255,6 +261,24 @@ def window_of(tile: tuple[int, int], items: int) -> Iterator[None]:
 def test_depthwise(kernel: int, attrs: dict[str, Any], tile: tuple[int, int]) -> None:
     with window_of(tile, 32):
         check(convolution((2, 21, 11, 10), 21, kernel, groups=21, **attrs))
+
+
+@needs_device
+@pytest.mark.parametrize("images", [1, 2])
+def test_windows_of_images(images: int) -> None:
+    """A depthwise layer reads its weights as an image, then its input too, as the pool does."""
+    weight = random_const(21, 1, 3, 3)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, groups=21, padding=1))
+        return relax.op.nn.max_pool2d(y, 3, padding=1)
+
+    mod = module(build, (2, 21, 11, 10))
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+    with window_of((2, 1), 32, images):
+        source = ts.compile(mod, [processor]).module.imports[1].inspect_source()
+        assert len(re.findall(r"#define tvm_stretch_pixel_", source)) == {1: 1, 2: 3}[images]
+        check(mod)
 
 
 @needs_device

@@ -98,9 +98,10 @@ def test_candidates_are_of_different_kinds() -> None:
     assert found[0] == choose_group_conv(LAYER, H100)
 
 
-def test_images_are_tried_where_there_are_some() -> None:
+@pytest.mark.parametrize("layer", [LAYER, WINDOW], ids=["conv", "window"])
+def test_images_are_tried_where_there_are_some(layer: Any) -> None:
     gpu = replace(H100, has_images=True)
-    found = group_candidates(LAYER, gpu, 8)
+    found = group_candidates(layer, gpu, 8)
     assert [replace(c, images=0) for c in found[-2:]] == [found[0]] * 2
     assert {c.images for c in found[-2:]} == {1, 2}
     assert len(found) == 8

@@ -48,7 +48,9 @@ def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, 
     """
     bare = bare_layer(layer)
     if isinstance(bare, WindowConfig):
-        return tuple(group_window_candidates(bare, gpu)[:count])
+        windows = group_window_candidates(bare, gpu)
+        seen = _seen_otherwise(windows[0], gpu)
+        return (*windows[: max(1, count - len(seen))], *seen)[:count]
     every = group_conv_candidates(bare, gpu, _MANY)
     kinds = {_kind(config): config for config in reversed(every)}
     first = sorted(kinds.values(), key=every.index)
@@ -67,12 +69,18 @@ def _winograd(layer: ConvConfig, gpu: GpuMachine, count: int) -> tuple[GroupWino
     return tuple(c for c in found if group_winograd_cycles(c, gpu) < _WORTH * direct)
 
 
-def _seen_otherwise(config: ConvConfig, gpu: GpuMachine) -> tuple[ConvConfig, ...]:
+def _seen_otherwise(config: Bare, gpu: GpuMachine) -> tuple[Bare, ...]:
     """The same configuration with more and fewer operands in images, where there are images."""
-    if not gpu.has_images or not isinstance(config, GroupConvConfig):
+    if not gpu.has_images or not isinstance(config, GroupConvConfig | GroupWindowConfig):
         return ()
-    most = 2 if config.data_block > 1 else 1
-    return tuple(replace(config, images=n) for n in range(most + 1) if n != config.images)
+    seen = {replace(config, images=n).image_operands: n for n in reversed(_image_counts(gpu))}
+    own = config.image_operands
+    return tuple(replace(config, images=n) for read, n in seen.items() if read != own)
+
+
+def _image_counts(gpu: GpuMachine) -> tuple[int, ...]:
+    """How many operands may be images."""
+    return (0, 1, 2) if gpu.has_images else (0,)
 
 
 def _kind(config: ConvConfig) -> object:
@@ -102,7 +110,10 @@ def is_possible(config: Layer, gpu: GpuMachine) -> bool:
     """Whether the model could have proposed a configuration for such a GPU."""
     layer = bare_layer(config)
     if isinstance(layer, WindowConfig):
-        return config in (*group_window_candidates(layer, gpu), without_sharing(layer, gpu))
+        images = config.images if isinstance(config, GroupWindowConfig) else 0
+        known = group_window_candidates(layer, replace(gpu, images=images))
+        is_known = config in (*known, without_sharing(layer, gpu))
+        return is_known and images in _image_counts(gpu)
     if isinstance(config, GroupWinogradConfig):
         return config in group_winograd_candidates(layer, gpu, _MANY)
     if isinstance(config, RowConfig):
@@ -113,7 +124,7 @@ def is_possible(config: Layer, gpu: GpuMachine) -> bool:
     return (
         all(number in numbers for number, numbers in zip(tile, TILE_NUMBERS, strict=True))
         and tiled(layer, tile, config.images) == config
-        and config.images in ((0, 1, 2) if gpu.has_images else (0,))
+        and config.images in _image_counts(gpu)
         and covers(layer, Sizes.of(layer), tile.across * tile.quads, tile.down * tile.pixels)
         and fits(tile, gpu)
     )

@@ -53,9 +53,15 @@ class GroupWindowConfig(WindowConfig):
 
     tile: tuple[int, int] = (1, 1)  # rows and columns of outputs
     group_items: int = 64  # work-items of a group
+    images: int = 0  # operands that are read as images (`GpuMachine.images`)
 
     template: ClassVar[str] = "group_window"
     machines: ClassVar[tuple[str, ...]] = ("gpu",)
+
+    @property
+    def image_operands(self) -> tuple[int, ...]:
+        """Weights first; a pooling has none."""
+        return tuple(place for place in (1, 0)[: self.images] if place < self.operands)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -222,7 +228,7 @@ def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupW
     items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
     enough = gpu.units * gpu.wave * _WAVES_A_UNIT
     found = [
-        taken(GroupWindowConfig, layer, tile=tile, group_items=each)
+        taken(GroupWindowConfig, layer, tile=tile, group_items=each, images=gpu.images)
         for each in items
         for tile in _WINDOW_TILES
         if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]
