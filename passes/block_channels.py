@@ -22,6 +22,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.emitting.blocked_values import Rewriter
+from tvm_stretch.emitting.half_weights import store_halves
 from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.expressions import builder_with_kernels
 from tvm_stretch.passes.name_operators import Renamer
@@ -38,6 +39,7 @@ class BlockChannels:
 
     def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
         self.machines = dict(machines)
+        self.halves = store_halves(self.machines.values())
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         regions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
@@ -53,7 +55,7 @@ class BlockChannels:
 
 def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     main = mod["main"]
-    rewriter = Rewriter(options.machine(main), builder_with_kernels(mod))
+    rewriter = Rewriter(options.machine(main), builder_with_kernels(mod), options.halves)
     bb = rewriter.bb
     with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
         with bb.dataflow():
@@ -86,7 +88,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     for binding in calls:
         call, var = binding.value, binding.var
         region = mod[call.op]
-        rewriter = Rewriter(options.machine(region), bb)
+        rewriter = Rewriter(options.machine(region), bb, options.halves)
         params = [
             rewriter.blocked_parameter(param) if origin(arg) in blocked else param
             for param, arg in zip(region.params, call.args, strict=True)

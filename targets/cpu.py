@@ -169,10 +169,11 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
     caches = (core.l1_bytes, core.l2_bytes)
     if name == codegen.llvm_get_system_cpu() and not _names_other_machine(target.attrs):
         caches = own_caches() or caches
+    is_arm = lanes == 4 and registers == 32
     return VectorMachine(
         lanes,
         registers,
-        broadcast_operand=lanes == 4 and registers == 32,
+        broadcast_operand=is_arm,
         l2_bytes=caches[1],
         threads=threads,
         multiply_adds=core.multiply_adds,
@@ -182,6 +183,7 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         in_order=core.in_order,
         asks_nearest=core.asks_nearest,
         dot=_dot(triple, target, lanes),
+        widens_half=is_arm or bool(codegen.target_has_features("f16c", target)),
     )
 
 

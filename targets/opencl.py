@@ -60,6 +60,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         threads=device.compute_units if on_cpu else 1,
         gpu=None if on_cpu else device.machine,
         lanes=host.machine.lanes if on_cpu else QUAD,
+        widens_half=False,  # not without cl_khr_fp16
         dot="",  # OpenCL C cannot express LLVM's dot-product instructions
         float_integers=True,
     )

@@ -88,6 +88,7 @@ class BfloatConfig(Template, BfloatShape):
         def element(k: Expr, n: Expr) -> Expr:
             inside = tirx.all(k < self.depth, n < self.columns)
             value = weight[tirx.min(k, self.depth - 1), tirx.min(n, self.columns - 1)]
+            value = value.astype("float32")  # weights may be stored as float16
             return tirx.Select(inside, rounded(value), tirx.const(0, "uint16"))
 
         return _packed(self.columns, self.steps, element)

@@ -19,17 +19,27 @@ HALVES = "int16"
 """The type of tensors that hold the bits of float16 numbers."""
 
 _SMALLEST = np.finfo("float16").smallest_normal
+_SAMPLE = 1024
+"""Numbers that are looked at first: most networks have more digits in all of them."""
 _SHIFT = 13  # digits that float32 has and float16 lacks
 _MASK = -0x70000001  # 0x8fffffff: the shift leaves three copies of the sign
 _EXPONENTS = 2.0**112  # the exponents of float32 and float16 have offsets of 127 and 15
 
 
-def are_halves(values: np.ndarray) -> bool:
-    """Whether every number is exactly a zero or a normal number of float16."""
+def as_halves(values: np.ndarray) -> np.ndarray | None:
+    """The same numbers in float16, if all of them are finite and exactly such numbers."""
+    some = values.ravel()[:_SAMPLE]
+    if some.size < values.size and as_halves(some) is None:
+        return None
     with np.errstate(over="ignore"):
         half = values.astype("float16")
+    return half if bool((np.isfinite(half) & (half.astype(values.dtype) == values)).all()) else None
+
+
+def are_halves(values: np.ndarray) -> bool:
+    """Whether every number is exactly a zero or a normal number of float16."""
     is_normal = (np.abs(values) >= _SMALLEST) | (values == 0)
-    return bool((np.isfinite(half) & (half.astype(values.dtype) == values) & is_normal).all())
+    return bool(is_normal.all()) and as_halves(values) is not None
 
 
 def half_bits(values: np.ndarray) -> np.ndarray:

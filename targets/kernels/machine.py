@@ -37,6 +37,8 @@ class VectorMachine:
     dsp: bool = False
     # whether layers are computed in float16, with twice the lanes (`passes/use_half.py`)
     half: bool = False
+    # whether an instruction makes float32 of a vector of float16 (`half_weights.py`)
+    widens_half: bool = False
     # whether layers are computed in bfloat16 (`bfloat.py`)
     bfloat: bool = False
     # whether weights are prefetched into the nearest cache, because prefetches into the second

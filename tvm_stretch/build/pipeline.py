@@ -18,6 +18,7 @@ from tvm_stretch.build.assemble import Planned, assemble
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.build.precision import WIDE_SUMS
+from tvm_stretch.emitting.half_weights import store_halves
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.calls import PROCESSOR
@@ -94,6 +95,7 @@ def _assembled(
         observer.see_scheduled(one.mod, processors)
     # models of engines hold their weights, which then would stand in the artifact twice
     has_models = any(device.model is not None for device in devices)
+    machines = [processor.machine for processor in processors]
     return assemble(
         first.mod,
         host.target,
@@ -103,7 +105,7 @@ def _assembled(
         plan=first.plan,
         spare=spare,
         others=more,
-        weights=None if has_models else WeightsBlob(network),
+        weights=None if has_models else WeightsBlob(network, store_halves(machines)),
         lengths=lengths,
         streams=host.machine if streams else None,
     )

@@ -24,6 +24,7 @@ from tvm_stretch.emitting.blocked_moves import (
     images_between,
     same_pixels,
 )
+from tvm_stretch.emitting.half_weights import half_weight
 from tvm_stretch.emitting.normalisations import normalised
 from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.expressions import count_uses, shape_of
@@ -55,8 +56,11 @@ _BINARY = BINARY - {"divide", "power"}
 class Rewriter(Layouts):
     """Re-emits the bindings of one function, choosing a layout for each value."""
 
-    def __init__(self, machine: VectorMachine, bb: relax.BlockBuilder) -> None:
+    def __init__(
+        self, machine: VectorMachine, bb: relax.BlockBuilder, halves: bool = False
+    ) -> None:
         super().__init__(machine, bb)
+        self.halves = halves  # see `half_weights.py`
         self.names: dict[relax.Var, str] = {}
         self.moves: dict[relax.Var, relax.Call] = {}
         """By result: reshapes, transpositions, and unary operators that may lie between them."""
@@ -196,9 +200,10 @@ class Rewriter(Layouts):
         if not self._is_float(call):
             return None
         sums = str(call.ty.dtype)
+        weight = (half_weight(call) if self.halves else None) or weight
         bfloat = choose(BfloatShape(*shape, shape_of(weight)[1]), self.machine)
         if bfloat is not None:
-            result = bfloat.call(self.bb, *self.plain(call).args)
+            result = bfloat.call(self.bb, self.plain(call).args[0], weight)
             self.rows.add(result)
             return Value(tuple(shape_of(call)), plain=result)
         layer = dense_shape(shape, shape_of(weight)[1])
@@ -209,7 +214,7 @@ class Rewriter(Layouts):
         in_blocks = self.machine.kind == "dsp" or (pixels and not collide)
         rows = None if in_blocks else template.in_rows()
         if rows is not None:
-            result = rows.call(self.bb, *self.plain(call).args, name="dense", sums=sums)
+            result = rows.call(self.bb, self.plain(call).args[0], weight, name="dense", sums=sums)
             self.rows.add(result)
             return Value(tuple(shape_of(call)), plain=result)
         result = template.call(self.bb, self.blocked(data), weight, name="dense", sums=sums)

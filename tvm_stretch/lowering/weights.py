@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.emitting.half_weights import half_weights
 from tvm_stretch.ir.expressions import tensor_bytes
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.memory_plan import align
@@ -30,19 +31,23 @@ class WeightsBlob:
         own_bytes: of the constants of the network itself, independently of its plan.
     """
 
-    def __init__(self, network: tvm.IRModule | None = None) -> None:
-        """Begin with the constants of `main` of a network to which no plan was applied."""
+    def __init__(self, network: tvm.IRModule | None = None, halves: bool = False) -> None:
+        """Begin with the constants of `main` of a network to which no plan was applied.
+
+        With ``halves``, weights that float16 holds are stored so (`half_weights.py`).
+        """
         self.bytes = 0
         self._parts: list[tuple[int, np.ndarray]] = []
         self._offsets: dict[tuple[int, bytes], int] = {}
         self._rows: dict[int, list[tuple[int, np.ndarray]]] = {}  # by row size in bytes
+        self._halves = half_weights(network) if network is not None and halves else {}
         if network is not None:
             relax.analysis.post_order_visit(network["main"].body, self._add_own)
         self.own_bytes = self.bytes
 
     def _add_own(self, expr: relax.Expr) -> None:
         if isinstance(expr, tvm.ir.GenericConst):
-            self.add(expr.value)
+            self.add(self._halves.get(expr, expr).value)
 
     def add(self, value: tvm.runtime.Tensor) -> int:
         """Offset of the bytes of `value`; equal constants and parts of constants are shared."""
