@@ -99,6 +99,7 @@ class Processor:
         prefers_half: whether float16 is faster there than integers, as on GPUs.
         integers: the precision in which it computes integer operators: ``float16``, or
             ``float16+float32`` with float32 sums; empty for exact integers.
+        max_share: the share of the time for which it may be busy; the executor pauses for the rest.
         device: name of its device, if that is reached by RPC; empty for this machine and for
             processors that are only known by their target.
     """
@@ -123,6 +124,7 @@ class Processor:
     computes_bfloat: bool = False
     prefers_half: bool = False
     integers: str = ""
+    max_share: float = 1.0
     device: str = ""
     packet_ns: float = 0.0
     model: ModelWriter | None = None

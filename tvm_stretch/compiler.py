@@ -105,6 +105,7 @@ def compile(
             video what changed. The CPU runs it alone, and no feature maps share memory.
         max_share: the largest share of the network's multiply-adds that a processor may compute, by
             name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
+            It is also the largest share of the time for which runs keep the processor busy.
         share_parts: the denominator of shares of layers and segments: 8 for whole eighths. By
             default shares are as fine as kernels allow.
         objective: ``"latency"``, ``"energy"``, or an `Objective` with budgets: what the plan is to
@@ -156,6 +157,7 @@ def compile(
     with reporting(progress), compiling():
         site = request.site()
         limits = request.limits(site)
+        site = site.limited(limits.caps)
         widen = site.lacks_half or request.precision != "float32"
         precision, states = request.precision, request.states
         name, share = name_of(source), ShareConstants()

@@ -45,7 +45,9 @@ class RandomGraph {
     return {values.end() - kOutputs, values.end()};
   }
 
-  bool spare = false;   // whether the CPU may take over
+  bool spare = false;    // whether the CPU may take over
+  double max_share = 1;  // of the processors after the CPU
+  double cpu_share = 1;
   bool reuses = false;  // whether tensors lie where earlier ones did that nobody needs any more
 
   std::string JSON() const {
@@ -66,10 +68,11 @@ class RandomGraph {
            << R"(","name":"n)" << i << R"(","inputs":)" << List(operands_[i]) << R"(,"outputs":[)"
            << i + kInputs << "]}";
     }
-    json << R"(],"processors":[{"name":"cpu","kind":"cpu"})";
+    json << R"(],"processors":[{"name":"cpu","kind":"cpu","max_share":)" << cpu_share << "}";
     for (int i = 1; i < num_processors_; ++i) {
       const std::string kind = i == 1 ? kind_ : "fake";
-      json << R"(,{"name":")" << kind << i << R"(","kind":")" << kind << R"("})";
+      json << R"(,{"name":")" << kind << i << R"(","kind":")" << kind << R"(","max_share":)"
+           << max_share << "}";
     }
     json << R"(],"regions":[)";
     for (int i = 0; i < num_regions(); ++i) json << Comma(i) << RegionJSON(i);

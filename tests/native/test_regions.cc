@@ -2,18 +2,24 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cores.h"
 #include "kernels.h"
+#include "processor.h"
 #include "random_graph.h"
 #include "random_runs.h"
 
 namespace tvm_stretch {
 namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
 
 using testing::Call;
 using testing::Create;
@@ -75,6 +81,85 @@ TEST(Regions, FailuresAreErrorsOfTheirRegion) {
     ++failed;
   }
   EXPECT_GT(failed, 20);
+}
+
+std::string EveryRegionTakes(const RandomGraph& graph, int microseconds) {
+  std::string regions;
+  for (int i = 0; i < graph.num_regions(); ++i) {
+    regions += (i == 0 ? "\"r" : ",\"r") + std::to_string(i) +
+               "\":{\"latency_us\":" + std::to_string(microseconds) + "}";
+  }
+  return "{\"regions\":{" + regions + "}}";
+}
+
+// Each of a processor's regions takes a millisecond; four runs keep it busy for longer than a
+// period.
+TEST(Limits, RunsWaitSoThatAProcessorIsBusyForAShareOfTheTime) {
+  for (uint32_t seed = 400; seed < 406; ++seed) {
+    RandomGraph graph(seed, 3);
+    graph.max_share = 0.25;
+    int64_t count = 0;
+    for (int i = 0; i < graph.num_regions(); ++i) count += graph.processor(i) == 1;
+    ffi::Module module = CreateOnFakes(graph, EveryRegionTakes(graph, 1000));
+    Invoke(module, 1, 2);
+    const int64_t start = Now();
+    for (float a : {1.0f, 2.0f, 3.0f, 4.0f}) EXPECT_EQ(Invoke(module, a, 2), graph.Expected(a, 2));
+    // The work of the last period, which may be as long as 2.5 ms and a region, needs no pause.
+    EXPECT_GE(Now() - start, 4 * (4 * count - 4) * kMillisecond) << count;
+  }
+}
+
+TEST(Limits, OfTheCpuAndOfDevices) {
+  for (uint32_t seed = 410; seed < 420; ++seed) {
+    RandomGraph graph(seed, 3);
+    graph.max_share = 0.5;
+    graph.cpu_share = 0.5;
+    ffi::Module module = CreateOnFakes(graph);
+    for (float a : {1.0f, 2.0f}) EXPECT_EQ(Invoke(module, a, 2), graph.Expected(a, 2));
+    if (seed == 410) RunInstancesOnThreads(graph, module);
+  }
+}
+
+TEST(Limits, CancelledAtAnyTime) {
+  int cancelled = 0;
+  for (uint32_t seed = 420; seed < 424; ++seed) {
+    RandomGraph graph(seed, 3);
+    graph.max_share = 0.02;
+    cancelled += RunWhileCancelled(graph, CreateOnFakes(graph));
+  }
+  EXPECT_GT(cancelled, 0);
+}
+
+// Otherwise the second region of a device would begin after a quarter of an hour.
+TEST(Limits, APauseEndsWhenItsRunIsCancelled) {
+  RandomGraph graph(400, 3);
+  graph.max_share = 1e-6;
+  ffi::Module module = CreateOnFakes(graph, EveryRegionTakes(graph, 1000));
+  std::atomic<bool> ended{false};
+  std::thread canceller([&] {
+    while (!ended) {
+      Call(module, "cancel");
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  while (ErrorOf([&] { Invoke(module, 1, 2); }).empty()) continue;
+  ended = true;
+  canceller.join();
+}
+
+TEST(Limits, SharesAreChecked) {
+  const ffi::Module kernels(ffi::make_object<Kernels>());
+  const ffi::Module fake = FakeCode("{}");
+  for (double wrong : {0.0, -0.5, 1.5}) {
+    RandomGraph graph(8, 3);
+    graph.max_share = wrong;
+    EXPECT_NE(ErrorOf([&] { Create(graph.JSON(), kernels, fake, fake); }).find("expected a share"),
+              std::string::npos);
+  }
+  RandomGraph alone(8, 1);
+  alone.cpu_share = 0.5;
+  EXPECT_NE(ErrorOf([&] { Create(alone.JSON(), kernels); }).find("another processor beside"),
+            std::string::npos);
 }
 
 // Code of another kind than the devices', so that they cannot be used.

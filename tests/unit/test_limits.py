@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import numpy as np
 import pytest
 from fake_targets import fake_processor
 from hypothesis import given, settings
@@ -10,11 +14,14 @@ from search_helpers import costs, emit
 
 import tvm_stretch as ts
 from tvm_stretch.build.branching import branch
+from tvm_stretch.cost.profile import Power
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.search import search
 from tvm_stretch.search.limits import Limits, read_limits
 from tvm_stretch.search.realise import Candidate, multiply_adds
+from tvm_stretch.search.site import Site
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=4
@@ -125,6 +132,41 @@ def test_compile_keeps_to_it_and_says_so() -> None:
     assert model.plan.reason.endswith("at most 0.5 of the work on npu; shares in parts of 1/4")
     with pytest.raises(ts.InputError, match="no max_share and no share_parts where plans are"):
         ts.compile(mod, [host, device], plan=model.plan, share_parts=4)
+
+
+def test_a_processor_with_pauses_gets_less_work() -> None:
+    """Of a device that is as fast as the CPU half is right; a third, where it may work half of it.
+
+    Its work is predicted with the pauses, and needs the energy without them.
+    """
+    mod, known = emit(["conv"] * 3, size=56, channels=96), costs(1.0, 1.0, meeting=0)
+    known.power = Power((1.0, 2.0))
+    paused = known.with_pauses((1.0, 0.5))
+    free, capped = (search(mod, own).rivals[0] for own in (known, paused))
+    assert all(widths == (48, 48) for widths in free.plan.shares.values())
+    assert all(widths == (64, 32) for widths in capped.plan.shares.values())
+    assert known.millijoules(1, 1000) == paused.millijoules(1, 2000)
+    assert known.with_pauses((1.0, 1.0)) is known
+
+
+def test_runs_leave_a_processor_idle_for_the_rest_of_the_time(tmp_path: Path) -> None:
+    """A region takes 5 ms and its processor may be busy for a quarter of the time: 20 ms a run."""
+    mod = emit(["conv", "conv"], size=14)
+    host = costs(1.0).processors[0]
+    device = fake_processor("npu", target=host.target, regions={"all": {"latency_us": 5000}})
+    site = Site([host, device], [host, device]).limited({1: 0.25})
+    names = [operator.name for operator in Operators(mod["main"])]
+    regions = (PlannedRegion("all", "npu", tuple(names)),)
+    model = ts.compile(mod, site.processors, plan=Plan(processors=("cpu", "npu"), regions=regions))
+    assert [processor.max_share for processor in model.graph.processors] == [1.0, 0.25]
+    model.export(tmp_path / "model.so")
+    x = np.zeros(model.inputs[0].shape, "float32")
+    for own in (model, ts.load(tmp_path / "model.so")):
+        own(x)
+        begin = time.perf_counter()
+        for _ in range(3):
+            own(x)
+        assert time.perf_counter() - begin > 0.055
 
 
 def test_plans_to_change_to_keep_to_it() -> None:

@@ -63,12 +63,16 @@ def assemble(
     lengths: Sequence[Mapping[str, int]] = (),  # one for each of the plans; see `lower`
     # the CPU, if kernels shall be able to compute parts of a frame (`Model.stream`)
     streams: VectorMachine | None = None,
+    max_share: float = 1.0,  # of the time, in which the CPU may be busy
 ) -> Parts:
     """Compile the kernels of kernel-level Relax."""
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for the CPU, got {target}; pass one")
     hosts = [target, *(device.target for device in devices if device.runs_host_code)]
-    specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
+    specs = [
+        dataclasses.replace(CPU, max_share=max_share),
+        *(ProcessorSpec(device.name, device.kind, device.max_share) for device in devices),
+    ]
     lowered = lower(
         mod,
         *(other.mod for other in others),

@@ -108,6 +108,7 @@ def _assembled(
         weights=None if has_models else WeightsBlob(network, store_halves(machines)),
         lengths=lengths,
         streams=host.machine if streams else None,
+        max_share=host.max_share if devices else 1.0,
     )
 
 

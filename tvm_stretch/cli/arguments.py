@@ -120,7 +120,7 @@ _COMPILING = (
         type=types.share,
         default=[],
         metavar="PROCESSOR=SHARE",
-        help="how much of the work a processor may do at most: opencl=0.7",
+        help="how much of the work and of the time a processor may take at most: opencl=0.7",
     ),
     _option(
         "--share-parts",

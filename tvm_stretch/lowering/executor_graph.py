@@ -76,6 +76,7 @@ class ProcessorSpec:
 
     name: str  # its name in plans and messages
     kind: str  # the part of the executor that drives it: `cpu`, `opencl`, ...
+    max_share: float = 1.0  # the share of the time for which it may be busy
 
 
 CPU = ProcessorSpec("cpu", "cpu")
@@ -249,6 +250,9 @@ class Graph:
         for tensor in data["tensors"]:
             if not tensor["strides"]:
                 del tensor["strides"]
+        for processor in data["processors"]:
+            if processor["max_share"] == 1:
+                del processor["max_share"]
         for kind in ("prepare", "nodes"):
             for node, written in zip(getattr(self, kind), data[kind], strict=True):
                 written["provenance"] = to_data(node.provenance)

@@ -139,6 +139,20 @@ class Costs:
         slower.kernels = self.kernels
         return slower
 
+    def with_pauses(self, shares: Sequence[float]) -> Costs:
+        """The same costs where each processor works for a share of the time and then pauses.
+
+        Its work takes longer accordingly, and needs the same energy.
+        """
+        if all(share == 1 for share in shares):
+            return self
+        slower = self.corrected([1 / share for share in shares])
+        if (power := self.power) is not None:
+            watts = tuple(a * b for a, b in zip(power.watts, shares, strict=True))
+            slower.power = replace(power, watts=watts)
+        slower.source = self.source
+        return slower
+
     def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
         """Nanoseconds of a part of a kernel, on a processor that supports it, while others work."""
         whole = self.whole(group, place)

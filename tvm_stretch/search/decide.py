@@ -34,6 +34,7 @@ from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate, by_objective
 from tvm_stretch.search.remembered import Memory
 from tvm_stretch.search.site import Site
+from tvm_stretch.targets.processor import Processor
 
 _OVERTAKEN = "not built: a run showed other speeds, and the search was repeated"
 _FAR_BEHIND = "not built: others are predicted to be faster"
@@ -70,7 +71,7 @@ def decide(
     others, passed = found.rivals[1:], list(found.passed)
     if rivals and not costs.trusted:
         first, model = rivals[0]
-        factors = _surprise(first, trace(take(model), _TIMELINES))
+        factors = _surprise(first, trace(take(model), _TIMELINES), site.processors)
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
             passed += [one.considered(_OVERTAKEN) for one in (*found.singles, *others)]
@@ -161,13 +162,17 @@ def _choices(candidate: Candidate) -> tuple[object, ...]:
     return dict(plan.shares), plan.splits, plan.processor_of()
 
 
-def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[float, ...]:
+def _surprise(
+    candidate: Candidate, timelines: Sequence[Timeline], processors: Sequence[Processor]
+) -> tuple[float, ...]:
     """How much slower each processor's kernels were than predicted; 1 if it had no kernels."""
+    share_of = {processor.name: processor.max_share for processor in processors}
     factors = []
     for name, predicted in zip(candidate.plan.processors, candidate.busy, strict=True):
         usages = [usage for timeline in timelines for usage in timeline.usage]
         measured = median([u.kernels for u in usages if u.processor == name] or [0])
-        factors.append(measured / predicted if measured and predicted else 1.0)
+        work = predicted * share_of[name]  # without the pauses
+        factors.append(measured / work if measured and work else 1.0)
     return tuple(factors)
 
 

@@ -9,7 +9,7 @@ a profile              what the profile predicts                nothing is measu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -74,10 +74,19 @@ class Site:
         """
         able = self.placeable if left is None else left
         processors = [p if p in able else not_asked_for(p) for p in self.processors]
+        shares = [processor.max_share for processor in self.processors]
         if self.profile is not None:
             value_bytes = 1 if mod is not None and _is_quantised(mod) else 4
-            return twin_costs(self.profile, processors, value_bytes)
-        return planning_costs(processors)
+            return twin_costs(self.profile, processors, value_bytes).with_pauses(shares)
+        return planning_costs(processors).with_pauses(shares)
+
+    def limited(self, shares: Mapping[int, float]) -> Site:
+        """The site whose processors may be busy for a share of the time, by their places."""
+        known = enumerate(self.processors)
+        processors = [replace(p, max_share=shares.get(i, p.max_share)) for i, p in known]
+        own = {processor.name: processor for processor in processors}
+        placeable = [own[processor.name] for processor in self.placeable]
+        return replace(self, processors=processors, placeable=placeable)
 
     def without(self, processor: Processor) -> Site:
         """The site as if it had no such processor."""

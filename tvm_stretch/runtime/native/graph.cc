@@ -170,11 +170,15 @@ std::vector<ProcessorSpec> ReadProcessors(const Reader& list) {
   std::vector<ProcessorSpec> processors;
   for (const Reader& item : list.List()) {
     processors.push_back(ProcessorSpec{item["name"].Str(), item["kind"].Str()});
+    if (item.Has("max_share")) processors.back().max_share = item["max_share"].Share();
     if ((processors.back().kind == kCpuKind) != (processors.size() == 1)) {
       RefuseGraph("the CPU in the first place and nowhere else", item.where());
     }
   }
   if (processors.empty()) RefuseGraph("at least one processor", list.where());
+  if (processors.size() == 1 && processors[0].max_share < 1) {
+    RefuseGraph("another processor beside one with a limit", list.where());
+  }
   return processors;
 }
 

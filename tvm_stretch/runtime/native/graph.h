@@ -54,6 +54,7 @@ struct NodeSpec {
 struct ProcessorSpec {
   std::string name;
   std::string kind;
+  double max_share = 1;  // of the time in which it may be busy
 };
 
 // Nodes that one processor runs as one unit. Regions are in a topological order; regions of one

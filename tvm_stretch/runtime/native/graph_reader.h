@@ -50,6 +50,13 @@ class Reader {
     return *value;
   }
 
+  // A number above 0 and up to 1.
+  double Share() const {
+    auto value = value_.try_cast<double>();
+    if (!value || !(*value > 0 && *value <= 1)) RefuseGraph("a share", where_);
+    return *value;
+  }
+
   // The members of an object, in the order of their names.
   std::vector<std::pair<std::string, Reader>> Members() const {
     auto object = value_.try_cast<ffi::json::Object>();

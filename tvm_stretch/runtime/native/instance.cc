@@ -61,6 +61,12 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
   return times;
 }
 
+std::vector<double> SharesOf(const GraphSpec& spec) {
+  std::vector<double> shares;
+  for (const ProcessorSpec& processor : spec.processors) shares.push_back(processor.max_share);
+  return shares;
+}
+
 Paces PacesOf(const GraphSpec& spec) {
   std::vector<std::vector<RegionWork>> plans;
   for (const PlanSpec& plan : spec.plans) {
@@ -90,7 +96,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
       chooser_(ExpectedTimes(spec_), PacesOf(spec_)),
-      cpu_(spec_, program_->kernels(), memory_) {
+      cpu_(spec_, program_->kernels(), memory_),
+      pauses_(SharesOf(spec_)) {
   for (const LengthSpec& own : spec_.lengths) guards_.emplace_back(own.guards, &cpu_.tensors());
   UseLength(0);
   lost_on_.resize(spec_.processors.size());
@@ -121,6 +128,7 @@ void Instance::DropTasks() {
     plan.tasks.clear();
     plan.on_cpu.clear();
     plan.on_devices.clear();
+    plan.pauses.clear();
   }
   while (!tasks_.empty()) tasks_.pop_back();  // later tasks use earlier ones
 }
@@ -198,13 +206,20 @@ void Instance::CreateDevices() {
 void Instance::BindRegions(BoundPlan* plan) {
   cpu_.BeginPlan();
   for (const auto& device : devices_) device->BeginPlan();
+  pauses_.BeginPlan();
   for (size_t i = plan->spec->first; i < plan->spec->first + plan->spec->count; ++i) {
     const RegionSpec& region = spec_.regions[i];
     std::vector<Task*> after;
     for (int64_t id : region.after) after.push_back(tasks_[id].get());
     const bool on_cpu = region.processor == kCpu;
     Processor& processor = on_cpu ? cpu_ : *devices_[region.processor - 1];
+    const bool is_limited = pauses_.AreNeeded(region.processor);
+    if (is_limited) {
+      after.push_back(pauses_.Before(region.processor, after));
+      plan->pauses.push_back(after.back());
+    }
     tasks_.push_back(processor.Bind(region, after));
+    if (is_limited) pauses_.Bound(region.processor, tasks_.back().get());
     plan->tasks.push_back(tasks_.back().get());
     (on_cpu ? plan->on_cpu : plan->on_devices).push_back(tasks_.back().get());
   }

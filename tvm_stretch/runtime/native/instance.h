@@ -14,6 +14,7 @@
 #include "cpu_processor.h"
 #include "guard.h"
 #include "memory.h"
+#include "pauses.h"
 #include "plan_chooser.h"
 #include "processor.h"
 #include "program.h"
@@ -100,6 +101,7 @@ class Instance {
     std::vector<Task*> tasks;  // one for each region
     std::vector<Task*> on_cpu;
     std::vector<Task*> on_devices;
+    std::vector<Task*> pauses;  // before regions of processors with a limit
   };
 
   const BoundPlan& plan() const { return plans_[chooser_.plan()]; }
@@ -116,7 +118,7 @@ class Instance {
   void RunTasks(const BoundPlan& plan);
   static std::vector<double> WorkOf(const BoundPlan& plan);
   void RunSpare(bool traced);
-  void CancelTasks();
+  static void CancelTasks(const BoundPlan& plan);
   bool TakeAnother(const std::vector<bool>& without);
   const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
@@ -135,8 +137,9 @@ class Instance {
   CpuProcessor cpu_;
   std::vector<Guards> guards_;                       // one for each length
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
-  std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
-  std::optional<Spare> spare_;                       // where the CPU has kernels for it
+  Pauses pauses_;
+  std::vector<std::unique_ptr<Task>> tasks_;  // one for each region
+  std::optional<Spare> spare_;                // where the CPU has kernels for it
   std::optional<Stream> stream_;
   std::atomic<bool> stops_stream_{false};
   Failure lost_;               // of another processor; then `spare_` runs plans that use it

@@ -50,7 +50,8 @@ void Instance::Begin(bool traced) {
   std::lock_guard<std::mutex> lock(run_mutex_);
   running_ = last_run_ = &plan();
   for (Task* task : running_->tasks) task->Reset(traced);
-  if (is_cancelled_) CancelTasks();
+  for (Task* pause : running_->pauses) pause->Reset(traced);
+  if (is_cancelled_) CancelTasks(*running_);
   began_ = Now();  // after tracing processors have calibrated their clocks
 }
 
@@ -151,16 +152,18 @@ std::string Instance::Health() const {
 void Instance::RunTasks(const BoundPlan& plan) {
   const CoresScope scope(CoresForRun());
   UseThreads(spec_.threads);
-  const bool is_alone = plan.tasks.size() == 1;
+  const bool is_alone = plan.tasks.size() == 1 && plan.pauses.empty();
+  for (Task* pause : plan.pauses) pause->Start();
   for (Task* task : plan.on_devices) is_alone ? task->StartAlone() : task->Start();
   bool failed = false;
   for (Task* task : plan.on_cpu) {
     task->Start();
     if (failed || !task->Wait()) continue;
     failed = true;
-    for (Task* other : plan.tasks) other->Cancel();  // the run has failed: do not wait for the rest
+    CancelTasks(plan);  // the run has failed: do not wait for the rest
   }
   for (Task* task : plan.on_devices) task->Wait();
+  for (Task* pause : plan.pauses) pause->Wait();
 }
 
 void Instance::RunSpare(bool traced) {
@@ -185,7 +188,7 @@ void Instance::Cancel() {
   std::lock_guard<std::mutex> lock(run_mutex_);
   if (running_ == nullptr) return;
   is_cancelled_ = true;
-  CancelTasks();
+  CancelTasks(*running_);
   if (spare_) spare_->Cancel();
 }
 
@@ -193,12 +196,13 @@ void Instance::CancelHere() {
   stops_stream_ = true;
   std::lock_guard<std::mutex> lock(run_mutex_);
   is_cancelled_ = true;
-  if (running_ != nullptr) CancelTasks();
+  if (running_ != nullptr) CancelTasks(*running_);
   if (spare_) spare_->Cancel();
 }
 
-void Instance::CancelTasks() {
-  for (Task* task : running_->tasks) task->Cancel();
+void Instance::CancelTasks(const BoundPlan& plan) {
+  for (Task* task : plan.tasks) task->Cancel();
+  for (Task* pause : plan.pauses) pause->Cancel();
 }
 
 // The error of a region, with the names of region, processor and device, and a hint.

@@ -48,9 +48,10 @@ bool OpenCLProgram::IsAlone(size_t index) const {
   return true;
 }
 
-// Waiting kernels must not occupy a core that the awaited regions need.
+// Waiting kernels must not occupy a core that the awaited regions need, or that is to be idle.
 bool OpenCLProgram::CanRingBells() const {
-  return code_.has_bells && is_alone_ && device_.memory == MemoryKind::kShared &&
+  const bool is_limited = graph_.processors[index_].max_share < 1;
+  return code_.has_bells && is_alone_ && !is_limited && device_.memory == MemoryKind::kShared &&
          !cores().empty() && !Without(AllowedCores(), cores()).empty();
 }
 
