@@ -16,7 +16,7 @@ import pickle
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +82,8 @@ def _block(b: Builder, x: Any, kind: str, width: int, stride: int, act: str) -> 
     return b.add(x, y, act=act)
 
 
-def _networks() -> Iterator[str]:
-    """Zoo members and random networks in turn."""
-    for index, name in enumerate(ZOO):
-        yield name
-        yield f"random{index}"
+NETWORKS = tuple(one for i, name in enumerate(ZOO) for one in (name, f"random{i}"))
+"""Zoo members and random networks in turn."""
 
 
 def _built(name: str) -> object:
@@ -128,26 +125,45 @@ def _campaign(workshop: Workshop, dataset: Dataset) -> Campaign:
     return Campaign(workshop, dataset, random.Random(0))
 
 
-def _compile(job: Job, folder: Path) -> Job:
+def _jobs(folder: Path, networks: Sequence[str], batches: int) -> list[Job]:
+    """What was not measured yet, or was disturbed."""
+    jobs = []
+    for name, workshop in _workshops.items():
+        known = set[str]()
+        if _path(folder, name).exists():
+            known = {n.name for n in read_networks(folder, name) if n.quiet}
+        measured = {row.batch for row in open_dataset(folder, workshop.processor).rows}
+        unknown = [network for network in networks if network not in known]
+        numbers = [batch for batch in range(batches) if batch not in measured]
+        jobs += [Job(name, what) for what in (*unknown, *numbers)]
+    return jobs
+
+
+def _compile(job: Job, compiled: Path) -> None:
     workshop = _workshops[job.processor]
     if isinstance(job.what, int):
-        prepared = _campaign(workshop, Dataset(folder, {}, [])).prepare(job.what)
+        prepared = _campaign(workshop, Dataset(compiled, {}, [])).prepare(job.what)
     else:
         prepared = workshop.network(_built(job.what))
-    (folder / job.file).write_bytes(pickle.dumps(prepared))
-    return job
+    (compiled / job.file).write_bytes(pickle.dumps(prepared))
 
 
-def compile_all(targets: Sequence[Any], jobs: Iterable[Job], folder: Path) -> None:
-    """Compile in a process for each core but one; the models lie in the folder afterwards."""
-    jobs, start = list(jobs), time.monotonic()
-    workers = max(1, len(os.sched_getaffinity(0)) - 1)
+def compile_all(
+    targets: Sequence[Any], folder: Path, networks: Sequence[str], batches: int, compiled: Path
+) -> list[Job]:
+    """Compile in a process for each core but one what the folder lacks.
+
+    No driver may be open here yet: processes that start while NVIDIA's is open find PoCL alone.
+    """
+    start, workers = time.monotonic(), max(1, len(os.sched_getaffinity(0)) - 1)
     spawn = multiprocessing.get_context("spawn")  # a fork would share the threads of drivers
     with ProcessPoolExecutor(workers, spawn, _start, (list(targets),)) as pool:
-        for done in [pool.submit(_compile, job, folder) for job in jobs]:
+        jobs = pool.submit(_jobs, folder, networks, batches).result()
+        for done in [pool.submit(_compile, job, compiled) for job in jobs]:
             done.result()
     took = time.monotonic() - start
     _say(f"{len(jobs)} compiled in {took:.0f} s by {workers} processes")
+    return jobs
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -164,35 +180,28 @@ class Network:
     reference_ns: int
 
 
-def measure_all(targets: Sequence[Any], folder: Path, seconds: float, batches: int) -> None:
+def measure_all(
+    targets: Sequence[Any],
+    folder: Path,
+    seconds: float,
+    batches: int,
+    networks: Sequence[str] = NETWORKS,
+) -> None:
     """Fill the folder; what was measured undisturbed is kept and not measured again."""
     folder.mkdir(parents=True, exist_ok=True)
-    processors, placeable = make_processors(targets, 1)
-    datasets = {p.name: open_dataset(folder, p) for p in placeable}
     with tempfile.TemporaryDirectory(dir=folder) as scratch, reporting(_say):
         compiled = Path(scratch)
-        jobs = [job for p in placeable for job in _jobs(folder, datasets[p.name], p.name, batches)]
-        compile_all(targets, jobs, compiled)
+        jobs = compile_all(targets, folder, networks, batches, compiled)
+        processors, placeable = make_processors(targets, 1)
         for processor in placeable:
             own = [job for job in jobs if job.processor == processor.name]
-            workshop, dataset = _workshop(processor, processors[0]), datasets[processor.name]
+            workshop, dataset = _workshop(processor, processors[0]), open_dataset(folder, processor)
             bench = Bench(workshop)
             _measure_networks(own, bench, dataset, compiled, time.monotonic() + seconds)
             if processor is not processors[0]:
                 measure_together(dataset, processors[0], processor, bench)
             campaign = _campaign(workshop, dataset)
             _measure_samples(own, bench, campaign, compiled, time.monotonic() + seconds)
-
-
-def _jobs(folder: Path, dataset: Dataset, processor: str, batches: int) -> list[Job]:
-    """What was not measured yet, or was disturbed."""
-    known = set[str]()
-    if _path(folder, processor).exists():
-        known = {n.name for n in read_networks(folder, processor) if n.quiet}
-    names = [name for name in _networks() if name not in known]
-    measured = {row.batch for row in dataset.rows}
-    numbers = [batch for batch in range(batches) if batch not in measured]
-    return [Job(processor, what) for what in (*names, *numbers)]
 
 
 def _read(job: Job, compiled: Path) -> Prepared:

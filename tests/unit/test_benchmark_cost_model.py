@@ -16,15 +16,14 @@ pytestmark = pytest.mark.full  # a test of benchmarks
 
 def test_networks_and_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One network and one batch are measured; the next call measures only what is new."""
-    monkeypatch.setattr(cost_model_measured, "_networks", lambda: iter(["random0"]))
     monkeypatch.setattr(cost_model_measured, "_PASSES", 1)
-    measure_all([TARGET], tmp_path, 60, 1)
+    measure_all([TARGET], tmp_path, 60, 1, ["random0"])
     (network,) = read_networks(tmp_path, "cpu")
     assert (network.name, network.nanoseconds > 0) == ("random0", True)
     rows = Dataset.open(tmp_path / "cpu.jsonl").rows
     assert {row.network for row in rows if row.batch is None or row.batch < 0} == {"random0"}
     assert {row.batch for row in rows if not row.network} == {0}
-    measure_all([TARGET], tmp_path, 60, 2)
+    measure_all([TARGET], tmp_path, 60, 2, ["random0"])
     rows = Dataset.open(tmp_path / "cpu.jsonl").rows
     assert {row.batch for row in rows if not row.network} == {0, 1}
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
