@@ -1,6 +1,7 @@
 """Networks in 8 bits beside ONNX Runtime's and beside our own float32, one thread.
 
-    python -m benchmarks.integers [networks…] [--activations uint8] [--rounds 40] [--json out.json]
+    python -m benchmarks.integers [networks…] [--activations uint8] [--rounds 40] [--mcpu znver3]
+        [--json out.json]
 
 Networks of the zoo are quantised by `ts.quantize` with two random images. ONNX Runtime runs twice:
 *exact*, with ``session.x64quantprecision`` (its sums of 8-bit products never saturate, and neither
@@ -47,13 +48,15 @@ def session(model: onnx.ModelProto, exact: bool) -> onnxruntime.InferenceSession
     )
 
 
-def compare(name: str, size: int, activations: str, rounds: int) -> dict[str, Any]:
+def compare(
+    name: str, size: int, activations: str, rounds: int, target: object = "llvm"
+) -> dict[str, Any]:
     """One network: the differences of the answers, and the latencies."""
     network = zoo.build(name, size=size)
     images = np.random.default_rng(0).standard_normal((3, 3, size, size)).astype("float32")
     quantised = ts.quantize(network, images[:2], activations=activations)
     exact, fast, x = session(quantised, True), session(quantised, False), images[2:]
-    ours, floats = (ts.compile(m, targets=["llvm"], cpu_threads=1) for m in (quantised, network))
+    ours, floats = (ts.compile(m, targets=[target], cpu_threads=1) for m in (quantised, network))
     feed = {exact.get_inputs()[0].name: x}
     runs: dict[str, Callable[[], Any]] = {
         EXACT: lambda: exact.run(None, feed)[0],
@@ -85,18 +88,20 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=FIVE)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--activations", default="uint8")
+    parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     rows = []
+    target = {"kind": "llvm", "mcpu": arguments.mcpu} if arguments.mcpu else "llvm"
     print(
         "| network | steps | ONNX Runtime exact ms | fast ms | its steps | ours ms "
         "| ours float32 ms | ours / exact | / fast | / float32 |"
     )
     print("|" + " --- |" * 10)
     for name in arguments.networks:
-        row = compare(name, arguments.size, arguments.activations, arguments.rounds)
+        row = compare(name, arguments.size, arguments.activations, arguments.rounds, target)
         rows.append(row)
         print(
             f"| {name} | {row['steps']:.0f} | {row[EXACT]:.2f} | {row[FAST]:.2f} "

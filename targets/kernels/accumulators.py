@@ -209,9 +209,13 @@ class Accumulators:
 class Square:
     """Vectors in rows and columns, in parts that fit the stack; their loops are unrolled last."""
 
-    def __init__(self, name: str, rows: int, columns: int, count: int) -> None:
+    def __init__(
+        self, name: str, rows: int, columns: int, count: int, dtype: str = "float32"
+    ) -> None:
         parts = balanced(rows, max(1, STACK_BYTES // (columns * count * 4)))
-        self.buffers = [scratch(f"{name}{i}", n, columns, count) for i, n in enumerate(parts)]
+        self.buffers = [
+            scratch(f"{name}{i}", n, columns, count, dtype=dtype) for i, n in enumerate(parts)
+        ]
 
     def store(self, row: int, column: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
         """Store one lane."""

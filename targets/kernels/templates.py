@@ -11,6 +11,7 @@ from . import hvx_conv as hvx_conv
 from . import hvx_window as hvx_window
 from . import integer_conv as integer_conv
 from . import integer_window as integer_window
+from . import integer_winograd as integer_winograd
 from . import matmul as matmul
 from . import matrix_conv as matrix_conv
 from . import softmax as softmax

@@ -53,6 +53,10 @@ class WinogradConfig(Template, ConvShape):
     template: ClassVar[str] = "winograd"
     layers: ClassVar[tuple[type[Layer], ...]] = (ConvShape,)
 
+    plane_type: ClassVar[str] = "float32"  # of transformed inputs
+    plane_bytes: ClassVar[int] = 4  # of one of them
+    sum_type: ClassVar[str] = "float32"
+
     lanes: int
     tile: int
     oc_blocks: int = 1
@@ -194,6 +198,10 @@ class WinogradConfig(Template, ConvShape):
         data, weight = operands
         planes = transform_input(self, data, self.annotation)
         return multiply_planes(self, planes, weight, self.annotation)
+
+    def factor(self, weight: te.Tensor, place: tuple[Expr, ...], inner: Expr, column: Expr) -> Expr:
+        """A transformed weight: of a block, and lanes of inputs and outputs."""
+        return weight(*place, inner, column)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """All stages, band by band."""

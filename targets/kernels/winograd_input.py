@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from .accumulators import Square
-from .loops import block, const, each, f32, lanes, load, loop, scratch, store, within
+from .loops import block, const, each, lanes, load, loop, scratch, store, within
 from .winograd_sums import INPUT, combine
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def input_tile(
     top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
     height, width = cfg.in_size
 
-    read = [scratch(f"column{j}", a, cfg.lanes) for j in range(a)]
+    read = [scratch(f"column{j}", a, cfg.lanes, dtype=cfg.plane_type) for j in range(a)]
+
+    zero = tirx.const(0, cfg.plane_type)
 
     def pixel(i: int | Expr, j: int | Expr, z: Expr) -> Expr:
         return load(data, n, c, top + i, left + j, z)
@@ -61,7 +63,7 @@ def input_tile(
                         cfg.lanes,
                         lambda z, j=j: store(
                             read[j],
-                            pixel(i, j, z) if exists and low <= j < high else f32(0.0),
+                            pixel(i, j, z) if exists and low <= j < high else zero,
                             i,
                             z,
                         ),
@@ -91,18 +93,19 @@ def input_tile(
 def _transform(cfg: WinogradConfig, put: Put, columns: Columns) -> tirx.Stmt:
     """``put(plane, B^T d B)`` of a tile d, whose columns are given."""
     a = cfg.alpha
-    half = Square("half", a, a, cfg.lanes)
+    half = Square("half", a, a, cfg.lanes, cfg.plane_type)
+    number = partial(tirx.const, dtype=cfg.plane_type)
     matrix = INPUT[cfg.tile]
 
     def column(j: Expr, value: Callable[[int, Expr], Expr]) -> tirx.Stmt:
         def row(r: int, z: Expr) -> tirx.Stmt:
-            return half.store(r, j, z, combine(matrix[r], [value(i, z) for i in range(a)]))
+            return half.store(r, j, z, combine(matrix[r], [value(i, z) for i in range(a)], number))
 
         return block([lanes(cfg.lanes, partial(row, r)) for r in range(a)])
 
     def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
         def element(s: int, z: Expr) -> tirx.Stmt:
-            return put(r * a + s, combine(matrix[s], [of(j, z) for j in range(a)]), z)
+            return put(r * a + s, combine(matrix[s], [of(j, z) for j in range(a)], number), z)
 
         return block([lanes(cfg.lanes, partial(element, s)) for s in range(a)])
 

@@ -53,9 +53,14 @@ _LEAST = 24
 """Tiles that suffice for the products' register tiles."""
 
 
-def write_winograd(cfg: WinogradConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+def write_winograd(
+    cfg: WinogradConfig,
+    machine: VectorMachine,
+    fused: FusedKernel,
+    kind: type[WinogradNest] | None = None,  # another way to add products
+) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    nest = _nest(cfg, machine, fused.operands, fused.epilogue)
+    nest = _nest(cfg, machine, fused.operands, fused.epilogue, kind)
     part = fused.rectangle
     if part is None:
         return _each_band(nest, machine, [nest.v, nest.m], nest.band_of_tiles)
@@ -108,15 +113,19 @@ def _nest(
     machine: VectorMachine,
     operands: tuple[tirx.Buffer, ...],
     epilogue: Epilogue,
-) -> _Nest:
+    kind: type[WinogradNest] | None = None,
+) -> WinogradNest:
     data, weight = operands[:2]
-    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), cfg.tiles[1], machine)
+    return (kind or WinogradNest)(
+        cfg, data, weight, epilogue, _band(cfg, machine), cfg.tiles[1], machine
+    )
 
 
 def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
     """Rows of tiles whose intermediates fit the cache and which suffice for the products."""
     rows, columns = cfg.tiles
-    bytes_per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
+    vectors = cfg.plane_bytes * cfg.in_blocks + 4 * cfg.out_blocks
+    bytes_per_row = cfg.alpha**2 * columns * vectors * cfg.lanes
     band = max(-(-_LEAST // columns), machine.l2_bytes // bytes_per_row)
     if cfg.parts % machine.threads:
         band = min(band, -(-rows // machine.threads))
@@ -131,7 +140,7 @@ def least_area(cfg: WinogradConfig) -> tuple[int, int]:
 
 
 def _each_band(
-    nest: _Nest,
+    nest: WinogradNest,
     machine: VectorMachine,
     planes: list[tirx.Buffer],
     body: Callable[[Expr, Expr, Expr], tirx.Stmt],
@@ -154,7 +163,9 @@ def _each_band(
 
 
 @dataclass(frozen=True)
-class _Nest:
+class WinogradNest:
+    """The loops of all stages."""
+
     cfg: WinogradConfig
     data: tirx.Buffer
     weight: tirx.Buffer
@@ -172,14 +183,16 @@ class _Nest:
         """
         cfg = self.cfg
         count = self.band * self.across
-        return scratch("v", cfg.alpha**2, cfg.in_blocks * count | 1, cfg.lanes)
+        vectors = cfg.in_blocks * count | 1
+        return scratch("v", cfg.alpha**2, vectors, cfg.lanes, dtype=cfg.plane_type)
 
     @cached_property
     def m(self) -> tirx.Buffer:
         """The products of a band."""
         cfg = self.cfg
         count = self.band * self.across
-        return scratch("m", cfg.alpha**2, cfg.out_blocks * count | 1, cfg.lanes)
+        vectors = cfg.out_blocks * count | 1
+        return scratch("m", cfg.alpha**2, vectors, cfg.lanes, dtype=cfg.sum_type)
 
     def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """All three stages of the tiles of one band."""
@@ -308,7 +321,7 @@ class _Nest:
         """``turn``: index of this tile among those that read the same weights, and their number."""
         cfg, (plane, m) = self.cfg, planes
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
-        acc = Accumulators(pixels, blocks, cfg.lanes)
+        acc = Accumulators(pixels, blocks, cfg.lanes, dtype=cfg.sum_type)
 
         def reduce(run: ChannelRun, c: Expr) -> tirx.Stmt:
             next_group = cfg.in_blocks * cfg.lanes**2 * cfg.oc_blocks
@@ -319,13 +332,8 @@ class _Nest:
                 turn,
                 nearest=self.machine.asks_nearest,
             )
-            channels = acc.add_products(
-                range(pixels),
-                lambda p, ii: plane(k, c, t + p, run.lane(ii)),
-                lambda ii, o, z: load(self.weight, part, k, g, c, run.lane(ii), z + o * cfg.lanes),
-                run.width,
-                self.machine.broadcast_operand,
-                range(*run.vectors),
+            channels = self.channels(
+                acc, run, pixels, lambda p, z: plane(k, c, t + p, z), (part, k, g, c)
             )
             return block([*([] if run.lanes[0] else ahead), channels])
 
@@ -347,18 +355,37 @@ class _Nest:
             ],
         )
 
+    def channels(
+        self,
+        acc: Accumulators,
+        run: ChannelRun,
+        pixels: int,
+        pixel: Callable[[Expr, Expr], Expr],  # the lane of a block of inputs
+        place: tuple[Expr, Expr, Expr, Expr],  # where the block's weights stand
+    ) -> tirx.Stmt:
+        """Add the products of a block of inputs."""
+        return acc.add_products(
+            range(pixels),
+            lambda p, i: pixel(p, run.lane(i)),
+            lambda i, o, z: load(self.weight, *place, run.lane(i), z + o * self.cfg.lanes),
+            run.width,
+            self.machine.broadcast_operand,
+            range(*run.vectors),
+        )
+
     def output_tile(
         self, channel: tuple[Expr, Expr, Expr], y: Expr, x: Expr, t: Expr, m: tirx.Buffer
     ) -> tirx.Stmt:
         """``epilogue(A^T M A)`` for one tile; the last row and column of tiles may be cut off."""
         cfg, a, size = self.cfg, self.cfg.alpha, self.cfg.tile
         n, part, o = channel
-        half = Square("half", size, a, cfg.lanes)
+        half = Square("half", size, a, cfg.lanes, cfg.sum_type)
+        number = partial(tirx.const, dtype=cfg.sum_type)
         matrix = OUTPUT[size]
 
         def element(r: int, j: Expr, z: Expr) -> tirx.Stmt:
             read = [load(m, i * a + j, t, z) for i in range(a)]
-            return half.store(r, j, z, combine(matrix[r], read))
+            return half.store(r, j, z, combine(matrix[r], read, number))
 
         def column(j: Expr) -> tirx.Stmt:
             return block([lanes(cfg.lanes, partial(element, r, j)) for r in range(size)])
@@ -369,7 +396,7 @@ class _Nest:
                 cfg.lanes,
                 lambda z: self.epilogue.store(
                     (n, part * cfg.out_blocks + o, row, column, z),
-                    combine(matrix[s], [of(j, z) for j in range(a)]),
+                    combine(matrix[s], [of(j, z) for j in range(a)], number),
                 ),
             )
             exists = tirx.all(row < cfg.out_size[0], column < cfg.out_size[1])

@@ -100,8 +100,9 @@ def transform_input(cfg: WinogradConfig, data: te.Tensor, annotation: dict[str, 
     top, left, _, _ = cfg.padding
     bottom = rows * m + 2 - top - cfg.in_size[0]
     right = columns * m + 2 - left - cfg.in_size[1]
-    padded = topi.nn.pad(data, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0.0)
-    into = _matrix(INPUT, m, "B")
+    zero = tirx.const(0, cfg.plane_type)
+    padded = topi.nn.pad(data, (0, 0, top, left, 0), (0, 0, bottom, right, 0), zero)
+    into = _matrix(INPUT, m, "B", cfg.plane_type)
     i, j = te.reduce_axis((0, a), "i"), te.reduce_axis((0, a), "j")
     return te.compute(
         (cfg.batch, cfg.parts * cfg.in_blocks, a * a, rows * columns, cfg.lanes),
@@ -121,15 +122,15 @@ def multiply_planes(
 ) -> te.Tensor:
     """``A^T [weight * planes] A``: the convolution's result."""
     a, (rows, columns), m = cfg.alpha, cfg.tiles, cfg.tile
-    outof = _matrix(OUTPUT, m, "A")
+    outof = _matrix(OUTPUT, m, "A", cfg.sum_type)
     c, ii = te.reduce_axis((0, cfg.in_blocks), "c"), te.reduce_axis((0, cfg.lanes), "ii")
 
     def multiply(n: Expr, k: Expr, block: Expr, t: Expr, lane: Expr) -> Expr:
         part, o = block // cfg.out_blocks, block % cfg.out_blocks
         column = o % cfg.oc_blocks * cfg.lanes + lane
         return te.sum(
-            planes[n, part * cfg.in_blocks + c, k, t, ii]
-            * weight[part, k, o // cfg.oc_blocks, c, ii, column],
+            planes[n, part * cfg.in_blocks + c, k, t, ii].astype(cfg.sum_type)
+            * cfg.factor(weight, (part, k, o // cfg.oc_blocks, c), ii, column),
             axis=[c, ii],
         )
 
@@ -153,5 +154,5 @@ def multiply_planes(
     )
 
 
-def _matrix(matrices: dict[int, Matrix], tile: int, name: str) -> te.Tensor:
-    return topi.utils.const_matrix(np.array(matrices[tile], "float32"), name)
+def _matrix(matrices: dict[int, Matrix], tile: int, name: str, dtype: str) -> te.Tensor:
+    return topi.utils.const_matrix(np.array(matrices[tile], dtype), name)
