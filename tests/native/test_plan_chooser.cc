@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 #include <vector>
 
 #include "plan_chooser.h"
@@ -77,11 +78,11 @@ TEST(PlanChooser, TrialsAreRare) {
   int trials = 0;
   for (int i = 0; i < 170; ++i) trials += runs.Run() != kCpu;
   EXPECT_LE(trials, 10);
-  EXPECT_GE(trials, 8);
+  EXPECT_GE(trials, 7);
 }
 
 // Five plans, of which the usual one and two others become far slower than the rest: their trials
-// together take 15 % of the time at most.
+// together cost less than 15 % of the time.
 TEST(PlanChooser, TrialsOfManyPlansCostLittle) {
   const std::vector<double> rest = {8, 15, 15, 12, 11}, busy = {64, 15, 60, 48, 28};
   std::vector<int64_t> expected;
@@ -100,6 +101,30 @@ TEST(PlanChooser, TrialsOfManyPlansCostLittle) {
   int runs = 0;
   while (run(rest) != 8 && runs < 1000) ++runs;
   EXPECT_LE(runs, 8 * 16);  // the longest pause
+}
+
+// While another program fills the cache, as in table 3 of Potentials & Pitfalls: runs of one plan
+// differ by half of their latency, and two plans by a quarter. When one lucky trial decided, such
+// runs took 1.15 of the best plan's latency, trials of the first plan included.
+TEST(PlanChooser, FindsTheBestPlanThoughRunsOfEachDifferMuch) {
+  const std::vector<double> rest = {3.3, 5.2, 5.0}, busy = {125, 34, 26};
+  std::vector<int64_t> expected;
+  for (double ms : rest) expected.push_back(static_cast<int64_t>(ms * kMs));
+  double sum = 0;
+  const int kSeeds = 40, kRuns = 400;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    std::mt19937 random(seed);
+    std::lognormal_distribution<double> noise(-0.09, 0.43);  // of mean 1
+    PlanChooser chooser(expected);
+    for (int run = -100; run < kRuns; ++run) {
+      const bool is_calm = run < -70;
+      const size_t plan = chooser.plan();
+      const double ms = is_calm ? rest[plan] : busy[plan] * noise(random);
+      chooser.Ran(static_cast<int64_t>(ms * kMs));
+      if (run >= 0) sum += busy[plan];
+    }
+  }
+  EXPECT_LE(sum / kSeeds / kRuns / busy[2], 1.11);
 }
 
 TEST(PlanChooser, DoesNotAlternateBetweenPlansThatAreAboutAsFast) {

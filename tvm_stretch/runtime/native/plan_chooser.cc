@@ -14,14 +14,18 @@ namespace {
 constexpr double kWorthChanging = 0.9;
 
 // A plan is recovering if it takes less than this share of its slow latency.
-constexpr double kRecovering = 0.8;
+constexpr double kRecovering = 0.5;
+
+// A slow plan's latency is the mean of about this number of runs: while other programs need the
+// cores, runs of one plan differ by half of their latency.
+constexpr int kMemory = 8;
 
 // The fastest latency grows a little with each run, as it may have been an outlier.
 constexpr double kForgetting = 1.02;
 
-// The largest share of the time for trials of slow plans, and the longest pause after one, in
-// pauses.
-constexpr double kTrials = 0.15, kLongestPause = 8;
+// The largest part by which trials of slow plans make all runs longer, and the longest pause after
+// one, in pauses.
+constexpr double kTrials = 0.12, kLongestPause = 8;
 
 // A run is traced at the latest after this number of runs.
 constexpr int64_t kBetweenSamples = 32;
@@ -108,12 +112,13 @@ void PlanChooser::Note(double taken) {
   Known& plan = known_[plan_];
   if (taken <= patience_.factor * Usual(plan)) {
     plan.now = plan.last = 0;
+    plan.seen = 0;
     slow_runs_ = std::max<int64_t>(slow_runs_ - 1, 0);
   } else if (is_trial_) {
     paces_.Keep(plan_, run_);
     LeaveAlone(taken);
   } else if (plan.now != 0) {
-    plan.now = (plan.now + taken) / 2;  // the other plans are slower still
+    plan.Add(taken);  // the other plans are slower still
   } else {
     if (slow_runs_ == 0) sample_at_ = run_;
     fastest_slow_ = slow_runs_ == 0 ? taken : std::min(fastest_slow_, taken);
@@ -123,15 +128,21 @@ void PlanChooser::Note(double taken) {
   }
 }
 
+void PlanChooser::Known::Add(double taken) {
+  if (taken < kRecovering * last || !std::isfinite(taken + last)) seen = 0;
+  seen = std::min(seen + 1, kMemory);
+  now = last = seen == 1 ? taken : last + (taken - last) / seen;
+}
+
 void PlanChooser::LeaveAlone(double taken) {
   Known& plan = known_[plan_];
   const bool recovers = taken < kRecovering * plan.last;
-  plan.now = plan.last = taken;
+  plan.Add(taken);
   plan.tried_at = run_ + (recovers ? 1 : PauseAfter(taken));
 }
 
-// All trials together take at most this share of the time, so a plan that is far slower than the
-// best one, or one of many, is tried less often.
+// A trial loses what it takes beyond a run of the best plan, so a plan that is far slower than that
+// one, or one of many, is tried less often.
 int64_t PlanChooser::PauseAfter(double taken) const {
   double least = kForever;
   for (size_t i = 0; i < known_.size(); ++i) {
@@ -162,7 +173,10 @@ size_t PlanChooser::Choose(const std::vector<bool>& usable) {
   }
   if (best == kNone) return best;
   if (best == plan_) {
-    if (settled_ != plan_) slow_runs_ = 0, sample_at_ = run_;
+    if (settled_ != plan_) {
+      slow_runs_ = 0, sample_at_ = run_;
+      if (known_[settled_].now != 0) known_[settled_].tried_at = run_ + patience_.pause;
+    }
     settled_ = plan_;
   } else {
     is_trial_ = best != settled_;

@@ -61,7 +61,10 @@ class PlanChooser {
     double best = 0;       // of its fast runs; 0: none yet
     double now = 0;        // its present latency; 0: as expected
     double last = 0;       // its latency when it was slow, however long ago
+    int seen = 0;          // the number of runs of which that is the mean
     int64_t tried_at = 0;  // the run after which `now` is forgotten
+
+    void Add(double nanoseconds);  // a slow run
   };
 
   double Usual(const Known& plan) const;
