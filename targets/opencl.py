@@ -18,7 +18,7 @@ from tvm.target import Target
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
-from tvm_stretch.ir.steps import kind_of_steps, why_only_on_a_cpu
+from tvm_stretch.ir.steps import has_groups, kind_of_steps, why_only_on_a_cpu
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.kernels.gpu.groups import QUAD
@@ -175,7 +175,8 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     """Refuse operators that TVM cannot legalise, and tensors beyond the device's limits."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
-    if device.type != "cpu" and (steps := kind_of_steps(call)) is not None:
+    steps = kind_of_steps(call)
+    if device.type != "cpu" and steps is not None and not has_groups(steps):
         return why_only_on_a_cpu(steps)
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):

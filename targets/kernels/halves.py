@@ -15,6 +15,8 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
+from .loops import as_type
+
 HALVES = "int16"
 """The type of tensors that hold the bits of float16 numbers."""
 
@@ -48,12 +50,10 @@ def half_bits(values: np.ndarray) -> np.ndarray:
 
 
 def float_of(bits: Expr) -> Expr:
-    """The float32 of bits, for each lane."""
-    word = bits.astype("int32")
-    shifted = tirx.shift_left(word, _like(word, _SHIFT))
-    exact = tirx.reinterpret("float32", tirx.bitwise_and(shifted, _like(word, _MASK)))
-    return exact * tirx.const(_EXPONENTS, "float32")
-
-
-def _like(word: Expr, value: int) -> Expr:
-    return tirx.const(value, str(word.ty.dtype))
+    """The float32 of bits, or of several."""
+    word = as_type(bits, "int32")
+    kind = str(word.ty.dtype)
+    floats = kind.replace("int32", "float32")
+    shifted = tirx.shift_left(word, tirx.const(_SHIFT, kind))
+    exact = tirx.reinterpret(floats, tirx.bitwise_and(shifted, tirx.const(_MASK, kind)))
+    return exact * tirx.const(_EXPONENTS, floats)

@@ -39,6 +39,7 @@ from .halves import HALVES, are_halves, float_of, half_bits
 from .loops import (
     PARALLEL,
     SERIAL,
+    as_type,
     balanced,
     block,
     const,
@@ -186,14 +187,14 @@ def _kernel(own: Nibbles) -> tirx.PrimFunc:
 
 
 def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
-    """The zero point of one output's block, as a float."""
+    """The zero point of one output's block, or of several, as floats."""
     if zero is None:
         return tirx.const(own.zero, "float32")
-    return load(zero, *place).astype("float32")
+    return as_type(load(zero, *place), "float32")
 
 
 def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
-    """The scale of one output's block, as a float."""
+    """The scale of one output's block, or of several, as floats."""
     value = load(scale, *place)
     return float_of(value) if own.scales == HALVES else value
 

@@ -16,6 +16,7 @@ from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .gpu.groups import IMAGES, WHOLE_QUADS
+from .gpu.nibbles import write_group_nibbles, write_group_words
 from .gpu.rules import schedule_items
 from .hvx_mean import mean_nest
 from .hvx_stores import pack_stores
@@ -83,7 +84,7 @@ def _schedule(
         written = written.with_attr(WHOLE_QUADS, True)
         images = _images(func, template, fused)
         return written.with_attr(IMAGES, images) if images else written
-    for mark, write in _MARKED.items():
+    for mark, write in (_MARKED | _ON_GPU if machine.kind == "gpu" else _MARKED).items():
         if mark in (func.attrs or {}):
             return _with_body(func, write(func, machine))
     return _WITHOUT_TEMPLATE[machine.kind](func, machine)
@@ -124,7 +125,10 @@ def _on_gpu(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
 
 
 _MARKED = {STEPS: write_recurrence, NIBBLES: write_nibbles, WORDS: write_words}
-"""What writes kernels that carry a mark, on any machine."""
+"""What writes kernels that carry a mark, in loops."""
+
+_ON_GPU = {NIBBLES: write_group_nibbles, WORDS: write_group_words}
+"""The same for work-groups."""
 
 _WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_dsp, "gpu": _on_gpu}
 """What schedules kernels without a template, by kind of machine."""

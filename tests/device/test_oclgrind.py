@@ -76,6 +76,11 @@ weight = random_const(8, 12)
 gpu.check(module(lambda x: relax.op.nn.gelu(relax.op.matmul(x, weight)), (5, 8)))
 """
 
+NIBBLES = """
+from test_nibbles import check_on_a_gpu
+check_on_a_gpu({rows}, {outputs}, {depth}, {size}, {level})
+"""
+
 _PARTS = 6
 """Processes for the layers of a GPU; two run beside each other where tests do."""
 
@@ -158,6 +163,16 @@ def convolution(
         pytest.param(NORM, id="norm", marks=pytest.mark.full),
         pytest.param(PRODUCT, id="product", marks=pytest.mark.full),
         pytest.param(MATRIX, id="matrix", marks=pytest.mark.full),
+        pytest.param(
+            NIBBLES.format(rows=6, outputs=20, depth=40, size=32, level=0),
+            id="4 bits",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            NIBBLES.format(rows=2, outputs=20, depth=80, size=16, level=4),
+            id="4 bits, inputs of 8",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_nothing_is_reported(code: str, tmp_path: Path) -> None:

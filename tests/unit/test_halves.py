@@ -18,7 +18,9 @@ def test_every_number_is_read_exactly() -> None:
     x = relax.Var("x", relax.TensorType(NORMAL.shape, HALVES))
     with bb.function("main", [x]):
         with bb.dataflow():
-            floats = bb.emit_te(lambda bits: te.compute(bits.shape, lambda i: float_of(bits[i])), x)
+            floats = bb.emit_te(
+                lambda bits: te.compute(bits.shape, lambda i: float_of(bits[i].asobject())), x
+            )
             result = bb.emit_output(floats)
         bb.emit_func_output(result)
     assert are_halves(NORMAL)

@@ -13,6 +13,7 @@ from cpu_targets import ALL_LANES, TARGET, host_of
 from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import run
 from tvm import relax
+from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.errors import ModelError, UnsupportedError
@@ -20,6 +21,8 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.nibbles import by_unit, nibbles_call, pack
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
 
 
 def weights(outputs: int, depth: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -325,6 +328,36 @@ def test_inputs_are_rounded_where_the_network_allows_it(
     if not largest:
         exact = expected(x[0], values, scale, zero, size)
         assert np.abs(model(x)[0] - exact).max() > 100 * bound(x, depth), "it did not round"
+
+
+def check_on_a_gpu(rows: int, outputs: int, depth: int, size: int, level: int) -> None:
+    """The kernel of work-groups, on an OpenCL device."""
+    device = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
+    gpu = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
+    values, scale, zero = weights(outputs, depth, size)
+    scale = scale.astype("float16").astype("float32") if rows % 2 else scale
+    given = zero if rows % 3 else None
+    network = nbits(rows, values, scale, given, size, accuracy_level=level)
+    x = np.random.default_rng(3).standard_normal((1, rows, depth)).astype("float32")
+    model = ts.compile(network, [gpu])
+    assert {region.processor for region in model.plan.regions} == {"opencl"}
+    rows_given = rounded(x[0], size) if level else x[0]
+    middle = np.full_like(zero, 8) if given is None else zero
+    wanted = expected(rows_given, values, scale, middle, size)
+    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "depth", "size"),
+    [(1, 150, 96, 32), (3, 20, 48, 16), (6, 33, 320, 64), (2, 16, 40, 32)],
+)
+def test_work_groups_read_four_bits(
+    rows: int, outputs: int, depth: int, size: int, level: int
+) -> None:
+    check_on_a_gpu(rows, outputs, depth, size, level)
 
 
 def test_rounded_products_are_plain_sums() -> None:

@@ -1,4 +1,4 @@
-"""Operators whose kernel is written for a CPU, and their Relax calls.
+"""Operators with kernels of their own, most of them for CPUs only, and their Relax calls.
 
     y = R.call_tir(lstm, (given, ..))          # attrs: {"kind": "recurrent.lstm", ..}
     places = R.call_tir(top_k, (x,))           # attrs: {"kind": "ordering.top_k"}
@@ -34,10 +34,15 @@ def steps_call(
     return relax.Call(call.op, call.args, attrs, call.ty_args)
 
 
+def has_groups(kind: str) -> bool:
+    """Whether the operator of this kind has a kernel for the work-groups of a GPU, too."""
+    return kind.startswith("matmul.")
+
+
 def why_only_on_a_cpu(kind: str) -> str:
-    """Why the operator of this kind runs on no GPU and no DSP."""
-    if kind.startswith("matmul."):
-        return f"{kind}: its kernel is written for the vectors of a CPU"
+    """Why the operator of this kind runs on no DSP, and on a GPU only if it `has_groups`."""
+    if has_groups(kind):
+        return f"{kind}: its kernels are written for CPUs and GPUs"
     return f"{kind}: its steps need each other, so one work-item would compute them"
 
 
