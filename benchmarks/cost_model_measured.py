@@ -153,7 +153,8 @@ def compile_all(
 ) -> list[Job]:
     """Compile in a process for each core but one what the folder lacks.
 
-    No driver may be open here yet: processes that start while NVIDIA's is open find PoCL alone.
+    No driver may be open here yet: a loader of OpenCL that reads OCL_ICD_FILENAMES cuts it off
+    behind the first name, and processes that start later find only that driver.
     """
     start, workers = time.monotonic(), max(1, len(os.sched_getaffinity(0)) - 1)
     spawn = multiprocessing.get_context("spawn")  # a fork would share the threads of drivers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -44,7 +45,7 @@ from tvm_stretch.measuring.samples import (
     neighbour,
 )
 from tvm_stretch.measuring.scenes import scene
-from tvm_stretch.measuring.timing import Stopwatch, Timing, quartile
+from tvm_stretch.measuring.timing import GpuStopwatch, Stopwatch, Timing, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
@@ -133,6 +134,17 @@ def test_a_machine_that_stays_slow_is_said_to_be_disturbed() -> None:
     first, _ = Stopwatch(machine.reference).watch(machine.run, runs=15, seconds=0.05)
     assert first.nanoseconds == 10_000
     assert not first.quiet
+
+
+def test_runs_of_a_gpu_are_compared_with_each_other() -> None:
+    """Its reference kernel takes 20 % more or less; half of the runs are disturbed."""
+    references, runs = itertools.cycle([100, 120, 120, 125]), itertools.cycle([50, 400, 52, 300])
+    watch = GpuStopwatch(lambda: next(references))
+    (found,) = watch.watch(lambda: [next(runs)], runs=12)
+    assert (found.quiet, found.nanoseconds, found.runs) == (True, 50, 12)
+    slower = itertools.count(1_000, 500)
+    (never,) = watch.watch(lambda: [next(slower)], runs=12, seconds=0.01)
+    assert not never.quiet
 
 
 @given(st.lists(st.integers(100, 200), min_size=1, max_size=30), st.integers(10**6, 10**9))

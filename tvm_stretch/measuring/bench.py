@@ -17,7 +17,13 @@ from tvm_stretch.errors import DeviceError
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel
 from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.timing import PacketCounter, Stopwatch, Timing, empty_caches
+from tvm_stretch.measuring.timing import (
+    GpuStopwatch,
+    PacketCounter,
+    Stopwatch,
+    Timing,
+    empty_caches,
+)
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.benchmark import node_packets, node_times
@@ -63,7 +69,8 @@ class Bench:
             return
         reference = workshop.reference
         module, count = self._open(reference), len(reference.graph.nodes)
-        self.stopwatch = Stopwatch(lambda: sum(node_times(trace_of(module, count), count)))
+        kind = Stopwatch if workshop.processor.machine.gpu is None else GpuStopwatch
+        self.stopwatch = kind(lambda: sum(node_times(trace_of(module, count), count)))
 
     def describe(self) -> str:
         """The best time of the reference kernel, or the time of a packet."""
