@@ -14,12 +14,15 @@ from tvm_stretch.measuring.dataset import Dataset
 pytestmark = pytest.mark.full  # a test of benchmarks
 
 
-def test_networks_and_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One network and one batch are measured; the next call measures only what is new."""
-    monkeypatch.setattr(cost_model_measured, "_PASSES", 1)
+def test_networks_and_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One network and one batch are measured twice; the next call measures only a new batch."""
+    monkeypatch.setattr(cost_model_measured, "_PASSES", 2)
     measure_all([TARGET], tmp_path, 60, 1, ["random0"])
     (network,) = read_networks(tmp_path, "cpu")
     assert (network.name, network.nanoseconds > 0) == ("random0", True)
+    assert capsys.readouterr().out.count("random0: ") == 2
     rows = Dataset.open(tmp_path / "cpu.jsonl").rows
     assert {row.network for row in rows if row.batch is None or row.batch < 0} == {"random0"}
     assert {row.batch for row in rows if not row.network} == {0}

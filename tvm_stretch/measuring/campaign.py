@@ -176,7 +176,7 @@ class Campaign:
         self.processor = workshop.processor
         self.dataset = dataset
         self._workshop = workshop
-        self.prepared: Callable[[int], Prepared] = self.prepare  # where `run` has batches from
+        self._prepared: Callable[[int], Prepared] = self.prepare
         self.seed = dice.random()
         self.prior = load_prior()
         dice.shuffle(self.prior)
@@ -190,7 +190,7 @@ class Campaign:
     def compiling_ahead(self, most: int) -> Iterator[None]:
         """Context in which up to ``most`` batches are compiled ahead of their measurement."""
         with Ahead(self.prepare, self.first_batch, most) as ahead:
-            self.prepared = ahead.take
+            self._prepared = ahead.take
             yield
 
     def run(
@@ -230,7 +230,7 @@ class Campaign:
 
     def measure_batch(self, batch: int, bench: Bench, end: float) -> None:
         """Measure one batch, and again if the machine was busy and there is time."""
-        prepared = self.prepared(batch)
+        prepared = self._prepared(batch)
         rows = bench.measure(prepared, batch)
         if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
             say(f"batch {batch}: the machine is busy; measured again")

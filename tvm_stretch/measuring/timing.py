@@ -97,7 +97,7 @@ class Stopwatch:
         return _timings(seen[: max(5, len(calm))], len(calm) >= runs // 2)
 
     def _sign(self, seen: _Seen) -> int:
-        """What is larger than `_best` if the run was disturbed."""
+        """A time that exceeds `_best` if the run was disturbed."""
         return seen.reference_ns
 
     def _best(self, seen: Sequence[_Seen]) -> int:
