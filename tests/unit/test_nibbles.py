@@ -186,6 +186,16 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
         ts.compile(nbits(1, values, scale, zero, 32))
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_scales_of_zero_give_zeros(level: int) -> None:
+    """As in ONNX Runtime."""
+    values, scale, zero = weights(48, 96, 32)
+    scale[:40] = 0
+    x = np.random.default_rng(2).standard_normal((1, 2, 96)).astype("float32")
+    y = ts.compile(nbits(2, values, scale, zero, 32, accuracy_level=level), cpu_threads=1)(x)
+    assert not y[..., :40].any() and y[..., 40:].all()
+
+
 def dequantised(
     op: str, kind: int, rows: int, shape: tuple[int, int], size: int, axis: int, turned: bool
 ) -> onnx.ModelProto:

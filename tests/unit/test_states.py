@@ -181,6 +181,25 @@ def test_states_that_do_not_fit(states: Any, message: str) -> None:
         ts.compile(decoder(), states=states)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            np.zeros((1, 6, 16), "float32"),
+            r"expected float32\[1, 5, 16\].* got float32\[1, 6, 16\]",
+        ),
+        (np.zeros((0,), "float32"), r"got float32\[0\]"),
+        (np.zeros((1, 5, 16), "float64"), r"got float64\[1, 5, 16\]"),
+    ],
+)
+def test_a_cache_of_another_length(value: np.ndarray, message: str) -> None:
+    model = ts.compile(decoder(), states={"past.*": "present.*"})
+    before = model.states["past.0"]
+    with pytest.raises(InputError, match=message):
+        model.states["past.0"] = value
+    np.testing.assert_array_equal(model.states["past.0"], before)
+
+
 def test_a_loop_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States, inputs of each step and tokens, as on this machine, with one call for all steps."""
     monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
