@@ -19,7 +19,8 @@ from tvm_stretch.errors import DeviceError, InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.group import Group, Member, Way
+from tvm_stretch.runtime.group import Group
+from tvm_stretch.runtime.group_plans import Member, Way
 from tvm_stretch.targets.cpu import cpu_processor
 
 NAMES = ("cpu", "left", "right")
@@ -104,8 +105,48 @@ def test_plans_follow_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         [way("cpu", "cpu", 12), way("gpu", "gpu", 5), way("both", "cpu gpu", 7)],
     ]
     assert chosen(group_of(monkeypatch, ways, rates=[1, 1])) == ["cpu", "gpu"]
-    assert chosen(group_of(monkeypatch, ways, rates=[10, 1])) == ["gpu", "cpu"]
+    assert chosen(group_of(monkeypatch, ways, rates=[10, 1])) == ["gpu", "gpu"]
+    assert chosen(group_of(monkeypatch, ways, rates=[1, 10])) == ["cpu", "gpu"]
     assert chosen(group_of(monkeypatch, [ways[0], [way("npu", "npu", 9)]])) == ["gpu", "npu"]
+
+
+def test_runs_of_one_member_take_turns_with_plans_on_one_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both processors are 1.5 times as fast as one; no fixed plans balance 20 and 5 ms."""
+
+    def both_faster(by: float) -> list[list[Way]]:
+        one = [[way(name, name, ms) for name in ("cpu", "gpu")] for ms in (20, 5)]
+        return [[way("both", "cpu gpu", 1e3 * w[0].seconds / by), *w] for w in one]
+
+    long, short = both_faster(1.5)
+    group = group_of(monkeypatch, [long, short])
+    assert max(group.load.values()) == pytest.approx(12.5e-3, rel=0.05)
+    assert {one.name for m in group.members.values() for one in m.shares} == {"cpu", "gpu"}
+    assert "% of the runs)" in str(group)
+    fast = group_of(monkeypatch, both_faster(1.8))
+    assert chosen(fast) == ["both", "both"], "mixtures would gain 1.1, which memory takes away"
+    soon = group_of(monkeypatch, [long, short], deadlines_ms=[None, 100])
+    assert all(len(member.shares) == 1 for member in soon.members.values())
+
+
+def test_mixed_runs_overlap_and_keep_to_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run is alone and takes the fastest plan; eight others wait for it."""
+    both, gate, log = threading.Barrier(2), threading.Event(), list[str]()
+
+    def meet() -> bool:
+        return both.wait(10) in (0, 1)
+
+    names = ("cpu", "gpu")
+    ways = [way(n, n, 10, Scripted(log, n, meet)) for n in names]
+    other = way("npu", "npu", 1, Scripted([], "npu", lambda: True))
+    together = way("both", "cpu gpu", 9, Scripted(log, "both", lambda: gate.wait(10)))
+    group = group_of(monkeypatch, [[together, *ways], [other]])
+    futures = [group.submit(0, X) for _ in range(9)]
+    gate.set()
+    assert all(future.result(20) for future in futures)
+    assert sorted(log) == ["both"] + ["cpu"] * 4 + ["gpu"] * 4
+    group.close()
 
 
 def test_plans_follow_the_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +244,7 @@ def test_a_member_whose_processor_is_taken_ends_earlier_elsewhere(
     ways = [way(n, n, ms, Scripted(log, n, gate.is_set)) for n, ms in (("gpu", 1), ("cpu", 50))]
     group = group_of(monkeypatch, [slow, ways], rates=[1, 1e6])
     first = group.submit(0, X)
-    group.members["1"].way = ways[0]
+    group.members["1"].shares = {ways[0]: 1.0}
     assert group(1, X) is False and log == ["slow", "cpu"]
     gate.set()
     assert first.result(10)

@@ -8,9 +8,9 @@
 
 The members are models of several plans (``compile(..., plans=True)``). A run leases the processors
 of its plan, so runs of different models never slow each other down, and a run of high priority
-waits at most for the runs in progress. Which plan a member takes is decided once, for all members:
-the plans that meet all deadlines and keep the busiest processor the least busy. A member whose
-plan's processors are leased takes other processors if it ends earlier there.
+waits at most for the runs in progress. Which plan a member takes is decided once, for all members
+(`group_plans.py`). A member whose plan's processors are leased takes other processors if it ends
+earlier there.
 """
 
 from __future__ import annotations
@@ -29,52 +29,13 @@ from typing import Any
 from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.files import is_finite
 from tvm_stretch.plan.considered import align
+from tvm_stretch.runtime.group_plans import Member, Way, choose_plans, loads_of
 from tvm_stretch.runtime.leases import Leases
 from tvm_stretch.runtime.model import Model
 
 _RUNS = 5
 _REST = 16
 """A plan that failed is tried again after this number of runs of its member."""
-_MOST_COMBINATIONS = 1 << 14
-
-
-@dataclass(eq=False)
-class Way:
-    """One plan of a member, as an instance of its own that is pinned to it."""
-
-    name: str  # of the plan
-    model: Model
-    uses: frozenset[str]  # the processors that work in a run
-    seconds: float  # of a run that nothing disturbs
-    rest: int = 0  # runs of the member before it is tried again after a failure
-
-
-@dataclass(eq=False)
-class Member:
-    """One model of a group.
-
-    Attributes:
-        name: the member's name.
-        ways: its plans.
-        rate: runs in a second, or relative to the other members.
-        priority: runs of members with larger numbers go first.
-        deadline: seconds from `submit` to the answer; infinite if there is none.
-        way: the plan that was chosen for it.
-        failure: why a run failed last, for people.
-    """
-
-    name: str
-    ways: list[Way]
-    rate: float
-    priority: float
-    deadline: float
-    way: Way = field(init=False)
-    failure: str = ""
-
-    @property
-    def healthy(self) -> list[Way]:
-        """The plans that did not fail lately, or all if each did."""
-        return [way for way in self.ways if not way.rest] or self.ways
 
 
 @dataclass
@@ -143,7 +104,7 @@ class Group:
         for name, (rate, priority, deadline) in zip(named, numbers, strict=True):
             ways = list(_ways(named[name]))
             self.members[str(name)] = Member(str(name), ways, rate, priority, deadline / 1e3)
-        _choose(list(self.members.values()))
+        choose_plans(list(self.members.values()))
         self.processors = sorted({p for m in self.members.values() for w in m.ways for p in w.uses})
         self._leases = Leases(leases, self.processors) if leases else None
         self._lock = threading.Lock()
@@ -186,17 +147,17 @@ class Group:
     @property
     def load(self) -> dict[str, float]:
         """How much of its time each processor is leased, if members run at their rates."""
-        members = self.members.values()
-        return {p: sum(m.rate * m.way.seconds for m in members if p in m.way.uses)
-                for p in self.processors}  # fmt: skip
+        return loads_of(list(self.members.values()))
 
     def __str__(self) -> str:
         """Which plan each member takes, and how busy processors are."""
         rows = [("member", "plan", "processors", "ms", "failed")]
         for member in self.members.values():
-            way = member.way
-            used = ", ".join(sorted(way.uses))
-            rows.append((member.name, way.name, used, f"{way.seconds * 1e3:.3f}", member.failure))
+            for way, share in member.shares.items():
+                part = "" if share == 1 else f" ({share:.0%} of the runs)"
+                used = ", ".join(sorted(way.uses))
+                ms = f"{way.seconds * 1e3:.3f}"
+                rows.append((member.name, way.name + part, used, ms, member.failure))
         load = self.load
         most = max(load.values())
         shares = ", ".join(f"{name} {share / most:.0%}" for name, share in load.items())
@@ -229,6 +190,7 @@ class Group:
                 free -= self._wanted(job).uses  # no less urgent run may take them
                 continue
             self._waiting.remove(job)
+            job.member.started[way] += 1
             free -= way.uses
             end = time.perf_counter() + way.seconds
             self._leased.update(dict.fromkeys(way.uses, end))
@@ -237,7 +199,10 @@ class Group:
     def _wanted(self, job: _Job) -> Way:
         """The chosen plan of a run's member, or the fastest of others after a failure."""
         left = [way for way in job.member.healthy if way not in job.failed] or job.member.ways
-        return job.member.way if job.member.way in left else min(left, key=lambda w: w.seconds)
+        chosen = [way for way in job.member.shares if way in left]
+        if chosen:
+            return max(chosen, key=job.member.behind)
+        return min(left, key=lambda way: way.seconds)
 
     def _way(self, job: _Job, free: set[str]) -> Way | None:
         """The plan by which a run may begin now."""
@@ -249,6 +214,9 @@ class Group:
         if wanted.uses <= free:
             is_alone = len(self._waiting) == 1 and not self._leased
             return fastest if is_alone else wanted
+        if len(job.member.shares) > 1:
+            due = [way for way in startable if job.member.behind(way) > -1]
+            return max(due, key=job.member.behind, default=None)
         now = time.perf_counter()
         wait = max(0.0, *(self._leased.get(name, now) - now for name in wanted.uses), 0.0)
         return fastest if startable and fastest.seconds < wait + wanted.seconds else None
@@ -318,44 +286,3 @@ def _ways(model: Model) -> Iterator[Way]:
         uses = frozenset(u.processor for u in usage if u.kernels or u.transfers)
         timed = instance.timed_run()
         yield Way(name, instance, uses, min(timed() for _ in range(_RUNS)))
-
-
-def _choose(members: Sequence[Member]) -> None:
-    """Choose a plan for each member; see the module docstring."""
-    if math.prod(len(member.ways) for member in members) > _MOST_COMBINATIONS:
-        raise InputError(
-            f"expected fewer than {_MOST_COMBINATIONS} combinations of plans for a group, got "
-            "more; leave some plans out"
-        )
-
-    def cost(ways: tuple[Way, ...]) -> tuple[float, float, float]:
-        pairs = list(zip(members, ways, strict=True))
-        late = sum(_lateness(m, w, pairs) for m, w in pairs)
-        used = {p for way in ways for p in way.uses}
-        loads = [sum(m.rate * w.seconds for m, w in pairs if p in w.uses) for p in used]
-        return late, max(loads), sum(loads)
-
-    chosen = min(itertools.product(*(member.ways for member in members)), key=cost)
-    pairs = list(zip(members, chosen, strict=True))
-    for member, way in pairs:
-        longest = _longest(member, way, pairs)
-        if _lateness(member, way, pairs):
-            raise InputError(
-                f"expected deadlines_ms that the group can meet, got {member.deadline * 1e3:.4g} "
-                f"for {member.name}; allow {longest * 1e3:.4g}, or raise its priority"
-            )
-        member.way = way
-
-
-def _longest(member: Member, way: Way, pairs: Sequence[tuple[Member, Way]]) -> float:
-    """How long a run may take: it waits for one run in progress, and for those that go first."""
-    others = [(m, w) for m, w in pairs if m is not member and w.uses & way.uses]
-    ahead = sum(w.seconds for m, w in others if m.priority >= member.priority)
-    below = [w.seconds for m, w in others if m.priority < member.priority]
-    return way.seconds + ahead + max(below, default=0.0)
-
-
-def _lateness(member: Member, way: Way, pairs: Sequence[tuple[Member, Way]]) -> float:
-    """By how much a run may miss its deadline."""
-    late = _longest(member, way, pairs) - member.deadline
-    return late if late > 1e-9 else 0.0
