@@ -17,6 +17,7 @@ from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.form_integers import FormIntegers
+from tvm_stretch.passes.frames_as_images import FramesAsImages
 from tvm_stretch.passes.join_tables import JoinTables
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.return_tuple import ReturnTuple
@@ -35,6 +36,7 @@ PHASES = [
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
     FoldConstants(),
+    FramesAsImages(),
     TemplateLayers(),
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),

@@ -1,0 +1,272 @@
+"""Compute layers of videos and volumes (N, C, T, H, W) as layers of their frames (N * T, C, H, W).
+
+    y = conv3d(x, w: (O, C, 3, 3, 3))
+        ->   x1 = concat([frames from 0, frames from 1, frames from 2], axis=channels)
+             y1 = conv2d(x1, w1: (O, 3 * C, 3, 3))
+
+Kernel templates know images only. A convolution reads the frames below its kernel as channels, so
+all its sums are those of one 2-D layer. Operators between two layers are computed on frames, too;
+the transposes that are left are those of inputs and results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.analysis.integer_summary import calls_of
+from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.expressions import constant, is_float, rewrite_functions, shape_of
+from tvm_stretch.ir.operators import POINTWISE, kind_of
+from tvm_stretch.ir.source_names import same_source
+
+_VIDEO = [0, 2, 1, 3, 4]
+"""Exchanges channels and time."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="FramesAsImages")
+class FramesAsImages:
+    """See the module docstring. A network without 3-D convolutions stays as it is."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if not any(kind_of(binding.value) == "nn.conv3d" for _, binding in calls_of(mod["main"])):
+            return mod
+        return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
+
+
+@dataclass(frozen=True)
+class _Time:
+    """How a layer slides along the frames of a video."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int  # frames of padding
+    results: int  # frames of the result
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether each frame of the result is made of the frame at the same place."""
+        return self.kernel == self.stride == 1 and self.before == 0
+
+    def after(self, frames: int) -> int:
+        """Frames of padding after the last one."""
+        last = (self.results - 1) * self.stride + (self.kernel - 1) * self.dilation
+        return max(last + 1 - frames - self.before, 0)
+
+
+@relax.expr_functor.mutator
+class _Writer(CallRewriter):
+    """A rule returns None if the operator stays as it is."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.source = ""
+        """The hint for bindings that replace the visited one."""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Record from which operator of the frontend the binding comes."""
+        self.source = same_source(binding.var)
+        super().visit_var_binding_(binding)
+
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
+        """Compute the call on frames if there is a rule for it."""
+        rule = _RULES.get(kind_of(call))
+        if rule is None or not isinstance(call.ty, relax.TensorType) or not is_float(call):
+            return None
+        return rule(self, call)
+
+    def emit(self, value: relax.Expr) -> relax.Var:
+        return self.builder_.emit(value, name_hint=self.source)
+
+    def found(self, x: relax.Expr) -> relax.Expr | None:
+        """The frames from which ``x`` was made."""
+        call = self.definition(x)
+        if kind_of(call) != "permute_dims" or len(shape_of(x)) != len(_VIDEO):
+            return None
+        if call.attrs.axes is None or [int(axis) for axis in call.attrs.axes] != _VIDEO:
+            return None
+        reshape = self.definition(call.args[0])
+        if kind_of(reshape) != "reshape":
+            return None
+        batch, time, *image = shape_of(reshape)
+        frames = reshape.args[0]
+        return frames if shape_of(frames) == [batch * time, *image] else None
+
+    def frames(self, video: relax.Expr) -> relax.Expr:
+        """The frames of a video: (N, C, T, H, W) -> (N * T, C, H, W)."""
+        found = self.found(video)
+        if found is not None:
+            return found
+        batch, channels, time, height, width = shape_of(video)
+        moved = self.emit(relax.op.permute_dims(video, _VIDEO))
+        return self.emit(relax.op.reshape(moved, (batch * time, channels, height, width)))
+
+    def video(self, frames: relax.Expr, batch: int) -> relax.Expr:
+        """The video with these frames, for readers that expect one."""
+        made = self.emit(frames)
+        count, *image = shape_of(made)
+        apart = self.emit(relax.op.reshape(made, (batch, count // batch, *image)))
+        return relax.op.permute_dims(apart, _VIDEO)
+
+    def read(self, video: relax.Expr, time: _Time, padding: float) -> list[relax.Expr]:
+        """For each place of the kernel along time, the frames that it reads."""
+        frames, (batch, _, count, *_) = self.frames(video), shape_of(video)
+        if time.is_one_to_one:
+            return [frames]
+        image = shape_of(frames)[1:]
+        axis = 0 if batch == 1 else 1  # images need no axis for one video
+        if axis:
+            frames = self.emit(relax.op.reshape(frames, (batch, count, *image)))
+        before, after = time.before, time.after(count)
+        if before or after:
+            widths = [0] * 2 * axis + [before, after] + [0] * 6
+            frames = self.emit(relax.op.nn.pad(frames, widths, "constant", padding))
+        places = []
+        for place in range(time.kernel):
+            first = place * time.dilation
+            end = first + (time.results - 1) * time.stride + 1
+            part = relax.op.strided_slice(frames, [axis], [first], [end], [time.stride])
+            if axis:
+                part = relax.op.reshape(self.emit(part), (batch * time.results, *image))
+            places.append(self.emit(part))
+        return places
+
+    def merged(
+        self, parts: Sequence[relax.Expr], merge: Callable[[relax.Expr, relax.Expr], relax.Expr]
+    ) -> relax.Expr:
+        """All parts in one tensor, two by two."""
+        made, *others = (self.emit(part) for part in parts)
+        for other in others:
+            made = self.emit(merge(made, other))
+        return made
+
+
+Rule = Callable[[_Writer, relax.Call], relax.Expr | None]
+
+
+def convolution(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """The frames below a kernel are channels; with groups, each place has a layer of its own."""
+    attrs, weight = call.attrs, s.constant(call.args[1])
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    if weight is None or layouts != ("NCDHW", "OIDHW", "NCDHW"):
+        return None
+    time, planes = _apart(call, weight.shape[2], attrs.dilation)
+    planes |= {"dilation": [int(d) for d in attrs.dilation[1:]], "groups": int(attrs.groups)}
+    places = s.read(call.args[0], time, 0.0)
+    if attrs.groups == 1:
+        read = places[0] if len(places) == 1 else s.emit(relax.op.concat(places, axis=1))
+        outputs, _, _, *kernel = weight.shape
+        flat = weight.swapaxes(1, 2).reshape(outputs, -1, *kernel)
+        made = relax.op.nn.conv2d(read, constant(flat), **planes)
+    else:
+        made = s.merged(
+            [
+                relax.op.nn.conv2d(frames, constant(weight[:, :, place]), **planes)
+                for place, frames in enumerate(places)
+            ],
+            relax.op.add,
+        )
+    return s.video(made, shape_of(call)[0])
+
+
+def _apart(call: relax.Call, kernel: int, dilation: Sequence[int]) -> tuple[_Time, dict[str, Any]]:
+    """How a layer slides along time, and along the axes of images."""
+    attrs = call.attrs
+    front, top, left, _, bottom, right = (int(p) for p in attrs.padding)
+    stride, *strides = (int(step) for step in attrs.strides)
+    time = _Time(kernel, stride, int(dilation[0]), front, shape_of(call)[2])
+    return time, {"strides": strides, "padding": [top, left, bottom, right]}
+
+
+def pool(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """Pools of images, of which the largest or the mean over time is taken."""
+    attrs, is_largest = call.attrs, kind_of(call) == "nn.max_pool3d"
+    if attrs.layout != "NCDHW":
+        return None
+    kernel, *size = (int(n) for n in attrs.pool_size)
+    time, planes = _apart(call, kernel, attrs.dilation)
+    padded = time.before or time.after(shape_of(call.args[0])[2])
+    if not is_largest and padded and not attrs.count_include_pad:
+        return None  # fewer frames count at the ends
+    planes |= {"dilation": [int(d) for d in attrs.dilation[1:]], "ceil_mode": attrs.ceil_mode}
+    if not is_largest:
+        planes["count_include_pad"] = attrs.count_include_pad
+    layer = relax.op.nn.max_pool2d if is_largest else relax.op.nn.avg_pool2d
+    places = s.read(call.args[0], time, -np.inf if is_largest else 0.0)
+    made = s.merged(
+        [layer(frames, size, **planes) for frames in places],
+        relax.op.maximum if is_largest else relax.op.add,
+    )
+    if not is_largest and kernel > 1:
+        made = relax.op.multiply(made, relax.const(1 / kernel, call.ty.dtype))
+    return s.video(made, shape_of(call)[0])
+
+
+def pointwise(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """Element by element, with operands that are broadcast."""
+    shape = shape_of(call)
+    if len(shape) != len(_VIDEO) or all(s.found(x) is None for x in call.args):
+        return None
+    operands = [_operand(s, x, shape) for x in call.args]
+    if any(operand is None for operand in operands):
+        return None
+    return s.video(relax.Call(call.op, operands, call.attrs, call.ty_args), shape[0])
+
+
+def _operand(s: _Writer, x: relax.Expr, shape: list[int]) -> relax.Expr | None:
+    """An operand as frames; None if it would have to be repeated for each frame."""
+    own = shape_of(x) if isinstance(x.ty, relax.TensorType) else []
+    if not own:
+        return x
+    full = [1] * (len(shape) - len(own)) + own
+    if full[:3:2] != shape[:3:2] and (full[2] != 1 or full[0] != 1):
+        return None
+    value = s.constant(x)
+    if value is not None:
+        frames = value.reshape(full).transpose(_VIDEO)
+        return constant(frames.reshape(-1, *frames.shape[2:]))
+    if full != own:
+        x = s.emit(relax.op.reshape(x, full))
+    return s.frames(x)
+
+
+def concat(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """Along all axes but time, where several videos have their frames one after the other."""
+    parts = s.definition(call.args[0])
+    if not isinstance(parts, relax.Tuple) or all(s.found(part) is None for part in parts.fields):
+        return None
+    batch, axis = shape_of(call)[0], int(call.attrs.axis) % len(_VIDEO)
+    if axis == 0 or (axis == 2 and batch > 1):
+        return None
+    frames = [s.frames(part) for part in parts.fields]
+    return s.video(relax.op.concat(frames, axis=_AXES[axis]), batch)
+
+
+_AXES = {1: 1, 2: 0, 3: 2, 4: 3}
+"""Where an axis of one video is in its frames."""
+
+
+def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """The mean of a whole video is the mean of those of its frames."""
+    frames, axes = s.found(call.args[0]), call.attrs.axis
+    if frames is None or axes is None or sorted(int(a) % len(_VIDEO) for a in axes) != [2, 3, 4]:
+        return None
+    batch, channels, *_ = shape_of(call.args[0])
+    of_frames = s.emit(relax.op.mean(frames, [2, 3], keepdims=True))
+    by_video = s.emit(relax.op.reshape(of_frames, (batch, -1, channels)))
+    return relax.op.reshape(s.emit(relax.op.mean(by_video, [1])), shape_of(call))
+
+
+_RULES: dict[str, Rule] = {
+    "nn.conv3d": convolution,
+    **dict.fromkeys(("nn.max_pool3d", "nn.avg_pool3d"), pool),
+    **dict.fromkeys(POINTWISE, pointwise),
+    "concat": concat,
+    "mean": mean,
+}
