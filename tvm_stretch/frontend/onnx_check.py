@@ -80,9 +80,10 @@ def _is_inferred_wrongly(node: Node) -> bool:
     """Whether ONNX's inference tells another shape than its text says and ONNX Runtime computes.
 
     It counts windows that see nothing but padding. For transposed convolutions whose size is given
-    it adds output padding to that size, and leaves out axes that become shorter.
+    it adds output padding to that size, and leaves out axes that become shorter. An STFT without
+    the attribute is onesided.
     """
-    if node.attr("ceil_mode", 0):
+    if node.attr("ceil_mode", 0) or node.op == "STFT":
         return True
     same = node.attr("auto_pad", "") in ("SAME_UPPER", "SAME_LOWER")
     return node.op == "ConvTranspose" and (same or node.attr("output_shape") is not None)

@@ -14,4 +14,5 @@ from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     recurrent,
     reduction,
     resize,
+    signal,
 )
