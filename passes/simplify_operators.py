@@ -5,6 +5,7 @@
     clip(clip(x, 0, inf), -inf, 6)   ->   clip(x, 0, 6)
     clip(x, 0, inf), maximum(x, 0)   ->   nn.relu(x)
     multiply(x, sigmoid(x))          ->   nn.silu(x)
+    power(x, 3)                      ->   multiply(multiply(x, x), x)
     expand_dims, squeeze, flatten    ->   reshape; a chain of them is one, or none
     adaptive_avg_pool2d(x, 1)        ->   mean(x, [2, 3], keepdims)
     dropout(x)[0]                    ->   x
@@ -33,6 +34,7 @@ from tvm_stretch.ir.expressions import (
     shape_of,
 )
 from tvm_stretch.ir.operators import POINTWISE, kind_of
+from tvm_stretch.ir.source_names import same_source
 from tvm_stretch.ir.views import RESHAPES
 
 _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
@@ -72,10 +74,13 @@ class _Simplifier(CallRewriter):
         self.must_be_exact = exact
         self.exact = False
         """Whether the visited binding must keep its last bit."""
+        self.source = ""
+        """The hint for bindings that replace the visited one."""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Record whether the binding must be exact."""
+        """Record whether the binding must be exact, and where it comes from."""
         self.exact = binding.var in self.must_be_exact
+        self.source = same_source(binding.var)
         super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
@@ -178,6 +183,21 @@ def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
         if kind_of(gate) == "sigmoid" and isinstance(x, relax.Var) and gate.args[0].same_as(x):
             return relax.op.nn.silu(x)
     return None
+
+
+def small_power(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``x ** 3 -> x * x * x``: TVM calls C's ``pow`` for each number, which takes 15 times as long.
+
+    It computes squares and roots otherwise.
+    """
+    value = s.constant(call.args[1])
+    if value is None or value.size != 1 or value.item() not in (3, 4) or not is_float(call):
+        return None
+    if s.exact or shape_of(call) != shape_of(call.args[0]):
+        return None
+    x = call.args[0]
+    square = s.builder_.emit(relax.op.multiply(x, x), name_hint=s.source)
+    return relax.op.multiply(square, x if value.item() == 3 else square)
 
 
 def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
@@ -350,6 +370,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "multiply": (of_booleans, constant_right, neutral, constant_rank, sigmoid_product),
     "subtract": (subtract_to_add,),
     "divide": (divide_to_multiply,),
+    "power": (small_power,),
     "maximum": (of_booleans, constant_right, merge_clips),
     "minimum": (of_booleans, constant_right, merge_clips),
     "mean": (mean_axes,),

@@ -341,7 +341,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
     ),
     "operator that we lack": (
         lambda: model(helper.make_node("NonZero", ["x"], ["y"])),
-        ["NonZero"],
+        ["NonZero", "extract_model"],
     ),
     "unknown domain": (
         lambda: model(

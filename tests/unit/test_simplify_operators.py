@@ -48,6 +48,10 @@ REWRITES: dict[str, tuple[Body, Body]] = {
     "plus zero": (lambda x: nn.silu(op.add(x, scalar(0))), lambda x: nn.silu(x)),
     "silu": (lambda x: op.multiply(x, op.sigmoid(x)), lambda x: nn.silu(x)),
     "silu, other order": (lambda x: op.multiply(op.sigmoid(x), x), lambda x: nn.silu(x)),
+    "third power": (
+        lambda x: op.power(x, scalar(3)),
+        lambda x: op.multiply(op.multiply(x, x), x),
+    ),
     "relu from clip": (lambda x: clip(x, 0, np.inf), lambda x: nn.relu(x)),
     "relu from maximum": (lambda x: op.maximum(x, scalar(0)), lambda x: nn.relu(x)),
     "clip chain": (lambda x: clip(clip(x, 0, np.inf), -np.inf, 6), lambda x: clip(x, 0, 6)),
@@ -118,6 +122,8 @@ KEPT: dict[str, Body] = {
     "division before a shape and a comparison": lambda x: op.less(
         op.permute_dims(op.divide(x, scalar(41)), [0, 2, 3, 1]), scalar(1)
     ),
+    "power before a step": lambda x: op.floor(op.power(x, scalar(3))),
+    "power of a half": lambda x: op.power(x, scalar(2.5)),
     "division by infinity": lambda x: op.divide(x, scalar(np.inf)),
     "product with another sigmoid": lambda x: op.multiply(x, op.sigmoid(nn.relu(x))),
     "maximum with NaN": lambda x: op.maximum(x, scalar(np.nan)),

@@ -43,7 +43,7 @@ from tvm_stretch.frontend.onnx_node import (
 )
 from tvm_stretch.frontend.onnx_qoperators import qdq_body
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork, array_of
-from tvm_stretch.frontend.onnx_values import evaluate
+from tvm_stretch.frontend.onnx_values import COUNTING, evaluate
 from tvm_stretch.ir.source_names import from_source, same_source
 from tvm_stretch.passes.name_operators import name_inner
 
@@ -197,7 +197,7 @@ class _Importer:
             domain = proto.domain or "ai.onnx"
             raise UnsupportedError(
                 f"expected a supported ONNX operator for node {node.name!r}, got "
-                f"{domain}.{node.op}; {_way_out(domain)}"
+                f"{domain}.{node.op}; {_way_out(domain, node.op)}"
             )
         scope: Scope = dict.fromkeys(body.input)
         scope.update(zip(body.input, node.inputs, strict=False))
@@ -221,10 +221,15 @@ class _Importer:
         return np.zeros(shape, numpy_dtype(dtype)) if 0 in shape else bound
 
 
-def _way_out(domain: str) -> str:
+def _way_out(domain: str, op: str) -> str:
     """What to do about an operator of ``domain``."""
     if domain == "com.microsoft":
         return "export without ONNX Runtime's optimiser; quantise with QuantFormat.QDQ"
+    if op in COUNTING:
+        return (
+            "its result is as large as the data say, so end the network before it: "
+            "onnx.utils.extract_model writes a file with other outputs"
+        )
     return "replace it by supported ones"
 
 

@@ -113,7 +113,7 @@ def _parts(node: Node) -> int:
 
 
 def _of_length(node: Node, axis: int, length: int) -> relax.Expr:
-    """The signal cut to a length, or with zeros behind it."""
+    """The signal cut to a length, or followed by zeros."""
     size, x = node.shape()[axis], node[0]
     if length < size:
         return node.emit(relax.op.strided_slice(x, [axis], [0], [length]))
