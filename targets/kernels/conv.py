@@ -22,6 +22,7 @@ from .conv_tiles import Tile, blocking, cut_for_parts
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
 from .fused import FusedKernel
+from .halves import NARROW
 from .kernel_call import kernel_call
 from .layers import ConvShape, Layer, taken
 from .loops import const
@@ -29,7 +30,7 @@ from .machine import VectorMachine
 from .template import Template
 
 FEW_ROWS = 24
-"""Rows of dense layers for which reading weights takes the time: those of float16 stay so in
+"""Rows of dense layers for which reading weights takes the time: those of two bytes stay so in
 memory, and become float32 in registers. Zen 4: 1, 12, 24 and 64 rows 0.48, 0.68, 0.97, 1.01."""
 
 Conv = TypeVar("Conv", bound="ConvConfig")
@@ -221,7 +222,7 @@ class ConvConfig(Template, ConvShape):
             where = (n, channel, row, column) + ((inner,) if self.data_block > 1 else ())
             width = (o % self.oc_blocks) * self.lanes + lane
             factor = self.factor(weight, o // self.oc_blocks, (blocks, ky, kx), inner, width)
-            factor = factor.astype(sums) if str(weight.dtype) == "float16" else factor
+            factor = factor.astype(sums) if str(weight.dtype) in NARROW else factor
             return te.sum(pixel(*where) * factor, axis=[blocks, ky, kx, inner])
 
         return te.compute(self.out_shape, element, name=self.kernel_name, attrs=self.annotation)

@@ -11,11 +11,15 @@ flush subnormal numbers would read zeros instead of the others.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
 from .loops import as_type
+
+NARROW = ("float16", "bfloat16")
+"""Types of two bytes that an instruction, or a shift, makes float32."""
 
 HALVES = "int16"
 """The type of tensors that hold the bits of float16 numbers."""
@@ -28,20 +32,26 @@ _MASK = -0x70000001  # 0x8fffffff: the shift leaves three copies of the sign
 _EXPONENTS = 2.0**112  # the exponents of float32 and float16 have offsets of 127 and 15
 
 
-def as_halves(values: np.ndarray) -> np.ndarray | None:
-    """The same numbers in float16, if all of them are finite and exactly such numbers."""
-    some = values.ravel()[:_SAMPLE]
-    if some.size < values.size and as_halves(some) is None:
-        return None
-    with np.errstate(over="ignore"):
-        half = values.astype("float16")
-    return half if bool((np.isfinite(half) & (half.astype(values.dtype) == values)).all()) else None
+def narrowed(values: np.ndarray) -> np.ndarray | None:
+    """The same numbers in a type of two bytes, if all are finite and one type holds them."""
+    kinds = (np.float16, ml_dtypes.bfloat16)
+    return next((found for kind in kinds if (found := _exactly(values, kind)) is not None), None)
 
 
 def are_halves(values: np.ndarray) -> bool:
     """Whether every number is exactly a zero or a normal number of float16."""
     is_normal = (np.abs(values) >= _SMALLEST) | (values == 0)
-    return bool(is_normal.all()) and as_halves(values) is not None
+    return bool(is_normal.all()) and _exactly(values, np.float16) is not None
+
+
+def _exactly(values: np.ndarray, kind: type) -> np.ndarray | None:
+    some = values.ravel()[:_SAMPLE]
+    if some.size < values.size and _exactly(some, kind) is None:
+        return None
+    with np.errstate(over="ignore"):
+        narrow: np.ndarray = values.astype(kind)
+    same = narrow.astype(values.dtype) == values
+    return narrow if bool((same & np.isfinite(values)).all()) else None
 
 
 def half_bits(values: np.ndarray) -> np.ndarray:
