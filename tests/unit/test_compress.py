@@ -77,6 +77,39 @@ def test_channels_of_a_sum_go_together() -> None:
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("kind", "widths"),
+    [("one channel", [8, 8, 1, 16]), ("padded", [16, 24, 16]), ("joined", [16, 24, 8, 16])],
+)
+def test_summands_of_unequal_width(kind: str, widths: list[int]) -> None:
+    """A map of one channel is added to all; zeros or other channels make a shortcut wider."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, SIZE, SIZE), "float32"))
+
+    def layer(value: relax.Expr, width: int, seed: int) -> relax.Expr:
+        return builder.emit(conv(value, width, 3, seed=seed))
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            stem = builder.emit(relax.op.nn.relu(layer(x, 16, 1)))
+            y = layer(stem, 16 if kind == "one channel" else 24, 2)
+            if kind == "one channel":
+                shortcut = layer(stem, 1, 3)
+            elif kind == "padded":
+                shortcut = builder.emit(relax.op.nn.pad(stem, [0, 0, 0, 8, 0, 0, 0, 0]))
+            else:
+                shortcut = builder.emit(relax.op.concat([stem, layer(stem, 8, 3)], 1))
+            y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, shortcut))))
+            y = builder.emit(relax.op.mean(builder.emit(relax.op.nn.relu(layer(y, 24, 4))), [2, 3]))
+            weight = np.random.default_rng(4).standard_normal((24, 5)).astype("float32")
+            out = builder.emit_output(relax.op.matmul(y, relax.const(weight)))
+        builder.emit_func_output(out)
+    smaller = ts.compress(builder.get(), prune=0.5, steps=0)
+    found = [op.shape[1] for op in Operators(smaller["main"]) if op.kind == "nn.conv2d"]
+    assert found == widths
+    assert answers(smaller).shape == (len(OTHERS), 5)
+
+
 def test_a_result_of_the_network_keeps_its_channels() -> None:
     smaller, _ = prune_channels(residual((16, 24), flat=False), 0.5)
     assert [op.shape[1] for op in Operators(smaller["main"]) if op.kind == "nn.conv2d"] == [

@@ -160,6 +160,7 @@ def test_what_no_stream_can_be_is_refused(images: ts.Model) -> None:
     stream(frame())
     with pytest.raises(InputError, match="shape"):
         stream(frame()[:, :, :40])
+    np.testing.assert_array_equal(stream(frame()), images(frame()), "the stream goes on")
     with pytest.raises(InputError, match="keyframes"):
         images.stream(keyframes=-1)
     with pytest.raises(InputError, match="bound"):
