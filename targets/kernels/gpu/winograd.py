@@ -6,6 +6,9 @@
 
 Three launches and planes in memory pay where layers have many pixels: multiply-adds are a quarter
 (tiles of 4) or four ninths (of 2). The sums are explained in `../winograd_sums.py`.
+
+Nothing is read as an image of OpenCL: a pixel of it is four channels, and a work-item transforms
+6x6 tiles of one channel, because four would not fit into registers.
 """
 
 from __future__ import annotations
