@@ -1,4 +1,4 @@
-"""Write exp, sigmoid, tanh and erf as arithmetic that vector units have.
+"""Write exp, sigmoid, log, tanh, erf, sinh, cosh, sin, cos as arithmetic that vector units have.
 
     y[i] = T.sigmoid(x[i])      ->      y[i] = 1 / (1 + <polynomial of -x[i]>)
 
@@ -8,8 +8,11 @@ per lane.  The expansions are accurate to a few units in the last place and keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -22,6 +25,13 @@ from tvm_stretch.targets.kernels.loops import f32
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits
 _EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
+# log(1 + x) = x - x^2 / 2 + x^3 * P(x) for 1 + x from sqrt(1/2) to sqrt(2)
+_LOG_TERMS = (
+    *(3.3333331174e-1, -2.4999993993e-1, 2.0000714765e-1, -1.6668057665e-1, 1.4249322787e-1),
+    *(-1.2420140846e-1, 1.1676998740e-1, -1.1514610310e-1, 7.0376836292e-2),
+)
+_BITS_OF_ROOT_HALF = 0x3F3504F3
+_LEAST_NORMAL, _LARGEST = float(np.finfo("float32").tiny), float(np.finfo("float32").max)
 # tanh(x) = x * P(x^2) / Q(x^2) for |x| < 7.9, beyond which it is 1 in float32
 _TANH_P = (
     4.89352455891786e-03,
@@ -51,6 +61,19 @@ _ERF_Q = (
     -1.45660718464996e-05,
 )
 
+# sinh(x) = x * P(x^2) for |x| < 1
+_SINH = (1.0, 1.66667160211e-1, 8.33028376239e-3, 2.03721912945e-4)
+# sin(x) = x * P(x^2) and cos(x) = P(x^2) for |x| < pi / 4
+_SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
+_COS = (1.0, -0.5, 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5)
+_TWO_OVER_PI = 0.6366197723675814
+_HALF_PI_HIGH, _HALF_PI_LOW = 1.5707963267341256, 6.077100506506192e-11  # the first has 33 bits
+_MOST_SINE = 6e7
+"""Numbers further from 0 are moved to it: beyond, neighbours in float32 are 4 and more apart, and
+the reduction to a quarter of a circle runs out of bits."""
+
+Expand: TypeAlias = "Callable[[Expr, str], Expr]"
+
 _ARGUMENT = "argument"
 _DEEPEST = 2
 """How deep nested functions are expanded; a third one is called for each lane. To analyse
@@ -59,33 +82,40 @@ let-bindings, TVM's code generator substitutes them: that takes minutes for thre
 
 @tvm.transform.module_pass(opt_level=0, name="ExpandMath")
 class ExpandMath:
-    """See the module docstring; only float32 is expanded."""
+    """See the module docstring; only float32 is expanded.
+
+    Args:
+        doubles: whether the processor has vectors of float64, which sines and cosines need.
+    """
+
+    def __init__(self, doubles: bool = False) -> None:
+        self.doubles = doubles
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewrite_kernels(mod, _expanded)
+        return rewrite_kernels(mod, self._expanded)
 
-
-def _expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    expansion = _Expansion()
-    rules = (Call, expansion.expand), (tirx.BufferStore, expansion.remember)
-    return func.with_body(rewrite(func.body, *rules))
+    def _expanded(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        expansion = _Expansion(_EXPANSIONS | (_OF_DOUBLES if self.doubles else {}))
+        rules = (Call, expansion.expand), (tirx.BufferStore, expansion.remember)
+        return func.with_body(rewrite(func.body, *rules))
 
 
 class _Expansion:
     """Expands the functions of one kernel, and counts how deep they are nested in each buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, expansions: Mapping[str, Expand]) -> None:
+        self._expansions = expansions
         self._depth_of: dict[object, int] = {}
 
     def expand(self, call: Call) -> Expr:
         """The expansion of a call; the call itself if it has none."""
         name = call.op.name if isinstance(call.op, Op) else ""
-        if name not in _EXPANSIONS or str(call.ty.dtype) != "float32":
+        if name not in self._expansions or str(call.ty.dtype) != "float32":
             return call
         depth = 1 + self._depth(call.args[0])
         if depth > _DEEPEST:
             return call
-        return _EXPANSIONS[name](call.args[0], f"{_ARGUMENT}{depth}")
+        return self._expansions[name](call.args[0], f"{_ARGUMENT}{depth}")
 
     def remember(self, store: tirx.BufferStore) -> tirx.BufferStore:
         """Record the depth of a stored value: readers of the buffer may be fused with it."""
@@ -146,6 +176,39 @@ def _exp(x: Expr, name: str) -> Expr:
     return _let(name, x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
 
 
+def _log(x: Expr, name: str) -> Expr:
+    """``n * ln 2 + log(m)`` with x = 2^n * m."""
+
+    def of_parts(m: Expr, n: Expr) -> Expr:
+        square = m * m
+        rest = m * square * _polynomial(m, _LOG_TERMS) + n * f32(_LN2_LOW) - f32(0.5) * square
+        return m + rest + n * f32(_LN2_HIGH)
+
+    def apart(bits: Expr, shift: Expr) -> Expr:
+        exponent = (bits - _BITS_OF_ROOT_HALF) >> 23
+        return _let(
+            "exponent",
+            exponent,
+            lambda e: _let(
+                "m",
+                tirx.reinterpret("float32", bits - (e << 23)) - f32(1.0),
+                lambda m: of_parts(m, e.astype("float32") - shift),
+            ),
+        )
+
+    def with_limits(x: Expr) -> Expr:
+        is_tiny = x < f32(_LEAST_NORMAL)
+        normal = tirx.Select(is_tiny, x * f32(1 << 23), x)
+        shift = tirx.Select(is_tiny, f32(23.0), f32(0.0))
+        bits = tirx.reinterpret("int32", normal)
+        number = _let("bits", bits, lambda bits: apart(bits, shift))
+        at_zero = tirx.Select(x == f32(0.0), f32(-math.inf), f32(math.nan))
+        positive = tirx.Select(x > f32(0.0), number, at_zero)
+        return tirx.Select(x > f32(_LARGEST), x, positive)
+
+    return _let(name, x, with_limits)
+
+
 def _power_of_two(exponent: Expr) -> Expr:
     return tirx.reinterpret("float32", (exponent + 127) << 23)
 
@@ -177,9 +240,79 @@ def _erf(x: Expr, name: str) -> Expr:
     return _odd_rational(x, name, 4.0, _ERF_P, _ERF_Q)
 
 
-_EXPANSIONS: dict[str, Callable[[Expr, str], Expr]] = {
+def _sinh(x: Expr, name: str) -> Expr:
+    def small(x: Expr) -> Expr:
+        return x * _polynomial(x * x, _SINH)
+
+    def either(x: Expr) -> Expr:
+        return tirx.Select(tirx.abs(x) < f32(1.0), small(x), _of_halves(x, -1.0))
+
+    return _let(name, x, either)
+
+
+def _cosh(x: Expr, name: str) -> Expr:
+    return _let(name, x, lambda x: _of_halves(x, 1.0))
+
+
+def _of_halves(x: Expr, sign: float) -> Expr:
+    """``(e^x + sign * e^-x) / 2`` from e^(x/2), which is finite where the result is."""
+
+    def combined(half: Expr) -> Expr:
+        return f32(0.5) * half * half + f32(0.5 * sign) / half / half
+
+    return _let("half", _exp(x * f32(0.5), "halved"), combined)
+
+
+def _quarters(x: Expr, name: str, shift: int) -> Expr:
+    """The sine of ``x`` plus ``shift`` quarters of a circle.
+
+    The rest of x in its quarter is computed in float64, so it is exact for all arguments.
+    """
+
+    def of_rest(rest: Expr, quarter: Expr) -> Expr:
+        square = rest * rest
+        is_cosine = tirx.any(quarter == f32(1.0), quarter == f32(3.0))
+        value = tirx.Select(is_cosine, _polynomial(square, _COS), rest * _polynomial(square, _SIN))
+        return tirx.Select(quarter >= f32(2.0), f32(0.0) - value, value)
+
+    def reduced(wide: Expr, turns: Expr) -> Expr:
+        rest = wide - turns * f64(_HALF_PI_HIGH) - turns * f64(_HALF_PI_LOW)
+        shifted = turns + f64(shift)
+        quarter = shifted - f64(4.0) * tirx.floor(shifted * f64(0.25))
+        return _let(
+            "rest",
+            rest.astype("float32"),
+            lambda rest: _let("quarter", quarter.astype("float32"), lambda q: of_rest(rest, q)),
+        )
+
+    def of_wide(wide: Expr) -> Expr:
+        turns = tirx.floor(wide * f64(_TWO_OVER_PI) + f64(0.5))
+        return _let("turns", turns, lambda turns: reduced(wide, turns))
+
+    def clamped(x: Expr) -> Expr:
+        finite = tirx.abs(x) <= f32(_LARGEST)  # an infinity has no sine
+        within = tirx.Select(finite, _clamp(x, -_MOST_SINE, _MOST_SINE), f32(math.nan))
+        return _let("wide", within.astype("float64"), of_wide)
+
+    return _let(name, x, clamped)
+
+
+def f64(value: float) -> Expr:
+    """A constant in float64."""
+    return tirx.const(value, "float64")
+
+
+_EXPANSIONS: dict[str, Expand] = {
     "tirx.exp": _exp,
+    "tirx.log": _log,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,
     "tirx.erf": _erf,
+    "tirx.sinh": _sinh,
+    "tirx.cosh": _cosh,
+}
+
+_OF_DOUBLES: dict[str, Expand] = {
+    "tirx.sin": lambda x, name: _quarters(x, name, 0),
+    "tirx.cos": lambda x, name: _quarters(x, name, 1),
 }

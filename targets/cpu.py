@@ -67,7 +67,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         rules=(),
         refuse=_refuse,
         machine=machine,
-        phases=kernel_phases(expand_math=True),
+        phases=kernel_phases(expand_math=True, doubles=True),
         schedule=ScheduleKernels(machine),
         speed=speed_of_cores(threads),
         runs_here=not _names_other_machine(target.attrs),

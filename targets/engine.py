@@ -161,7 +161,7 @@ class Provider:
             foresee=judge,
             build=build,
             model=onnx_of,
-            phases=kernel_phases(expand_math=True),
+            phases=kernel_phases(expand_math=True, doubles=True),
             schedule=ScheduleKernels(host.machine),
             speed=self.speed,
             runs_host_code=False,

@@ -12,12 +12,15 @@ from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
-def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.transform.Pass, ...]:
+def kernel_phases(
+    *, expand_math: bool, doubles: bool = False, epilogues: bool = True
+) -> tuple[tvm.transform.Pass, ...]:
     """From Relax with kernel templates to kernel-level Relax.
 
     Args:
         expand_math: whether exp, sigmoid and tanh become vector arithmetic, for processors without
             instructions for them.
+        doubles: whether sines and cosines do, which takes vectors of float64.
         epilogues: whether elementwise operators that follow a template are fused into it, and
             neighbouring operators into table lookups.
     """
@@ -31,5 +34,5 @@ def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.tra
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
         KeepNan(),  # maximum and minimum propagate NaN and infinities
-        *((ExpandMath(),) if expand_math else ()),
+        *((ExpandMath(doubles),) if expand_math else ()),
     )
