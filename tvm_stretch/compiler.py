@@ -105,7 +105,8 @@ def compile(
             video what changed. The CPU runs it alone, and no feature maps share memory.
         max_share: the largest share of the network's multiply-adds that a processor may compute, by
             name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
-            It is also the largest share of the time for which runs keep the processor busy.
+            It is also the largest share of the time for which runs keep the processor busy, and
+            only that beside a `plan`, which says itself who computes what.
         share_parts: the denominator of shares of layers and segments: 8 for whole eighths. By
             default shares are as fine as kernels allow.
         objective: ``"latency"``, ``"energy"``, or an `Objective` with budgets: what the plan is to
@@ -173,12 +174,14 @@ def compile(
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         if request.lengths is not None:
             given = site, limits, request.first_plan, request.spare, observer
-            return model_of_lengths(networks, *given, name, spans)
+            return request.paused(model_of_lengths(networks, *given, name, spans), limits)
         decision = choose(mod, site, limits, request.first_plan, observer)
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
-        return replace(decision, network=name).build(mod, request.spare, observer, request.streams)
+        decision = replace(decision, network=name)
+        model = decision.build(mod, request.spare, observer, request.streams)
+        return request.paused(model, limits)
 
 
 @named_arguments

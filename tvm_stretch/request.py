@@ -13,9 +13,10 @@ from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
+from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, read_plans
-from tvm_stretch.search.limits import Limits, read_limits, refuse_limits
+from tvm_stretch.search.limits import Limits, read_limits
 from tvm_stretch.search.objective import LATENCY, read_objective
 from tvm_stretch.search.site import DeviceLike, Site, Targets, site_of
 
@@ -65,8 +66,6 @@ class Request:
             raise InputError(
                 "expected no plan beside plans by name, got one; name it in plans, as the first"
             )
-        if self.first_plan is not None:
-            refuse_limits(self.max_share, self.share_parts, "where plans are given")
         if self.first_plan is not None and read_objective(self.objective) != LATENCY:
             raise InputError(
                 "expected no objective where a plan is given, got one; leave one of them out"
@@ -107,7 +106,21 @@ class Request:
 
     def limits(self, site: Site) -> Limits:
         """What the search may do on the site."""
-        read = read_limits(self.max_share, self.share_parts, site.processors, site.placeable)
+        given, is_planned = (self.max_share, self.share_parts), self.first_plan is not None
+        read = read_limits(*given, site.processors, site.placeable, is_planned)
         objective = read_objective(self.objective)
         read = read if objective == LATENCY else replace(read, objective=objective)
         return read if self.scheduler is None else replace(read, scheduler=self.scheduler)
+
+    def paused(self, model: Model, limits: Limits) -> Model:
+        """The model, if it can pause the processors that the caller limits beside a plan.
+
+        Raises:
+            InputError: its CPU is to pause, and has no other processor beside it.
+        """
+        if self.first_plan is not None and 0 in limits.caps and len(model.graph.processors) == 1:
+            raise InputError(
+                "expected a plan with another processor beside a CPU that max_share limits, got "
+                "one for the CPU alone; leave the CPU out of max_share"
+            )
+        return model

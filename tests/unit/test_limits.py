@@ -21,7 +21,6 @@ from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.search import search
 from tvm_stretch.search.limits import Limits, read_limits
 from tvm_stretch.search.realise import Candidate, multiply_adds
-from tvm_stretch.search.site import Site
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=4
@@ -130,8 +129,10 @@ def test_compile_keeps_to_it_and_says_so() -> None:
     device = fake_processor("npu", target=host.target, device="elsewhere")
     model = ts.compile(mod, [host, device], max_share={"npu": 0.5}, share_parts=4)
     assert model.plan.reason.endswith("at most 0.5 of the work on npu; shares in parts of 1/4")
-    with pytest.raises(ts.InputError, match="no max_share and no share_parts where plans are"):
+    with pytest.raises(ts.InputError, match="no share_parts where plans are given, got 4"):
         ts.compile(mod, [host, device], plan=model.plan, share_parts=4)
+    with pytest.raises(ts.InputError, match="names of processors for max_share, got 'fast'"):
+        ts.compile(mod, [host, device], plan=model.plan, max_share={"fast": 0.5})
 
 
 def test_a_processor_with_pauses_gets_less_work() -> None:
@@ -149,15 +150,18 @@ def test_a_processor_with_pauses_gets_less_work() -> None:
     assert known.with_pauses((1.0, 1.0)) is known
 
 
-def test_runs_leave_a_processor_idle_for_the_rest_of_the_time(tmp_path: Path) -> None:
+def test_runs_of_a_given_plan_leave_a_processor_idle_for_the_rest_of_the_time(
+    tmp_path: Path,
+) -> None:
     """A region takes 5 ms and its processor may be busy for a quarter of the time: 20 ms a run."""
     mod = emit(["conv", "conv"], size=14)
     host = costs(1.0).processors[0]
     device = fake_processor("npu", target=host.target, regions={"all": {"latency_us": 5000}})
-    site = Site([host, device], [host, device]).limited({1: 0.25})
     names = [operator.name for operator in Operators(mod["main"])]
     regions = (PlannedRegion("all", "npu", tuple(names)),)
-    model = ts.compile(mod, site.processors, plan=Plan(processors=("cpu", "npu"), regions=regions))
+    plan = Plan(processors=("cpu", "npu"), regions=regions)
+    model = ts.compile(mod, [host, device], plan=plan, max_share={"npu": 0.25})
+    assert model.plan.reason.endswith("at most 0.25 of the time on npu")
     assert [processor.max_share for processor in model.graph.processors] == [1.0, 0.25]
     model.export(tmp_path / "model.so")
     x = np.zeros(model.inputs[0].shape, "float32")
@@ -167,6 +171,24 @@ def test_runs_leave_a_processor_idle_for_the_rest_of_the_time(tmp_path: Path) ->
         for _ in range(3):
             own(x)
         assert time.perf_counter() - begin > 0.055
+
+
+def test_beside_a_plan_all_processors_may_be_limited_but_not_a_cpu_alone() -> None:
+    mod = emit(["conv", "conv"], size=14)
+    host = costs(1.0).processors[0]
+    device = fake_processor("npu", target=host.target)
+    names = tuple(operator.name for operator in Operators(mod["main"]))
+    both = PlannedRegion("a", "cpu", names[:2]), PlannedRegion("b", "npu", names[2:])
+    alone = (PlannedRegion("all", "cpu", names),)
+    shares = {"cpu": 0.75, "npu": 0.5}
+
+    def compiled(regions: tuple[PlannedRegion, ...]) -> ts.Model:
+        plan = Plan(processors=("cpu", "npu"), regions=regions)
+        return ts.compile(mod, [host, device], plan=plan, max_share=shares)
+
+    assert [processor.max_share for processor in compiled(both).graph.processors] == [0.75, 0.5]
+    with pytest.raises(ts.InputError, match="another processor beside a CPU that max_share limits"):
+        compiled(alone)
 
 
 def test_plans_to_change_to_keep_to_it() -> None:

@@ -4,7 +4,8 @@
     share_parts=8                 shares are whole eighths of a layer, or of a segment's rows
 
 The search applies the first limit piece by piece and checks whole plans again. Operators that no
-other processor supports do not count.
+other processor supports do not count. Beside a plan of the caller, nothing is searched: its first
+limit is then that of the time alone, which runs keep (`Site.limited`).
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def read_limits(
     parts: object,  # of how many parts shares are multiples
     processors: Sequence[Processor],  # all of the model's
     placeable: Sequence[Processor],  # those that operators may be placed on
+    is_planned: bool = False,  # whether the caller's plan says what each processor computes
 ) -> Limits:
     """What a user asks for."""
     given = max_share if isinstance(max_share, Mapping) else {}
@@ -94,28 +96,25 @@ def read_limits(
             f"expected a number of parts from 2 to {_MOST_PARTS} for share_parts, got {parts!r}; 8 "
             "makes shares of whole eighths"
         )
+    if parts is not None and is_planned:
+        raise InputError(
+            f"expected no share_parts where plans are given, got {parts}; change the numbers of "
+            "shares and splits in the plan itself"
+        )
     count = parts if isinstance(parts, int) else 0
     names = [processor.name for processor in processors]
     most = {_checked(name, names): float(share) for name, share in given.items()}
     caps = {names.index(n): share for n, share in most.items() if n in names and share < 1}
     limited = [processor.name for processor in placeable if names.index(processor.name) in caps]
-    if limited and len(limited) == len(placeable):
+    if limited and len(limited) == len(placeable) and not is_planned:
         raise InputError(
             "expected a processor that may compute all for max_share, got limits of "
             f"{', '.join(limited)}; leave one of them out of max_share, or add a target"
         )
-    said = [f"at most {share:.3g} of the work on {names[place]}" for place, share in caps.items()]
+    what = "time" if is_planned else "work"
+    said = [f"at most {share:.3g} of the {what} on {names[place]}" for place, share in caps.items()]
     said += [f"shares in parts of 1/{count}"] if count else []
     return Limits(caps, count, "; ".join(said))
-
-
-def refuse_limits(max_share: object, parts: object, why: str) -> None:
-    """Refuse limits where nothing is searched."""
-    if max_share is not None or parts is not None:
-        raise InputError(
-            f"expected no max_share and no share_parts {why}, got some; change the numbers of "
-            "shares and splits in the plan itself"
-        )
 
 
 def _is_share(value: object) -> bool:
