@@ -83,7 +83,7 @@ def main() -> None:
     kinds = list(dict.fromkeys(part.number.partition(" ")[0] for part in PARTS))
     parser.add_argument("paper", nargs="?", choices=[*PAPERS, "all"])
     parser.add_argument("kind", nargs="?", choices=kinds)
-    parser.add_argument("number", nargs="?", help="of the table or figure")
+    parser.add_argument("number", nargs="?", help="of the table or figure; without it all")
     parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="of the page")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     arguments = parser.parse_args()

@@ -305,8 +305,8 @@ PARTS: Sequence[Part] = (
 
 
 def parts(paper: str = "", kind: str = "", number: str = "") -> Iterator[Part]:
-    """The parts of a paper, or one of them, or all."""
-    wanted = f"{kind} {number}".strip()
+    """The parts of a paper, its tables or figures alone, or one of them, or all."""
     for part in PARTS:
-        if paper in ("", part.paper) and wanted in ("", part.number):
+        own = (part.paper, *part.number.partition(" ")[::2])
+        if all(word in ("", known) for word, known in zip((paper, kind, number), own, strict=True)):
             yield part

@@ -58,11 +58,19 @@ def test_a_part_keeps_its_output_and_a_failure_keeps_none(
     assert "no_such_module" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "found"), [("hope ablations", True), ("hope table", False)])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("hope ablations", ["hope.ablations"]),
+        ("pitfalls table", ["pitfalls.table2", "pitfalls.table3", "pitfalls.table4"]),
+        ("hope table", []),
+    ],
+)
 def test_a_kind_without_a_number(
-    words: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = []
+    """It runs all parts of the kind, if there are any."""
+    ran: list[str] = []
     monkeypatch.setattr("benchmarks.papers.__main__.run", lambda part, _: not ran.append(part.key))
     monkeypatch.setattr("sys.argv", ["papers", *words.split(), "--folder", str(tmp_path)])
     if not found:
@@ -70,4 +78,4 @@ def test_a_kind_without_a_number(
             main()
     else:
         main()
-    assert ran == (["hope.ablations"] if found else [])
+    assert ran == found
