@@ -11,6 +11,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.rewriting import rewrite
+
 from .fixed_point import narrowing_of
 from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
@@ -111,7 +113,27 @@ def _with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
 
 def _on_core(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     scheduled = schedule_generic(func, machine)
-    return scheduled.with_body(take_nan(scheduled.body))
+    return scheduled.with_body(take_nan(_with_outer_threads(scheduled.body, machine.threads)))
+
+
+def _with_outer_threads(body: tirx.Stmt, threads: int) -> tirx.Stmt:
+    """TVM's own loop nests wake all threads in inner loops, and where a kernel has one thread."""
+
+    def serial(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    def outer(loop: tirx.For) -> tirx.For:
+        inside = rewrite(loop.body, (tirx.For, serial))
+        found = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside)
+        return serial(found) if threads == 1 else found
+
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
+    if not any(loop.kind == tirx.ForKind.PARALLEL for loop in loops):
+        return body
+    return rewrite(body, (tirx.For, outer))
 
 
 def _on_dsp(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:

@@ -247,6 +247,18 @@ def test_threads_only_where_the_work_is_worth_it():
     assert "T.parallel" not in schedule_generic(large, MACHINE).script()
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_loops_of_tvm_wake_no_threads_inside_others(threads):
+    shapes, dtypes = [(128, 64), (16, 1), (16, 64)], [None, "int64", None]
+    (func,) = prim_funcs(lambda *given: op.scatter_nd(*given, "update"), shapes, dtypes)
+    assert "T.parallel" in func.script()
+    scheduled = schedule_kernel(func, replace(MACHINE, threads=threads))
+    assert "T.parallel" not in scheduled.script()
+    arrays = random_arguments(func)
+    for expected, got in zip(run(func, arrays), run(scheduled, arrays), strict=True):
+        np.testing.assert_array_equal(expected, got)
+
+
 def test_a_transposition_that_thrashes_the_cache_is_walked_in_squares():
     loops = scheduled_text("transpose")
     assert "T.grid(T.int64(9), T.int64(10), T.int64(16), T.int64(16))" in loops
