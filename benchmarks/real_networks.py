@@ -132,9 +132,17 @@ def _values(rng: np.random.Generator, kind: str, shape: Shape) -> np.ndarray:
 
 
 def _exported(
-    package: str, make: Callable[[int], torch.nn.Module], published: int, small: int
+    package: str,
+    make: Callable[[int], torch.nn.Module],
+    published: int,
+    small: int,
+    frames: Shape = (),
 ) -> Network:
-    """An architecture with random weights, through torch.export and then torch.onnx."""
+    """An architecture with random weights, through torch.export and then torch.onnx.
+
+    Args:
+        frames: the number of frames of a video; nothing for images.
+    """
 
     def build(quick: bool) -> Sample:
         import torch
@@ -143,7 +151,7 @@ def _exported(
         torch.manual_seed(0)
         size = small if quick else published
         net = make(size)
-        x = torch.randn(2, 3, size, size)
+        x = torch.randn(2, 3, *frames, size, size)
         _settle(net, x)
         program = torch.export.export(net.eval(), (x[:1],))
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
@@ -202,7 +210,7 @@ def _silero(file: str, shapes: Mapping[str, Shape], refused: str = "") -> tuple[
     return file, _shipped("silero_vad", f"data/{file}.onnx", shapes, refused=refused)
 
 
-def _torchvision(name: str, published: int, small: int) -> tuple[str, Network]:
+def _torchvision(name: str, published: int, small: int, frames: Shape = ()) -> tuple[str, Network]:
     def make(size: int) -> torch.nn.Module:
         from torchvision import models
 
@@ -215,7 +223,7 @@ def _torchvision(name: str, published: int, small: int) -> tuple[str, Network]:
             return _chosen(net, lambda result: result["out"])
         return models.get_model(name, weights=None)
 
-    return name, _exported("torchvision", make, published, small)
+    return name, _exported("torchvision", make, published, small, frames)
 
 
 def _timm(
@@ -279,6 +287,7 @@ NETWORKS: dict[str, Network] = dict(
         _torchvision("densenet121", 224, 64),
         _torchvision("googlenet", 224, 64),
         _torchvision("shufflenet_v2_x1_0", 224, 64),
+        _torchvision("r3d_18", 112, 32, frames=(8,)),
         _timm("mobilenetv4_conv_small"),
         _timm("ghostnet_100"),
         _timm("repvgg_a0"),
