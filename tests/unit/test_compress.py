@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import tvm
@@ -213,10 +214,39 @@ def test_both_together_compile_and_run() -> None:
     np.testing.assert_allclose(model(OTHERS[:1]), answers(small)[:1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_one_call_gives_a_pruned_network_of_low_rank_in_8_bits(activations: str) -> None:
+    """Every layer multiplies integers, and the answers are near to those before quantising."""
+    mod = residual((32, 32))
+    how: dict[str, Any] = {"prune": 0.25, "low_rank": 0.6, "data": IMAGES, "steps": 0}
+    floats, small = ts.compress(mod, **how), ts.compress(mod, **how, quantize=activations)
+    made = {name: node for node in small.graph.node for name in node.output}
+    layers = [node for node in small.graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
+    values = {value.name: value for value in small.graph.initializer}
+    wanted_layers = [op for op in Operators(floats["main"]) if op.multiply_adds]
+    assert len(layers) == len(wanted_layers) > 4, "a factor is a layer of its own"
+    for layer in layers:
+        assert {made[name].op_type for name in layer.input} == {"DequantizeLinear"}
+        assert values[made[layer.input[1]].input[0]].data_type == onnx.TensorProto.INT8
+    zeros = [values[n.input[2]] for n in small.graph.node if n.op_type == "QuantizeLinear"]
+    assert {zero.data_type for zero in zeros} == {
+        getattr(onnx.TensorProto, activations.upper()),
+    }
+    model = ts.compile(small, targets=["llvm"], cpu_threads=1)
+    found = np.concatenate([model(image[None]) for image in OTHERS])
+    wanted = answers(floats)
+    assert np.abs(found - wanted).mean() < 0.03 * wanted.std()
+    assert "integer operators" in model.plan.reason and "in float" not in model.plan.reason
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "expected prune or low_rank"),
+        ({"quantize": "uint8", "data": IMAGES}, "got quantize alone; .* ts.quantize only"),
+        ({"prune": 0.3, "quantize": "uint8"}, "with data for the ranges .* 'uint8' without data"),
+        ({"prune": 0.3, "quantize": True, "data": IMAGES}, "'uint8' or 'int8' for quantize"),
         ({"prune": 1.0}, "above 0 and up to 0.95 for prune"),
         ({"low_rank": 0}, "up to 0.95 for low_rank"),
         ({"prune": "much"}, "for prune"),

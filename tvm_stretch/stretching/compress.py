@@ -7,22 +7,27 @@
 
 Each step is a pass, and its result is fitted to the network before it: layer by layer by least
 squares (`training.imitate`), then by gradient descent on all layers (`training.refine`). Neither
-needs labels.
+needs labels. `quantize` comes last, because the ranges of activations are those of the fitted
+network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+import onnx
 import torch
 import tvm
 
+from tvm_stretch.build.onnx_file import onnx_file
+from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import is_finite
 from tvm_stretch.frontend import load_trainable
+from tvm_stretch.frontend.quantise import quantize as in_integers
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.low_rank import low_rank as decompose
 from tvm_stretch.passes.prune_channels import prune_channels
@@ -41,7 +46,38 @@ fewer pixels than weights are fitted too closely."""
 _HELD = 5
 """One of this number of images is held out of the fit."""
 
+_CALIBRATED = 128
+"""The most images for the ranges of activations, which ONNX Runtime keeps in memory."""
+
 _Step = Callable[[tvm.IRModule, float], tuple[tvm.IRModule, dict[str, Source]]]
+
+
+@overload
+def compress(
+    source: object,
+    *,
+    prune: float | None = None,
+    low_rank: float | None = None,
+    quantize: None = None,
+    data: Any = None,
+    steps: int = 400,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> tvm.IRModule: ...
+
+
+@overload
+def compress(
+    source: object,
+    *,
+    prune: float | None = None,
+    low_rank: float | None = None,
+    quantize: str,
+    data: Any = None,
+    steps: int = 400,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> onnx.ModelProto: ...
 
 
 @named_arguments
@@ -50,11 +86,12 @@ def compress(
     *,
     prune: float | None = None,
     low_rank: float | None = None,
+    quantize: str | None = None,
     data: Any = None,
     steps: int = 400,
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
-) -> tvm.IRModule:
+) -> tvm.IRModule | onnx.ModelProto:
     """A smaller network that computes nearly the same.
 
     Args:
@@ -63,6 +100,8 @@ def compress(
             ones go; with `data` inside blocks those that contribute the least to the next layer.
         low_rank: the share of its multiply-adds that each convolution keeps as a product of two or
             three convolutions.
+        quantize: ``"uint8"`` or ``"int8"`` for weights of 8 bits and activations of this type, as
+            ``ts.quantize`` makes them of the smaller network, from up to 128 of `data`.
         data: typical inputs, an array of some hundreds or thousands; without them weights are cut
             and factorised, but not fitted.
         steps: of gradient descent for each step of compression; 0 for the fit layer by layer alone.
@@ -70,17 +109,46 @@ def compress(
         progress: as for ``ts.compile``.
 
     Returns:
-        A Relax module, for ``ts.compile``.
+        A network for ``ts.compile``: a Relax module, with `quantize` an ``onnx.ModelProto``.
 
     Raises:
         InputError: a share is none, or `data` are no images of the network.
-        UnsupportedError: no channel can go, or no convolution has factors that are cheaper.
+        InstallError: ONNX Runtime, whose quantiser `quantize` uses, is not installed.
+        UnsupportedError: no channel can go, no convolution has factors that are cheaper, or ONNX
+            has no form of an operator to quantise.
 
     Examples:
         >>> small = ts.compress("resnet18.onnx", prune=0.3)
         >>> ts.compile(small)(np.zeros((1, 3, 224, 224), "float32")).shape
         (1, 1000)
     """
+    passes = _passes(prune, low_rank, quantize)
+    if type(steps) is not int or steps < 0:
+        raise InputError(f"expected steps of 0 or more, got {steps!r}; 400 suit small images")
+    if quantize is not None and (quantize not in ("uint8", "int8") or data is None):
+        raise InputError(
+            "expected 'uint8' or 'int8' for quantize, with data for the ranges of activations, got "
+            f"{quantize!r} {'without' if data is None else 'with'} data; give typical inputs"
+        )
+    with reporting(progress), compiling():
+        mod = load_trainable(source, shapes)
+        images = None if data is None else _images(mod, data)
+        for name, share, step in passes:
+            say(f"{name} {share:g}")
+            smaller, sources = step(mod, share)
+            mod = smaller if images is None else _fitted(smaller, sources, mod, images, steps)
+        if quantize is None or images is None:
+            return mod
+        say(f"quantize {quantize}")
+        calibrating = images[:: -(-len(images) // _CALIBRATED)]
+        floats = onnx_file(read_network(mod, None)[0], None)
+        return in_integers(floats, calibrating, activations=quantize)
+
+
+def _passes(
+    prune: float | None, low_rank: float | None, quantize: str | None
+) -> list[tuple[str, float, _Step]]:
+    """The steps in float32, with their shares."""
     wanted: list[tuple[str, float | None, _Step]] = [
         ("prune", prune, prune_channels),
         ("low_rank", low_rank, decompose),
@@ -96,17 +164,12 @@ def compress(
             )
         passes.append((name, share, step))
     if not passes:
-        raise InputError("expected prune or low_rank for compress, got neither; prune=0.3 begins")
-    if type(steps) is not int or steps < 0:
-        raise InputError(f"expected steps of 0 or more, got {steps!r}; 400 suit small images")
-    with reporting(progress), compiling():
-        mod = load_trainable(source, shapes)
-        images = None if data is None else _images(mod, data)
-        for name, share, step in passes:
-            say(f"{name} {share:g}")
-            smaller, sources = step(mod, share)
-            mod = smaller if images is None else _fitted(smaller, sources, mod, images, steps)
-        return mod
+        found = "neither" if quantize is None else "quantize alone"
+        raise InputError(
+            f"expected prune or low_rank for compress, got {found}; prune=0.3 begins, and "
+            "ts.quantize only quantises"
+        )
+    return passes
 
 
 def _fitted(
