@@ -15,7 +15,7 @@ they compute; ``BlockChannels`` replaces them by templates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -41,13 +41,14 @@ from tvm_stretch.targets.kernels.winograd_sums import (
 )
 
 
-def share_winograd(mod: tvm.IRModule, machines: Sequence[VectorMachine]) -> tvm.IRModule:
+def share_winograd(mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> tvm.IRModule:
     """Rewrite ``main``; see the module docstring.
 
     Args:
         mod: a canonical module, after its layers were split.
-        machines: of the processors that may run the convolutions. Only convolutions for which all
-            of them choose Winograd are rewritten.
+        machines: of the processors that own parts, by the part's name. Only parts for which all
+            owners choose Winograd are rewritten, so that the result depends on the plan alone and
+            not on processors that the plan does not use.
     """
     rewriter = _Rewriter(mod, machines)
     if not rewriter.stages:
@@ -59,7 +60,7 @@ def share_winograd(mod: tvm.IRModule, machines: Sequence[VectorMachine]) -> tvm.
 class ShareWinograd:
     """`share_winograd` as a pass."""
 
-    def __init__(self, machines: Sequence[VectorMachine]) -> None:
+    def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
         self.machines = machines
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -67,7 +68,7 @@ class ShareWinograd:
 
 
 class _Rewriter:
-    def __init__(self, mod: tvm.IRModule, machines: Sequence[VectorMachine]) -> None:
+    def __init__(self, mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> None:
         self.main = mod["main"]
         self.bindings = [b for block in self.main.body.blocks for b in block.bindings]
         self.concats = {
@@ -164,12 +165,12 @@ class _Rewriter:
 
 
 def _shared_stages(
-    bindings: Sequence[relax.Binding], machines: Sequence[VectorMachine]
+    bindings: Sequence[relax.Binding], machines: Mapping[str, VectorMachine]
 ) -> Iterator[tuple[relax.Var, WinogradStage]]:
     """Groups of at least two convolutions that read the same tensor in the same tiles."""
     groups: dict[tuple[Any, ...], list[tuple[relax.Var, ConvShape]]] = {}
     for binding in bindings:
-        if not _is_plain_conv(binding.value):
+        if binding.var.name not in machines or not _is_plain_conv(binding.value):
             continue
         shape = conv_shape(binding.value)
         if shape is None or shape.groups > 1 or shape.kernel != (3, 3):
@@ -179,7 +180,8 @@ def _shared_stages(
     for group in groups.values():
         if len(group) < 2:
             continue
-        chosen = [choose(shape, m) for _, shape in group for m in machines]
+        owners = {machines[var.name] for var, _ in group}
+        chosen = [choose(shape, machine) for _, shape in group for machine in owners]
         # a GPU's kernels have their own stages
         tiles = {config.tile if type(config) is WinogradConfig else 0 for config in chosen}
         if 0 not in tiles:

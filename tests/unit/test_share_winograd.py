@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from tests.relax_helpers import answers, binding_names, random_inputs
+from tvm_stretch.build.branching import branch
 from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
+from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
@@ -48,9 +52,31 @@ def same_answers(before: tvm.IRModule, after: tvm.IRModule) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+def owned(mod: tvm.IRModule, machine: VectorMachine = AVX2) -> dict[str, VectorMachine]:
+    """All operators as parts of processors of one kind."""
+    return dict.fromkeys(binding_names(mod), machine)
+
+
+def test_processors_without_a_part_are_not_asked() -> None:
+    """A plan of two processors gives the same operators beside a third one, whose kernels differ.
+
+    A convolution of which a GPU has a part stays, and so does a convolution that is no part.
+    """
+    host = cpu_processor(tvm.target.Target("llvm"), 1)
+    processors = [replace(host, name=str(i), machine=m) for i, m in enumerate((AVX2, AVX2, GPU))]
+    mod = two_layers()
+    two = branch(mod, {"c": (16, 16)}, (), processors[:2])
+    three = branch(mod, {"c": (16, 16, 0)}, (), processors)
+    assert "r.tiles" in binding_names(two.mod)
+    tvm.ir.assert_structural_equal(two.mod, three.mod)
+    assert "r.tiles" not in binding_names(branch(mod, {"c": (16, 0, 16)}, (), processors).mod)
+    split = split_outputs(mod, {"c": (16, 16)})
+    tvm.ir.assert_structural_equal(share_winograd(split, {"c.p0": AVX2}), split)
+
+
 def test_each_processor_transforms_what_it_wrote() -> None:
     split = split_outputs(two_layers(), {"a": (40, 24), "c": (16, 16)})
-    shared = share_winograd(split, [AVX2, AVX2])
+    shared = share_winograd(split, owned(split))
     assert binding_names(shared) == [
         *("x.tiles", "a.p0", "a.p1", "r.p0", "r.p1"),
         *("r.tiles.p0", "r.tiles.p1", "r.tiles", "c.p0", "c.p1", "c", "c.out"),
@@ -61,7 +87,7 @@ def test_each_processor_transforms_what_it_wrote() -> None:
 @pytest.mark.full
 def test_blocked_stages_answer_the_same() -> None:
     split = split_outputs(two_layers(), {"a": (40, 24), "c": (16, 16)})
-    shared = share_winograd(split, [AVX2])
+    shared = share_winograd(split, owned(split))
     blocked = BlockChannels({"cpu": AVX2})(shared)
     kernels = {var.name_hint for var, func in blocked.functions.items() if stage_of_any(func)}
     called = {
@@ -88,7 +114,7 @@ def stage_of_any(func: object) -> bool:
     ],
 )
 def test_stays_where_nothing_is_won(mod: tvm.IRModule, machine: VectorMachine) -> None:
-    tvm.ir.assert_structural_equal(share_winograd(mod, [machine]), mod)
+    tvm.ir.assert_structural_equal(share_winograd(mod, owned(mod, machine)), mod)
 
 
 def test_a_tensor_with_other_readers_stays() -> None:
@@ -103,7 +129,7 @@ def test_a_tensor_with_other_readers_stays() -> None:
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple([main.body.body, extra]))
     body = relax.BlockBuilder().normalize(body)
     split["main"] = relax.Function(main.params, body)
-    assert "r" in binding_names(ShareWinograd([AVX2])(split))
+    assert "r" in binding_names(ShareWinograd(owned(split))(split))
 
 
 @settings(max_examples=4)
@@ -127,6 +153,6 @@ def test_any_split_answers_the_same(
             out = builder.emit_output(relax.op.nn.conv2d(r, weight, padding=list(padding)), "c")
         builder.emit_func_output(out)
     split = split_outputs(builder.get(), {"c": (cut, 64 - cut)})
-    shared = share_winograd(split, [AVX2])
+    shared = share_winograd(split, owned(split))
     same_answers(split, shared)
     same_answers(split, BlockChannels({"cpu": AVX2})(shared))

@@ -65,12 +65,15 @@ def branch(
                 f"expected shares of operators outside of the plan's splits, got {sorted(inside)}; "
                 "remove the shares or the splits"
             )
-        mod = share_winograd(split_outputs(mod, shares), [p.machine for p in processors])
+        mod = split_outputs(mod, shares)
     except InputError as error:
         raise PlanError(str(error)) from error
-    parts = table_of(mod["main"], PARTS)
+    inner: dict[str, Provenance] = {}
     for segment, (_, places) in zip(segments, reduced, strict=True):
-        parts.update(_parts_of(segment, places))
+        inner.update(_parts_of(segment, places))
+    owners = Branching(mod, table_of(mod["main"], PARTS) | inner).owners
+    mod = share_winograd(mod, {name: processors[owner].machine for name, owner in owners.items()})
+    parts = table_of(mod["main"], PARTS) | inner
     parts = {name: replace(part, operators=_origin(part, parts)) for name, part in parts.items()}
     mod = mod.clone()
     mod["main"] = with_table(mod["main"], PARTS, parts)
