@@ -34,6 +34,8 @@ from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _CHEAP_CALLS = {"prim.if_then_else", "prim.likely"}
+_ROUND = "tirx.nearbyint"
+"""TVM calls it for each lane of a vector; LLVM makes vectors of a plain loop with it."""
 
 
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
@@ -178,6 +180,8 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
         sizes[-2] //= block
         sch.reorder(*loops, part)
         sch.unroll(part)
+    elif _ROUND in _calls(statement.body):
+        pass
     elif fits_vectors(axes[-1], lanes) and axes[-1].strides[0] == 1 and not jumps(axes[-1]):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)

@@ -214,6 +214,11 @@ def test_contiguous_loops_become_one_vectorized_loop():
     assert scheduled_text("relu").count("T.vectorized(T.int64(8))") == 1
 
 
+def test_rounding_is_left_to_llvm():
+    (func,) = prim_funcs(op.round, [(1, 64, 56, 56)])
+    assert "T.vectorized" not in schedule_generic(func, MACHINE).script()
+
+
 def test_merged_loops_that_tvm_cannot_see_through_are_left_to_llvm():
     text = scheduled_text("odd_rows")  # 8 divides 40, so TVM simplifies // 40 but not % 5
     assert "T.vectorized" not in text and text.count("for ") == 1
