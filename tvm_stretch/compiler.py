@@ -16,6 +16,7 @@ from pathlib import Path
 import tvm
 
 from tvm_stretch.analysis.integer_summary import has_integers
+from tvm_stretch.build.branching import branch
 from tvm_stretch.build.onnx_file import onnx_file
 from tvm_stretch.build.pipeline import Observer, complete_plan
 from tvm_stretch.build.precision import read_precision
@@ -301,8 +302,9 @@ def to_onnx(
             return None
         mod, _, site = _to_predict(source, targets, device, shapes)
         chosen = predict(mod, site).plan if plan is None else Plan.read(plan)
-        chosen, branched = complete_plan(mod, chosen, site.processors, site.placeable)
-        replace_whole(Path(path), onnx_file(branched.mod, chosen))
+        chosen, _ = complete_plan(mod, chosen, site.processors, site.placeable)
+        plain = branch(mod, chosen.shares, chosen.splits, site.processors, stages=False)
+        replace_whole(Path(path), onnx_file(plain.mod, chosen))
         return chosen
 
 

@@ -47,8 +47,14 @@ def branch(
     shares: Mapping[str, Sequence[int]],  # as in a plan, one number for each of ``processors``
     splits: Sequence[Split],  # as in a plan, one ratio for each of ``processors``
     processors: Sequence[Processor],  # all processors of the model, the CPU first
+    *,
+    stages: bool = True,
 ) -> Branching:
     """Apply the passes for shares and splits.
+
+    Args:
+        stages: whether parts of Winograd convolutions share the transform of their input, by
+            kernels of ours; without it all operators are Relax's.
 
     Raises:
         PlanError: an operator or a segment is unknown, or the numbers do not fit it.
@@ -71,8 +77,10 @@ def branch(
     inner: dict[str, Provenance] = {}
     for segment, (_, places) in zip(segments, reduced, strict=True):
         inner.update(_parts_of(segment, places))
-    owners = Branching(mod, table_of(mod["main"], PARTS) | inner).owners
-    mod = share_winograd(mod, {name: processors[owner].machine for name, owner in owners.items()})
+    if stages:
+        owners = Branching(mod, table_of(mod["main"], PARTS) | inner).owners
+        machines = {name: processors[owner].machine for name, owner in owners.items()}
+        mod = share_winograd(mod, machines)
     parts = table_of(mod["main"], PARTS) | inner
     parts = {name: replace(part, operators=_origin(part, parts)) for name, part in parts.items()}
     mod = mod.clone()

@@ -47,8 +47,10 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
             _name_result(graph, var, nodes)
         for node in nodes:
             _note(node, "operator", var.name)
-            if var.name in placed:
-                _note(node, "processor", placed[var.name])
+            # a concatenation that a plan leaves out, since its parts share Winograd's transform
+            processor = placed.get(var.name, placed.get(f"{var.name}.tiles"))
+            if processor is not None:
+                _note(node, "processor", processor)
     points = [point.tensor for point in detect_meeting_points(operators).points]
     called = {var.name: value for var, value in graph.names.items()}
     called |= {var.name: name for var, name in zip(results_of(main), outputs, strict=True)}

@@ -101,7 +101,10 @@ class Graph:
         self.names[var] = name
 
     def copy(self, var: relax.Var, source: relax.Var) -> None:
-        """The same integers with another scale and zero point, by a product and a sum."""
+        """The same tensor; integers of another scale or zero point by a product and a sum."""
+        if var not in self.scales:
+            self.names[var] = self.names[source]
+            return
         (scale, zero), (of_source, zero_of_source) = self.scales[var], self.scales[source]
         dtype, real = str(var.ty.dtype), self.real(source)
         self.names[var] = self.names[source]
