@@ -20,10 +20,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.analysis.integer_summary import calls_of
-from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.call_rewriter import SourceRewriter
 from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import POINTWISE, kind_of
-from tvm_stretch.ir.source_names import same_source
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
 _LAYERS = {f"nn.{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)}
@@ -74,26 +73,13 @@ def _changed(call: relax.Call, args: list[relax.Expr], **changes: Any) -> relax.
 
 
 @relax.expr_functor.mutator
-class _Mover(CallRewriter):
+class _Mover(SourceRewriter):
     """A rule returns None if the operator stays as it is."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self.source = ""
-        """The hint for bindings that replace the visited one."""
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Record from which operator of the frontend the binding comes."""
-        self.source = same_source(binding.var)
-        super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """Compute the call with channels first if there is a rule for it."""
         rule = _RULES.get(kind_of(call))
         return None if rule is None else rule(self, call)
-
-    def emit(self, value: relax.Expr) -> relax.Var:
-        return self.builder_.emit(value, name_hint=self.source)
 
     def moved(self, x: relax.Expr) -> relax.Expr | None:
         """The tensor with channels first of which ``x`` is the transpose."""

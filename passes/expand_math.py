@@ -266,7 +266,7 @@ def _of_halves(x: Expr, sign: float) -> Expr:
 def _quarters(x: Expr, name: str, shift: int) -> Expr:
     """The sine of ``x`` plus ``shift`` quarters of a circle.
 
-    The rest of x in its quarter is computed in float64, so it is exact for all arguments.
+    The rest of x in its quarter is computed in float64, so large arguments lose no bits.
     """
 
     def of_rest(rest: Expr, quarter: Expr) -> Expr:
@@ -276,9 +276,9 @@ def _quarters(x: Expr, name: str, shift: int) -> Expr:
         return tirx.Select(quarter >= f32(2.0), f32(0.0) - value, value)
 
     def reduced(wide: Expr, turns: Expr) -> Expr:
-        rest = wide - turns * f64(_HALF_PI_HIGH) - turns * f64(_HALF_PI_LOW)
-        shifted = turns + f64(shift)
-        quarter = shifted - f64(4.0) * tirx.floor(shifted * f64(0.25))
+        rest = wide - turns * _f64(_HALF_PI_HIGH) - turns * _f64(_HALF_PI_LOW)
+        shifted = turns + _f64(shift)
+        quarter = shifted - _f64(4.0) * tirx.floor(shifted * _f64(0.25))
         return _let(
             "rest",
             rest.astype("float32"),
@@ -286,7 +286,7 @@ def _quarters(x: Expr, name: str, shift: int) -> Expr:
         )
 
     def of_wide(wide: Expr) -> Expr:
-        turns = tirx.floor(wide * f64(_TWO_OVER_PI) + f64(0.5))
+        turns = tirx.floor(wide * _f64(_TWO_OVER_PI) + _f64(0.5))
         return _let("turns", turns, lambda turns: reduced(wide, turns))
 
     def clamped(x: Expr) -> Expr:
@@ -297,7 +297,7 @@ def _quarters(x: Expr, name: str, shift: int) -> Expr:
     return _let(name, x, clamped)
 
 
-def f64(value: float) -> Expr:
+def _f64(value: float) -> Expr:
     """A constant in float64."""
     return tirx.const(value, "float64")
 

@@ -20,10 +20,9 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.analysis.integer_summary import calls_of
-from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.call_rewriter import SourceRewriter
 from tvm_stretch.ir.expressions import constant, is_float, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import POINTWISE, kind_of
-from tvm_stretch.ir.source_names import same_source
 
 _VIDEO = [0, 2, 1, 3, 4]
 """Exchanges channels and time."""
@@ -61,18 +60,8 @@ class _Time:
 
 
 @relax.expr_functor.mutator
-class _Writer(CallRewriter):
+class _Writer(SourceRewriter):
     """A rule returns None if the operator stays as it is."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self.source = ""
-        """The hint for bindings that replace the visited one."""
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Record from which operator of the frontend the binding comes."""
-        self.source = same_source(binding.var)
-        super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """Compute the call on frames if there is a rule for it."""
@@ -80,9 +69,6 @@ class _Writer(CallRewriter):
         if rule is None or not isinstance(call.ty, relax.TensorType) or not is_float(call):
             return None
         return rule(self, call)
-
-    def emit(self, value: relax.Expr) -> relax.Var:
-        return self.builder_.emit(value, name_hint=self.source)
 
     def found(self, x: relax.Expr) -> relax.Expr | None:
         """The frames from which ``x`` was made."""

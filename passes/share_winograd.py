@@ -56,6 +56,11 @@ def share_winograd(mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> 
     return rewriter.rewritten()
 
 
+def tiles_of(name: str) -> str:
+    """The operator that transforms the value of this name, or joins its transformed parts."""
+    return f"{name}.tiles"
+
+
 @tvm.transform.module_pass(opt_level=0, name="ShareWinograd")
 class ShareWinograd:
     """`share_winograd` as a pass."""
@@ -115,7 +120,7 @@ class _Rewriter:
         if known is not None:
             return known
         count = sum(of == data for of, _ in self.tiles)
-        name = f"{data.name}.tiles{count or ''}"
+        name = f"{tiles_of(data.name)}{count or ''}"
         parts = self.concats.get(data)
         if parts is None:
             found = self._transform(name, data, stage, Provenance((data.name,)))

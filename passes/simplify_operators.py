@@ -26,7 +26,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.call_rewriter import SourceRewriter
 from tvm_stretch.ir.expressions import (
     constant,
     is_float,
@@ -34,7 +34,6 @@ from tvm_stretch.ir.expressions import (
     shape_of,
 )
 from tvm_stretch.ir.operators import POINTWISE, kind_of
-from tvm_stretch.ir.source_names import same_source
 from tvm_stretch.ir.views import RESHAPES
 
 _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
@@ -66,7 +65,7 @@ def _exact(function: relax.Function) -> set[relax.Var]:
 
 
 @relax.expr_functor.mutator
-class _Simplifier(CallRewriter):
+class _Simplifier(SourceRewriter):
     """A rule returns None if it does not apply."""
 
     def __init__(self, mod: tvm.IRModule, exact: set[relax.Var]) -> None:
@@ -74,13 +73,10 @@ class _Simplifier(CallRewriter):
         self.must_be_exact = exact
         self.exact = False
         """Whether the visited binding must keep its last bit."""
-        self.source = ""
-        """The hint for bindings that replace the visited one."""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Record whether the binding must be exact, and where it comes from."""
+        """Record whether the binding must be exact."""
         self.exact = binding.var in self.must_be_exact
-        self.source = same_source(binding.var)
         super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
@@ -196,7 +192,7 @@ def small_power(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     if s.exact or shape_of(call) != shape_of(call.args[0]):
         return None
     x = call.args[0]
-    square = s.builder_.emit(relax.op.multiply(x, x), name_hint=s.source)
+    square = s.emit(relax.op.multiply(x, x))
     return relax.op.multiply(square, x if value.item() == 3 else square)
 
 

@@ -25,7 +25,7 @@ from tvm import relax
 from tvm_stretch.analysis.quantised_layers import fits
 from tvm_stretch.analysis.quantised_values import EIGHT_BITS
 from tvm_stretch.analysis.transposed import transposed_images
-from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.call_rewriter import SourceRewriter
 from tvm_stretch.ir.expressions import (
     constant,
     count_uses,
@@ -35,7 +35,6 @@ from tvm_stretch.ir.expressions import (
 from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer
 from tvm_stretch.ir.operators import UNARY, kind_of
-from tvm_stretch.ir.source_names import same_source
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}
@@ -54,20 +53,14 @@ class _Layer:
 
 
 @relax.expr_functor.mutator
-class _Writer(CallRewriter):
+class _Writer(SourceRewriter):
     """Rewrites one function; `uses` counts the readers of each value."""
 
     def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
         super().__init__(mod)
         self.uses = uses
-        self.source = ""
         self.layers: dict[relax.Var, _Layer] = {}
         """By the operand of the last call that converts back; nothing else reads that operand."""
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Name everything that is emitted for a binding after the same operator of the frontend."""
-        self.source = same_source(binding.var)
-        super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         name = getattr(call.op, "name", "")
@@ -82,7 +75,7 @@ class _Writer(CallRewriter):
             layer = None
         if layer is None:
             return None
-        values = tuple(self.builder_.emit(v, name_hint=self.source) for v in layer.values)
+        values = tuple(self.emit(v) for v in layer.values)
         result = self.builder_.normalize(layer.back(*values))
         self.layers[result.args[0]] = replace(layer, values=values)
         return result

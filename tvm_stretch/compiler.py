@@ -175,14 +175,14 @@ def compile(
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         if request.lengths is not None:
             given = site, limits, request.first_plan, request.spare, observer
-            return request.paused(model_of_lengths(networks, *given, name, spans), limits)
+            return request.checked(model_of_lengths(networks, *given, name, spans), limits)
         decision = choose(mod, site, limits, request.first_plan, observer)
         if request.plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.named_plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
         decision = replace(decision, network=name)
         model = decision.build(mod, request.spare, observer, request.streams)
-        return request.paused(model, limits)
+        return request.checked(model, limits)
 
 
 @named_arguments

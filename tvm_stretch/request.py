@@ -112,8 +112,8 @@ class Request:
         read = read if objective == LATENCY else replace(read, objective=objective)
         return read if self.scheduler is None else replace(read, scheduler=self.scheduler)
 
-    def paused(self, model: Model, limits: Limits) -> Model:
-        """The model, if it can pause the processors that the caller limits beside a plan.
+    def checked(self, model: Model, limits: Limits) -> Model:
+        """The model, which can pause the processors that the caller limits beside a plan.
 
         Raises:
             InputError: its CPU is to pause, and has no other processor beside it.

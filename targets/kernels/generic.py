@@ -180,13 +180,16 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
         sizes[-2] //= block
         sch.reorder(*loops, part)
         sch.unroll(part)
-    elif _ROUND in _calls(statement.body):
-        pass
-    elif fits_vectors(axes[-1], lanes) and axes[-1].strides[0] == 1 and not jumps(axes[-1]):
+    elif _is_vector(axes[-1], lanes) and _ROUND not in _calls(statement.body):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
         sizes[-1] //= lanes
     _parallelize(sch, loops, sizes, _points(statement), machine)
+
+
+def _is_vector(axis: Axis, lanes: int) -> bool:
+    """Whether the axis is made of vectors that lie in one piece of memory."""
+    return fits_vectors(axis, lanes) and axis.strides[0] == 1 and not jumps(axis)
 
 
 def _vector_lanes(block: Any, machine: VectorMachine) -> int:

@@ -124,16 +124,15 @@ def _with_outer_threads(body: tirx.Stmt, threads: int) -> tirx.Stmt:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
-    def outer(loop: tirx.For) -> tirx.For:
+    def serial_inside(loop: tirx.For) -> tirx.For:
         inside = rewrite(loop.body, (tirx.For, serial))
-        found = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside)
-        return serial(found) if threads == 1 else found
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside)
 
     loops: list[tirx.For] = []
     tvm_ffi.structural_walk(body, (tirx.For, loops.append))
     if not any(loop.kind == tirx.ForKind.PARALLEL for loop in loops):
         return body
-    return rewrite(body, (tirx.For, outer))
+    return rewrite(body, (tirx.For, serial if threads == 1 else serial_inside))
 
 
 def _on_dsp(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:

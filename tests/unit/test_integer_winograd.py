@@ -76,7 +76,7 @@ def test_the_meaning_is_the_same() -> None:
 @pytest.mark.parametrize("pixel", [0, 255])
 @pytest.mark.parametrize("pattern", ["all", "chequered"])
 def test_the_largest_sums(pattern: str, pixel: int) -> None:
-    """Of the most inputs that are allowed, with the largest weights and pixels."""
+    """They are those of the most inputs that are allowed, with the largest weights and pixels."""
     channels = MOST // 8 * 8
     weight = np.full((32, channels, 3, 3), -128, "int8")
     data = np.full((1, channels, 6, 6), pixel, "uint8")

@@ -136,7 +136,7 @@ def test_compile_keeps_to_it_and_says_so() -> None:
 
 
 def test_a_processor_with_pauses_gets_less_work() -> None:
-    """Of a device that is as fast as the CPU half is right; a third, where it may work half of it.
+    """A device as fast as the CPU gets half; if it may work half of the time, it gets a third.
 
     Its work is predicted with the pauses, and needs the energy without them.
     """
@@ -168,7 +168,7 @@ def test_runs_of_a_given_plan_leave_a_processor_idle_for_the_rest_of_the_time(
     for own in (model, ts.load(tmp_path / "model.so")):
         own(x)
         begin = time.perf_counter()
-        for _ in range(3):
+        for _ in range(4):  # the first begins at once if this thread slept meanwhile
             own(x)
         assert time.perf_counter() - begin > 0.055
 

@@ -22,6 +22,7 @@ from tvm_stretch.codegen.onnx_region import Graph, model_of, results_of, written
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.lower import names_of_outputs
+from tvm_stretch.passes.share_winograd import tiles_of
 from tvm_stretch.plan.plan import Plan
 
 _IR_VERSION = 10  # the first one whose nodes have metadata
@@ -48,7 +49,7 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
         for node in nodes:
             _note(node, "operator", var.name)
             # a concatenation that a plan leaves out, since its parts share Winograd's transform
-            processor = placed.get(var.name, placed.get(f"{var.name}.tiles"))
+            processor = placed.get(var.name, placed.get(tiles_of(var.name)))
             if processor is not None:
                 _note(node, "processor", processor)
     points = [point.tensor for point in detect_meeting_points(operators).points]

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.ir.expressions import constant_value
+from tvm_stretch.ir.source_names import same_source
 
 
 class CallRewriter(relax.PyExprMutator):
@@ -39,3 +40,21 @@ class CallRewriter(relax.PyExprMutator):
         """``mod``, which the rewriter was made with, with a rewritten ``main`` and its kernels."""
         self.builder_.update_func(mod.get_global_var("main"), self.visit_expr(mod["main"]))
         return self.builder_.get()
+
+
+class SourceRewriter(CallRewriter):
+    """Also names what it emits for a binding after the same operator of the frontend."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.source = ""
+        """The hint for bindings that replace the visited one."""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Record from which operator of the frontend the binding comes."""
+        self.source = same_source(binding.var)
+        super().visit_var_binding_(binding)
+
+    def emit(self, value: relax.Expr) -> relax.Var:
+        """Bind a value."""
+        return self.builder_.emit(value, name_hint=self.source)
