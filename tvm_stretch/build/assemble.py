@@ -64,6 +64,7 @@ def assemble(
     # the CPU, if kernels shall be able to compute parts of a frame (`Model.stream`)
     streams: VectorMachine | None = None,
     max_share: float = 1.0,  # of the time, in which the CPU may be busy
+    apart: bool = False,  # whether every feature map has bytes of its own
 ) -> Parts:
     """Compile the kernels of kernel-level Relax."""
     if target.kind.name != "llvm":
@@ -83,6 +84,7 @@ def assemble(
         lengths=lengths,
         alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
         streams=streams is not None,
+        apart=apart,
     )
     functions = lowered.kernels
     plans = [plan, *(other.plan for other in others)]

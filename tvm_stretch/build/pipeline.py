@@ -53,13 +53,16 @@ def build_parts(
     spare: bool = False,  # whether the CPU gets kernels for all operators
     others: Sequence[Plan] = (),  # plans to which the model can change while it runs
     streams: bool = False,  # whether frames of videos may reuse what did not change
+    # whether every feature map has bytes of its own, to see what the memory plan gains
+    apart: bool = False,
 ) -> Parts:
     """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
     observer = observer or Observer(None, None)
     observer.begin(mod)
     first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
     more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
-    return _assembled([first, *more], mod, processors, observer, spare, streams=streams)
+    planned = [first, *more]
+    return _assembled(planned, mod, processors, observer, spare, streams=streams, apart=apart)
 
 
 def build_lengths(
@@ -87,6 +90,7 @@ def _assembled(
     spare: bool,
     lengths: Sequence[Mapping[str, int]] = (),
     streams: bool = False,
+    apart: bool = False,
 ) -> Parts:
     first, *more = planned
     placed = {region.processor for one in planned for region in one.plan.regions}
@@ -109,6 +113,7 @@ def _assembled(
         lengths=lengths,
         streams=host.machine if streams else None,
         max_share=host.max_share if devices else 1.0,
+        apart=apart,
     )
 
 

@@ -82,7 +82,8 @@ def lower(
     # sizes of named dimensions, for each module, if the modules are one network for inputs of
     # several lengths; then each module has ports of its own
     lengths: Sequence[Mapping[str, int]] = (),
-    streams: bool = False,  # whether every tensor in the arena keeps its bytes after a run
+    streams: bool = False,  # whether the executor may keep tensors for the next run
+    apart: bool = False,  # whether every tensor in the arena has bytes of its own
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
@@ -92,7 +93,7 @@ def lower(
     weights = weights or WeightsBlob()
     walk = Walk(mod, [processor.name for processor in processors], weights)
     walks = [walk, *(walk.over(one) for one in others)]
-    drafts = [_draft(one, alignment, shared=not streams) for one in walks]
+    drafts = [_draft(one, alignment, shared=not (streams or apart)) for one in walks]
     walk.prepare = [*in_pieces(walk.prepare)]
     for region in (region for draft in drafts for region in draft.regions):
         region.steps = [*in_pieces(region.steps)]
