@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tvm_stretch.runtime.model import Model, load
     from tvm_stretch.search.objective import Objective
     from tvm_stretch.stretching.compress import compress
+    from tvm_stretch.stretching.compress_within import compress_within
     from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "compare",
     "compile",
     "compress",
+    "compress_within",
     "connect",
     "load",
     "plan_for",
@@ -93,6 +95,7 @@ _MODULES = ("problems", "results", "stretching", "training", "tune")
 _LAZY = {
     "compare": "tvm_stretch.differences",
     "compress": "tvm_stretch.stretching.compress",
+    "compress_within": "tvm_stretch.stretching.compress_within",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Counter": "tvm_stretch.ir.states",

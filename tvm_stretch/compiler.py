@@ -220,7 +220,7 @@ def plan_for(
     """
     limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
-        mod, notes, site = _to_predict(source, targets, device, shapes, cpu_threads)
+        mod, notes, site = to_predict(source, targets, device, shapes, cpu_threads)
         decision = predict(mod, site, limits).noted(*notes, site.note)
         given = mod, decision.plan, site.processors, site.placeable, decision.branched
         return replace(complete_plan(*given)[0], reason=decision.reason)
@@ -255,7 +255,7 @@ def plan_front(
         | 13.23 | 20.5 | hexagon alone on hexagon |
     """
     with reporting(progress), compiling():
-        mod, _, site = _to_predict(source, targets, device, shapes)
+        mod, _, site = to_predict(source, targets, device, shapes)
         limits = replace(NO_LIMITS, objective=Objective("energy"))
         return front_of(find(mod, site, limits)[2])
 
@@ -300,7 +300,7 @@ def to_onnx(
         if (targets, device, plan) == (None, None, None):
             replace_whole(Path(path), onnx_file(read_network(source, shapes)[0], None))
             return None
-        mod, _, site = _to_predict(source, targets, device, shapes)
+        mod, _, site = to_predict(source, targets, device, shapes)
         chosen = predict(mod, site).plan if plan is None else Plan.read(plan)
         chosen, _ = complete_plan(mod, chosen, site.processors, site.placeable)
         plain = branch(mod, chosen.shares, chosen.splits, site.processors, stages=False)
@@ -308,7 +308,7 @@ def to_onnx(
         return chosen
 
 
-def _to_predict(
+def to_predict(
     source: object,
     targets: Targets,
     device: DeviceLike,

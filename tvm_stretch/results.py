@@ -18,12 +18,14 @@ from tvm_stretch.runtime.values import TensorInfo
 from tvm_stretch.search.front import PlanFront
 from tvm_stretch.stretching.front import Front
 from tvm_stretch.stretching.judge import Candidate
+from tvm_stretch.stretching.levels import Compression
 from tvm_stretch.stretching.stretching import Stretching
 
 __all__ = [
     "BenchmarkResult",
     "Calibration",
     "Candidate",
+    "Compression",
     "Considered",
     "Description",
     "Differences",

@@ -14,7 +14,7 @@ network.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import onnx
@@ -50,6 +50,8 @@ _CALIBRATED = 128
 """The most images for the ranges of activations, which ONNX Runtime keeps in memory."""
 
 _Step = Callable[[tvm.IRModule, float], tuple[tvm.IRModule, dict[str, Source]]]
+Pass: TypeAlias = tuple[str, float, _Step]
+"""The name of a level, its share, and the pass that carries it out."""
 
 
 @overload
@@ -123,8 +125,7 @@ def compress(
         (1, 1000)
     """
     passes = _passes(prune, low_rank, quantize)
-    if type(steps) is not int or steps < 0:
-        raise InputError(f"expected steps of 0 or more, got {steps!r}; 400 suit small images")
+    checked_steps(steps)
     if quantize is not None and (quantize not in ("uint8", "int8") or data is None):
         raise InputError(
             "expected 'uint8' or 'int8' for quantize, with data for the ranges of activations, got "
@@ -132,37 +133,63 @@ def compress(
         )
     with reporting(progress), compiling():
         mod = load_trainable(source, shapes)
-        images = None if data is None else _images(mod, data)
-        for name, share, step in passes:
-            say(f"{name} {share:g}")
-            smaller, sources = step(mod, share)
-            mod = smaller if images is None else _fitted(smaller, sources, mod, images, steps)
-        if quantize is None or images is None:
-            return mod
-        say(f"quantize {quantize}")
-        calibrating = images[:: -(-len(images) // _CALIBRATED)]
-        floats = onnx_file(read_network(mod, None)[0], None)
-        return in_integers(floats, calibrating, activations=quantize)
+        images = None if data is None else read_images(mod, data)
+        mod = compressed(mod, passes, images, steps)
+        return mod if quantize is None or images is None else in_8_bits(mod, images, quantize)
 
 
-def _passes(
-    prune: float | None, low_rank: float | None, quantize: str | None
-) -> list[tuple[str, float, _Step]]:
-    """The steps in float32, with their shares."""
-    wanted: list[tuple[str, float | None, _Step]] = [
+def compressed(
+    mod: tvm.IRModule, passes: Sequence[Pass], images: np.ndarray | None, steps: int
+) -> tvm.IRModule:
+    """The network after the passes, fitted after each of them if there are images."""
+    for name, share, step in passes:
+        say(f"{name} {share:g}")
+        smaller, sources = step(mod, share)
+        mod = smaller if images is None else _fitted(smaller, sources, mod, images, steps)
+    return mod
+
+
+def in_8_bits(mod: tvm.IRModule, images: np.ndarray, activations: str) -> onnx.ModelProto:
+    """The network in 8 bits, with ranges from some of the images."""
+    say(f"quantize {activations}")
+    calibrating = images[:: -(-len(images) // _CALIBRATED)]
+    floats = onnx_file(read_network(mod, None)[0], None)
+    return in_integers(floats, calibrating, activations=activations)
+
+
+def checked_steps(steps: int) -> None:
+    """Refuse everything but a number of steps.
+
+    Raises:
+        InputError: it is none.
+    """
+    if type(steps) is not int or steps < 0:
+        raise InputError(f"expected steps of 0 or more, got {steps!r}; 400 suit small images")
+
+
+def unseen(images: np.ndarray) -> np.ndarray:
+    """The images that no fit sees."""
+    return images[: max(1, len(images) // _HELD)]
+
+
+def passes_of(prune: float | None, low_rank: float | None) -> list[Pass]:
+    """The passes that are wanted, in order."""
+    pairs: list[tuple[str, float | None, _Step]] = [
         ("prune", prune, prune_channels),
         ("low_rank", low_rank, decompose),
     ]
-    passes: list[tuple[str, float, _Step]] = []
-    for name, share, step in wanted:
-        if share is None:
-            continue
+    return [(name, share, step) for name, share, step in pairs if share is not None]
+
+
+def _passes(prune: float | None, low_rank: float | None, quantize: str | None) -> list[Pass]:
+    """The passes in float32, with their shares checked."""
+    passes = passes_of(prune, low_rank)
+    for name, share, _ in passes:
         if not (is_finite(share) and 0 < share <= _MOST):
             raise InputError(
                 f"expected a share above 0 and up to {_MOST} for {name}, got {share!r}; 0.3 is a "
                 "beginning"
             )
-        passes.append((name, share, step))
     if not passes:
         found = "neither" if quantize is None else "quantize alone"
         raise InputError(
@@ -185,15 +212,15 @@ def _fitted(
     weights that were cut: images that the fit never saw decide.
     """
     net, teacher = to_torch(mod, sources=sources), to_torch(before)
-    held = max(1, len(images) // _HELD)
-    seen, unseen = images[held:], torch.as_tensor(images[:held])
-    cut = _distance(net, teacher, unseen)
+    held = unseen(images)
+    seen, tests = images[len(held) :], torch.as_tensor(held)
+    cut = _distance(net, teacher, tests)
     least, most = _IMITATED
     count = min(most, max(least, _IMITATED_PIXELS // images[0, 0].size))
     imitate(net, teacher, seen[:count])
     if steps:
         refine(net, teacher, seen, steps=steps)
-    fitted = _distance(net, teacher, unseen)
+    fitted = _distance(net, teacher, tests)
     say(f"distance to the network before: {cut:.3g}, fitted {fitted:.3g}")
     return load_torch(mod, net) if fitted < cut else mod
 
@@ -204,7 +231,7 @@ def _distance(net: TrainableNetwork, teacher: TrainableNetwork, images: torch.Te
     return float((net.eval()(images) - teacher.eval()(images)).square().mean())
 
 
-def _images(mod: tvm.IRModule, data: Any) -> np.ndarray:
+def read_images(mod: tvm.IRModule, data: Any) -> np.ndarray:
     """The data as one array that fits the network's input."""
     shapes = [[int(d) for d in param.ty.shape] for param in mod["main"].params]
     try:
