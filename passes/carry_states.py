@@ -9,8 +9,16 @@
             "position": Counter()}
 
 States become the last parameters, and the results that only become states come after the caller's,
-so that the executor can keep both. An output that is longer than its input along one dimension
-(a cache that was exported without a place for the new token) keeps its last part.
+so that the executor can keep both. An output that is longer than its input along one dimension is
+a cache that was exported without a place for the new token; its last places are kept:
+
+    main(past: (1, 2, 128, 64), …)           main(held: (1, 2, 129, 64), …)
+      present = concat((past, new), 2)  ->     past = held[:, :, 1:]
+                                               present = concat((past, new), 2)
+                                               return …, present
+
+So the result is a state as it is, and where `held` may lie a row before `present`, the executor
+copies nothing (``lowering/sliding_states.py``).
 """
 
 from __future__ import annotations
@@ -24,16 +32,17 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.ir.codec import to_text
 from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.states import STATES, Counter, Greedy
+from tvm_stretch.ir.states import STATES, Counter, Greedy, Kept, write_states
 from tvm_stretch.passes.guard_operators import results_of
 
 States = Mapping[str, str | Greedy | Counter]
 
 
-def carry_states(mod: tvm.IRModule, states: States) -> tvm.IRModule:
+def carry_states(mod: tvm.IRModule, states: States, *, fixed: bool = False) -> tvm.IRModule:
     """See the module docstring; an ``*`` in two names stands for the same text.
+
+    With `fixed`, states have the shapes of the network's inputs, whatever a run appends.
 
     Raises:
         InputError: a name is none of the network, or an output does not fit its input.
@@ -47,22 +56,28 @@ def carry_states(mod: tvm.IRModule, states: States) -> tvm.IRModule:
     outputs = dict(zip(names, results, strict=True))
     shown = [name for name in names if name not in wanted.values()]
     body = _Body(main)
-    following = {
-        name: body.fit(body.following(params[name], source, outputs), params[name])
-        for name, source in wanted.items()
-    }
+    following: dict[str, relax.Expr] = {}
+    held, growth = dict(params), {}
+    for name, source in wanted.items():
+        value = body.following(params[name], source, outputs)
+        growth[name] = axis, grown = _growth(value, params[name])
+        if grown and fixed:
+            value, growth[name] = body.last(value, axis, shape_of(params[name])[axis]), (0, 0)
+        elif grown:
+            held[name] = body.hold(params[name], value, axis, grown)
+        following[name] = value
     greedy = [name for name, source in wanted.items() if isinstance(source, Greedy)]
     hidden = [name for name in wanted if name not in greedy]
     order = [*greedy, *hidden]
     fields = [*(outputs[name] for name in shown), *(following[name] for name in order)]
-    places = [len(shown) + order.index(name) for name in wanted]
+    kept = [Kept(len(shown) + order.index(name), *growth[name]) for name in wanted]
     shown += [f"next_{name}" for name in greedy]
     attrs: dict[str, Any] = dict(main.attrs or {})
     attrs["output_names"] = shown
-    attrs[STATES] = to_text((len(shown), places))
+    attrs[STATES] = write_states(len(shown), kept)
     given = [param for name, param in params.items() if name not in wanted]
     updated = mod.clone()
-    function = body.returning([*given, *(params[name] for name in wanted)], fields)
+    function = body.returning([*given, *(held[name] for name in wanted)], fields)
     updated["main"] = function.with_attrs(attrs)
     return updated
 
@@ -129,24 +144,18 @@ class _Body:
             raise _refuse(f"scores of {count} rows", f"state {param.name!r}", f"shape {before}")
         best = self._emit(relax.op.argmax(outputs[source.output], axis=-1))
         best = self._emit(relax.op.reshape(best, (count, rows // count)))
-        best = self._last(best, 1, 1)  # of several positions, the last one counts
+        best = self.last(best, 1, 1)  # of several positions, the last one counts
         return self._emit(relax.op.astype(self._emit(relax.op.reshape(best, shape)), dtype))
 
-    def fit(self, value: relax.Expr, param: relax.Var) -> relax.Expr:
-        """The last part of a value that is longer than its state along one dimension."""
-        got, want = shape_of(value), shape_of(param)
-        pairs = list(zip(got, want, strict=False))
-        longer = [axis for axis, (had, has) in enumerate(pairs) if had > has]
-        fits = len(got) == len(want) and len(longer) <= 1 and all(g >= w for g, w in pairs)
-        if not fits or str(value.ty.dtype) != str(param.ty.dtype):
-            raise _refuse(
-                f"{param.ty.dtype}{want}, or longer in one dimension,",
-                f"the next state of {param.name!r}",
-                f"{value.ty.dtype}{got}",
-            )
-        return self._last(value, longer[0], want[longer[0]]) if longer else value
+    def hold(self, param: relax.Var, value: relax.Expr, axis: int, grown: int) -> relax.Var:
+        """A parameter of the value's shape, whose last part is what `param` was."""
+        held = relax.Var(param.name, value.ty)
+        size = shape_of(value)[axis]
+        part = relax.op.strided_slice(held, [axis], [grown], [size])
+        self._bindings.insert(0, relax.VarBinding(param, self._builder.normalize(part)))
+        return held
 
-    def _last(self, value: relax.Expr, axis: int, count: int) -> relax.Expr:
+    def last(self, value: relax.Expr, axis: int, count: int) -> relax.Expr:
         """The last positions of one dimension."""
         size = shape_of(value)[axis]
         return self._emit(relax.op.strided_slice(value, [axis], [size - count], [size]))
@@ -157,6 +166,21 @@ class _Body:
         types = relax.TupleType([result.ty for result in results])
         body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], relax.Tuple(results))
         return relax.Function(params, self._builder.normalize(body), types, self._main.is_pure)
+
+
+def _growth(value: relax.Expr, param: relax.Var) -> tuple[int, int]:
+    """The dimension in which a state's next value is longer than the state, and by how much."""
+    got, want = shape_of(value), shape_of(param)
+    pairs = list(zip(got, want, strict=False))
+    longer = [axis for axis, (had, has) in enumerate(pairs) if had > has]
+    fits = len(got) == len(want) and len(longer) <= 1 and all(g >= w for g, w in pairs)
+    if not fits or str(value.ty.dtype) != str(param.ty.dtype):
+        raise _refuse(
+            f"{param.ty.dtype}{want}, or longer in one dimension,",
+            f"the next state of {param.name!r}",
+            f"{value.ty.dtype}{got}",
+        )
+    return (longer[0], got[longer[0]] - want[longer[0]]) if longer else (0, 0)
 
 
 def _refuse(expected: str, field: str, got: str) -> InputError:

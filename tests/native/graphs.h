@@ -8,7 +8,7 @@ namespace tvm_stretch::testing {
 
 // y = (x + w') + (x + w'), where w' = -w is prepared once; x, y, w are float32[16].
 inline std::string SmallGraph() {
-  return R"({"format":"tvm_stretch.graph","version":4,
+  return R"({"format":"tvm_stretch.graph","version":5,
 "inputs":[{"name":"x","tensor":0}],"outputs":[{"name":"y","tensor":1}],
 "tensors":[
  {"shape":[16],"dtype":"float32","kind":"input","buffer":0,"offset":0,"bytes":64},

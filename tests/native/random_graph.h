@@ -52,7 +52,7 @@ class RandomGraph {
 
   std::string JSON() const {
     std::ostringstream json;
-    json << R"({"format":"tvm_stretch.graph","version":4,"spare":)" << (spare ? "true" : "false")
+    json << R"({"format":"tvm_stretch.graph","version":5,"spare":)" << (spare ? "true" : "false")
          << R"(,"arena_bytes":)" << 64 * operands_.size()
          << R"(,"weights_bytes":128,"prepared_bytes":0,"threads":1,"cpu_features":[],"prepare":[],)"
          << R"("inputs":[{"name":"a","tensor":0},{"name":"b","tensor":1}],"outputs":[)";

@@ -55,9 +55,9 @@ TEST_P(WrongGraph, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, WrongGraph,
     ::testing::Values(
-        Case{"\"version\":4", "\"version\":5", "got version 5"},
-        Case{"\"version\":4", "\"version\":\"4\"", "version"},
-        Case{"tvm_stretch.graph", "other", "version 4"},
+        Case{"\"version\":5", "\"version\":6", "got version 6"},
+        Case{"\"version\":5", "\"version\":\"5\"", "version"},
+        Case{"tvm_stretch.graph", "other", "version 5"},
         Case{"\"threads\":1", "\"threads\":0", "threads"},
         Case{"\"arena_bytes\":128", "\"arena_bytes\":64", "tensors[5]"},
         Case{"\"weights_bytes\":128", "\"weights_bytes\":127", "tensors[2]"},
@@ -103,6 +103,32 @@ TEST(Graph, KernelsNeedAlignedTensors) {
   ASSERT_NE(at, std::string::npos);
   json.replace(at, 11, "\"offset\":68");
   EXPECT_NE(ErrorOf(json).find("multiples of 64"), std::string::npos) << ErrorOf(json);
+}
+
+// The small graph whose input holds the output of the last run, this many bytes later.
+std::string Sliding(const std::string& slide, const std::string& processor = "0") {
+  std::string text = SmallGraph();
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {R"("inputs":[{"name":"x","tensor":0}],"outputs":[{"name":"y","tensor":1}])",
+       R"("inputs":[],"held":[{"name":"x","tensor":0}],"outputs":[],)"
+       R"("kept":[{"name":"y","tensor":1}],"states":[{"output":0,"slide":)" +
+           slide + "}]"},
+      {R"("shape":[4,4])", R"("shape":[16])"},
+      {R"({"name":"cpu","kind":"cpu"})",
+       R"({"name":"cpu","kind":"cpu"},{"name":"b","kind":"none"})"},
+      {R"("processor":0)", R"("processor":)" + processor}};
+  for (const auto& [from, to] : changes) text.replace(text.find(from), from.size(), to);
+  return text;
+}
+
+TEST(Graph, SlidesOfStates) {
+  EXPECT_EQ(GraphSpec::FromJSON(Sliding("64")).states[0].slide, 64);
+  EXPECT_NE(ErrorOf(Sliding("32")).find("a slide of whole vectors"), std::string::npos);
+  for (const char* wrong : {"-64", "128"}) {
+    EXPECT_NE(ErrorOf(Sliding(wrong)).find("states[0].slide"), std::string::npos) << wrong;
+  }
+  EXPECT_NE(ErrorOf(Sliding("64", "1")).find("slide on the CPU"), std::string::npos);
+  EXPECT_EQ(ErrorOf(Sliding("0", "1")).find("slide"), std::string::npos);
 }
 
 TEST(Graph, TruncatedTextIsRefused) {

@@ -113,7 +113,7 @@ TEST_P(OpenCLMock, RandomGraphs) {
 }
 
 // y = -(-a) + -(-b): the device computes -a for the CPU, then -(-b).
-constexpr const char* kOverlapping = R"json({"format":"tvm_stretch.graph","version":4,
+constexpr const char* kOverlapping = R"json({"format":"tvm_stretch.graph","version":5,
  "inputs":[{"name":"a","tensor":0},{"name":"b","tensor":1}],"outputs":[{"name":"y","tensor":6}],
  "tensors":[
  {"shape":[16],"dtype":"float32","kind":"input","buffer":0,"offset":0,"bytes":64},

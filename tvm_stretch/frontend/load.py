@@ -68,7 +68,8 @@ def load_network(
     step()
     check_sizes(mod)
     with blaming(mod):
-        mod = carry_states(mod, states) if states is not None else mod
+        if states is not None:
+            mod = carry_states(mod, states, fixed=bool(sizes))  # lengths share their states
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
         return settle_guards(_canonicalise(guarded))

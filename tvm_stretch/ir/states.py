@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_stretch.ir.codec import from_text
+from tvm_stretch.ir.codec import from_text, to_text
 
 STATES = "states"
 """The attribute of ``main``: text of the number of the caller's results, and for each of the last
-parameters the position of its result."""
+parameters a `Kept`."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,28 @@ class Counter:
     step: int = 1
 
 
-def read_states(main: relax.Function) -> tuple[int | None, list[int]]:
+@dataclass(frozen=True)
+class Kept:
+    """Where the next value of a parameter comes from.
+
+    A cache that grows keeps the rows that a run appends: its first `grown` rows along `axis` are
+    those that the run before dropped, and no part of the caller's state.
+    """
+
+    result: int  # position of the result that it holds after a run
+    axis: int = 0
+    grown: int = 0
+
+
+def write_states(results: int, states: Sequence[Kept]) -> str:
+    """The text of the attribute `STATES`."""
+    return to_text((results, tuple(states)))
+
+
+def read_states(main: relax.Function) -> tuple[int | None, list[Kept]]:
     """How many results the caller gets (None: all that guards leave), and the states' results."""
     text = (main.attrs or {}).get(STATES)
     if text is None:
         return None, []
-    results, states = from_text(tuple[int, tuple[int, ...]], str(text))
+    results, states = from_text(tuple[int, tuple[Kept, ...]], str(text))
     return results, list(states)

@@ -33,7 +33,7 @@ from tvm_stretch.errors import ArtifactError
 from tvm_stretch.formats import Format
 from tvm_stretch.ir.provenance import Provenance, to_data
 
-FORMAT = Format("tvm_stretch.graph", 4, "the graph", ArtifactError, "export the model again")
+FORMAT = Format("tvm_stretch.graph", 5, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
 """Name of the one kernel that every processor provides: it copies input 0 to output 0."""
 
@@ -112,6 +112,11 @@ class State:
     """An input of `held` that holds what an output had after the last run; they are in order."""
 
     output: int  # its position in `outputs` and `kept`
+    axis: int = 0
+    grown: int = 0  # rows along `axis` that a run appends; the input's first ones are as many
+    # distance in bytes from the input to the output, which is the next input as it lies; 0 if they
+    # have memory of their own
+    slide: int = 0
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from tvm_stretch.lowering.placed_tensors import (
     in_pieces,
     place_buffers,
 )
+from tvm_stretch.lowering.sliding_states import slide_states
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import WeightsBlob
 
@@ -93,7 +94,14 @@ def lower(
     weights = weights or WeightsBlob()
     walk = Walk(mod, [processor.name for processor in processors], weights)
     walks = [walk, *(walk.over(one) for one in others)]
-    drafts = [_draft(one, alignment, shared=not (streams or apart)) for one in walks]
+    visited = [_visit(one) for one in walks]
+    held, states = read_states(mod["main"])
+    seen = [(own.inputs, outputs, own.regions) for own, outputs in zip(walks, visited, strict=True)]
+    slides = slide_states(seen, states, held or 0)
+    drafts = [
+        _draft(own, outputs, alignment, shared=not (streams or apart))
+        for own, outputs in zip(walks, visited, strict=True)
+    ]
     walk.prepare = [*in_pieces(walk.prepare)]
     for region in (region for draft in drafts for region in draft.regions):
         region.steps = [*in_pieces(region.steps)]
@@ -102,11 +110,13 @@ def lower(
     table = TensorTable()
     ports = [_ports(draft, table, output_names) for draft in (drafts if lengths else drafts[:1])]
     first = ports[0]
-    _, states = read_states(mod["main"])
     graph = Graph(
         inputs=first.inputs,
         held=first.held,
-        states=tuple(State(result) for result in states),
+        states=tuple(
+            State(state.result, state.axis, state.grown, slide)
+            for state, slide in zip(states, slides, strict=True)
+        ),
         outputs=first.outputs,
         kept=first.kept,
         guards=first.guards,
@@ -154,15 +164,20 @@ class _Draft:
         return [step for region in self.regions for step in region.steps]
 
 
-def _draft(walk: Walk, alignment: int, *, shared: bool) -> _Draft:
-    """Walk over one module and place its tensors in the arena."""
+def _visit(walk: Walk) -> list[View]:
+    """Walk over one module; returns its results."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
+    walk.done.extend(walk.regions)
+    return outputs
+
+
+def _draft(walk: Walk, outputs: Sequence[View], alignment: int, *, shared: bool) -> _Draft:
+    """Place the tensors of one module in the arena."""
     regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
     links, before = link_regions(regions, outputs)
     steps = [step for region in regions for step in region.steps]
     order = happens_before(regions, before)
     arena_bytes = place_buffers(steps, "arena", earlier=order, alignment=alignment, shared=shared)
-    walk.done.extend(regions)
     return _Draft(walk.mod["main"], walk.inputs, outputs, regions, links, arena_bytes)
 
 

@@ -27,20 +27,32 @@ from tvm_stretch.runtime.values import PresentAll, taking_memory, to_tensor
 class States(Mapping[str, np.ndarray]):
     """The states of a model by name. Reading copies; an assignment holds for the next run."""
 
-    def __init__(self, module: Executor, specs: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        module: Executor,
+        specs: Mapping[str, Tensor],
+        grown: Mapping[str, tuple[int, int]],  # axis and rows of those that a run appends to
+    ) -> None:
         """For `StatesOfModel.states`."""
         self._module = module
         self._specs = specs
+        self._grown = grown
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A copy of the state, as the next run would read it."""
         self._spec(name)
         value: np.ndarray = self._module["state"](name).numpy()
-        return value
+        axis, grown = self._grown.get(name, (0, 0))
+        return np.split(value, [grown], axis)[1].copy() if grown else value
 
     def __setitem__(self, name: str, value: object) -> None:
         """Let the next run read this value."""
-        self._module["set_input"](name, to_tensor(name, value, self._spec(name)))
+        tensor = to_tensor(name, value, self._spec(name))
+        axis, grown = self._grown.get(name, (0, 0))
+        if grown:  # rows that the next run replaces
+            rows = [(grown, 0) if place == axis else (0, 0) for place in range(len(tensor.shape))]
+            tensor = tvm.runtime.tensor(np.pad(tensor.numpy(), rows))
+        self._module["set_input"](name, tensor)
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
@@ -70,9 +82,17 @@ class StatesOfModel(MeasuresOfModel):
     def states(self) -> States:
         """The inputs that the model keeps from run to run, of ``ts.compile(..., states=)``."""
         graph = self.graph
-        specs = {port.name: graph.tensors[port.tensor] for port in graph.held}
+        specs, grown = {}, {}
+        for port, state in zip(graph.held, graph.states, strict=True):
+            spec = graph.tensors[port.tensor]
+            if state.grown:
+                grown[port.name] = state.axis, state.grown
+                shape = list(spec.shape)
+                shape[state.axis] -= state.grown
+                spec = replace(spec, shape=tuple(shape))
+            specs[port.name] = spec
         self._load()
-        return States(self.module, specs)
+        return States(self.module, specs, grown)
 
     def reset(self) -> None:
         """Set all states to zero, as they were before the first run."""

@@ -11,7 +11,7 @@ namespace {
 
 namespace json = ffi::json;
 
-constexpr int64_t kFormatVersion = 4;
+constexpr int64_t kFormatVersion = 5;
 constexpr int64_t kMaxThreads = 1024;
 
 Memory ReadMemory(const Reader& reader) {
@@ -316,6 +316,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   }
   graph.processors = ReadProcessors(root["processors"]);
   ReadRegions(root["regions"], &graph);
+  CheckSlides(graph);
   ReadPlans(root, &graph);
   return graph;
 }

@@ -5,6 +5,7 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -89,6 +90,7 @@ struct PortSpec {
 struct StateSpec {
   size_t input;
   size_t output;
+  int64_t slide;  // bytes from the input to the output, which is the next input; 0: apart
 };
 
 // The ports of the networks whose inputs have one of the lengths for which a graph was compiled.
@@ -174,6 +176,18 @@ struct GraphSpec {
   // and every node belongs to one region. Throws ValueError.
   static GraphSpec FromJSON(const ffi::String& json);
 };
+
+// Calls visit(id) for every tensor that a region reads or writes.
+template <typename Visit>
+void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit& visit) {
+  std::for_each(region.receives.begin(), region.receives.end(), visit);
+  std::for_each(region.sends.begin(), region.sends.end(), visit);
+  for (int64_t node : region.nodes) {
+    const NodeSpec& spec_of_node = spec.nodes[node];
+    std::for_each(spec_of_node.inputs.begin(), spec_of_node.inputs.end(), visit);
+    std::for_each(spec_of_node.outputs.begin(), spec_of_node.outputs.end(), visit);
+  }
+}
 
 }  // namespace tvm_stretch
 

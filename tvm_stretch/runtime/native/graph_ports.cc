@@ -129,10 +129,31 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     if (from.shape != to.shape || !(from.dtype == to.dtype)) {
       RefuseGraph("an output with the shape and type of its input", item.where());
     }
-    graph->states.push_back(StateSpec{input, output});
+    const int64_t slide = item.Has("slide") ? item["slide"].Int(0, to.bytes) : 0;
+    if (slide % kAlignment != 0 || (slide > 0 && output < graph->results)) {
+      RefuseGraph("a slide of whole vectors to an output of its own", item.where());
+    }
+    graph->states.push_back(StateSpec{input, output, slide});
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
     RefuseGraph("a state for each held input", list.where());
+  }
+}
+
+void CheckSlides(const GraphSpec& graph) {
+  for (const RegionSpec& region : graph.regions) {
+    if (region.processor == static_cast<int64_t>(kCpu)) continue;
+    ForEachTensor(graph, region, [&](int64_t id) {
+      const TensorSpec& tensor = graph.tensors[id];
+      for (const StateSpec& state : graph.states) {
+        const bool held =
+            tensor.memory == Memory::kInput && tensor.buffer == static_cast<int64_t>(state.input);
+        const bool next =
+            tensor.memory == Memory::kOutput && tensor.buffer == static_cast<int64_t>(state.output);
+        if (state.slide > 0 && (held || next))
+          RefuseGraph("states that slide on the CPU", "states");
+      }
+    });
   }
 }
 

@@ -117,6 +117,8 @@ void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>&
                std::vector<PortSpec>* ports);
 // Reads the states, one for each input after the caller's.
 void ReadStates(const Reader& list, GraphSpec* graph);
+// Refuses states that slide and that a processor other than the CPU accesses.
+void CheckSlides(const GraphSpec& graph);
 // Reads the lengths, the first of which has the graph's own ports. States are the same in all.
 void ReadLengths(const Reader& root, GraphSpec* graph);
 // Reads the dimensions whose other sizes are padded; after the lengths.

@@ -11,15 +11,36 @@ namespace {
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// The room for states that slide: it moves to the front once for every time its bytes are new.
+int64_t BytesToSlide(const GraphSpec& spec, const StateSpec& state) {
+  return RoundUp(spec.inputs[state.input].bytes, state.slide);
+}
+
+// Bytes of each input: with room for states that slide and their outputs.
+std::vector<int64_t> InputBytes(const GraphSpec& spec) {
+  std::vector<int64_t> bytes;
+  for (const PortSpec& port : spec.inputs) bytes.push_back(port.bytes);
+  for (const StateSpec& state : spec.states) {
+    if (state.slide > 0) bytes[state.input] += BytesToSlide(spec, state);
+  }
+  return bytes;
+}
+
+// Bytes of each output's own memory.
+std::vector<int64_t> OutputBytes(const GraphSpec& spec) {
+  std::vector<int64_t> bytes;
+  for (const PortSpec& port : spec.outputs) bytes.push_back(port.bytes);
+  for (const StateSpec& state : spec.states) {
+    if (state.slide > 0) bytes[state.output] = 0;
+  }
+  return bytes;
+}
+
 // Bytes of arena, inputs and outputs, each at the start of a page.
 size_t BlockBytes(const GraphSpec& spec) {
   size_t bytes = RoundUp(spec.arena_bytes, kPageBytes);
-  for (size_t i = 0; i < spec.inputs.size(); ++i) {
-    bytes += RoundUp(spec.inputs[i].bytes, kPageBytes);
-  }
-  for (size_t i = 0; i < spec.outputs.size(); ++i) {
-    bytes += RoundUp(spec.outputs[i].bytes, kPageBytes);
-  }
+  for (int64_t own : InputBytes(spec)) bytes += RoundUp(own, kPageBytes);
+  for (int64_t own : OutputBytes(spec)) bytes += RoundUp(own, kPageBytes);
   return bytes;
 }
 
@@ -30,18 +51,6 @@ std::shared_ptr<char> AllocateOnDevice(const Program& program) {
   std::shared_ptr<char> block;
   (void)Attempt([&] { block = devices[0]->AllocateBlock(BlockBytes(program.spec())); });
   return block;
-}
-
-// Calls visit(id) for every tensor that a region reads or writes.
-template <typename Visit>
-void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit& visit) {
-  std::for_each(region.receives.begin(), region.receives.end(), visit);
-  std::for_each(region.sends.begin(), region.sends.end(), visit);
-  for (int64_t node : region.nodes) {
-    const NodeSpec& spec_of_node = spec.nodes[node];
-    std::for_each(spec_of_node.inputs.begin(), spec_of_node.inputs.end(), visit);
-    std::for_each(spec_of_node.outputs.begin(), spec_of_node.outputs.end(), visit);
-  }
 }
 
 // A kernel of a stream computes everything unless it is asked for less.
@@ -146,11 +155,10 @@ MemoryMap Instance::PlaceMemory() {
     return start;
   };
   memory.arena = take(spec_.arena_bytes);
-  for (size_t i = 0; i < spec_.inputs.size(); ++i) {
-    memory.inputs.push_back(take(spec_.inputs[i].bytes));
-  }
-  for (size_t i = 0; i < spec_.outputs.size(); ++i) {
-    memory.outputs.push_back(take(spec_.outputs[i].bytes));
+  for (int64_t bytes : InputBytes(spec_)) memory.inputs.push_back(take(bytes));
+  for (int64_t bytes : OutputBytes(spec_)) memory.outputs.push_back(take(bytes));
+  for (const StateSpec& state : spec_.states) {
+    if (state.slide > 0) memory.outputs[state.output] = memory.inputs[state.input] + state.slide;
   }
   return memory;
 }
@@ -178,7 +186,9 @@ void Instance::Advance() {
   for (const StateSpec& state : spec_.states) {
     char*& input = inputs_[state.input];
     char*& output = outputs_[state.output];
-    if (takes_inputs_[state.input] && takes_outputs_[state.output]) {
+    if (state.slide > 0) {
+      Slide(state);
+    } else if (takes_inputs_[state.input] && takes_outputs_[state.output]) {
       std::swap(input, output);
       BindInput(state.input, input);
       BindOutput(state.output, output);
@@ -186,6 +196,19 @@ void Instance::Advance() {
       std::memcpy(input, output, spec_.input(state.input).bytes);
     }
   }
+}
+
+void Instance::Slide(const StateSpec& state) {
+  char* const first = memory_.inputs[state.input];
+  char* next = inputs_[state.input] + state.slide;
+  if (next + state.slide > first + BytesToSlide(spec_, state)) {
+    std::memmove(first, next, spec_.input(state.input).bytes);
+    next = first;
+  }
+  inputs_[state.input] = next;
+  outputs_[state.output] = next + state.slide;
+  BindInput(state.input, inputs_[state.input]);
+  BindOutput(state.output, outputs_[state.output]);
 }
 
 void Instance::ResetStates() {

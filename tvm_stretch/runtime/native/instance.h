@@ -110,6 +110,7 @@ class Instance {
   void CreateDevices();
   void BindRegions(BoundPlan* plan);
   void DropTasks();
+  void Slide(const StateSpec& state);
   Cores CoresForRun() const;
   void TryAgain();
   bool IsLost() const;
