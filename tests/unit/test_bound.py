@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from relax_helpers import module, random_const
 from tvm.relax import op
 
 import tvm_stretch as ts
+from tvm_stretch.plan.considered import Considered, considered_lines
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search.bound import least_ns
 
 MS = 1_000_000
@@ -45,7 +49,22 @@ def test_two_processors_share_one_kernel(times: list[tuple[int, int]]) -> None:
     assert 0.97 * best - 1 <= least_ns(times) <= best + 1
 
 
-def test_a_predicted_plan_names_it() -> None:
+def test_a_predicted_plan_and_its_rivals_are_judged_by_it() -> None:
     mod = module(lambda x: op.nn.conv2d(x, random_const(8, 8, 3, 3), padding=1), (1, 8, 16, 16))
     plan = ts.plan_for(mod, ["llvm", "opencl"], device="snapdragon-855")
     assert "with all processors always busy it would take 0.0" in plan.reason
+    least = plan.considered[0].least_ns
+    assert least and f"it would take {least / 1e6:.3f} ms" in plan.reason
+    assert {one.least_ns for one in plan.considered} == {least}
+    gaps = [one.gap for one in plan.considered]
+    assert gaps[0] == pytest.approx(plan.considered[0].predicted_ns / least - 1)
+    assert min(gaps) > -0.01 and plan.considered[0].verdict == "chosen"
+    row = next(line for line in plan.explain().splitlines() if "  chosen" in line)
+    assert f"{100 * gaps[0]:.0f} %" in row and "above least" in plan.explain()
+    assert Plan.read(json.loads(plan.to_json())).considered == plan.considered
+
+
+def test_a_candidate_without_bound_has_no_gap() -> None:
+    assert Considered("cpu alone", 5).gap is None
+    assert Considered("impossible", least_ns=5).gap is None
+    assert "above least" not in "\n".join(considered_lines([Considered("cpu alone", 5)]))

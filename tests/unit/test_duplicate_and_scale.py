@@ -31,6 +31,7 @@ from tvm_stretch.passes.duplicate_and_scale import (
 )
 from tvm_stretch.passes.name_operators import rename_variables
 from tvm_stretch.plan.design import MERGES, Branch, Design, StretchedSegment
+from tvm_stretch.stretching.segments import find_runs
 
 X = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE)).astype("float32")
 
@@ -254,6 +255,15 @@ def test_designs_that_do_not_fit(depths, widths, message):
     mod = network(regnet)
     with pytest.raises(PlanError, match=message):
         duplicate_and_scale(mod, design(mod, depths, widths))
+
+
+def test_a_shuffle_has_whole_groups():
+    mod = network(shuffle_unit)
+    odd = design(mod, [[2, 2], [3, 3]], [[16, 8], [32, 19]])
+    with pytest.raises(PlanError, match=r"a multiple of 2 for .* which shuffles 2 groups, got 19"):
+        duplicate_and_scale(mod, odd)
+    run = find_runs(Operators(mod["main"]))[0]
+    assert {run.rounded(percent / 100) % 2 for percent in range(10, 101)} == {0}
 
 
 def test_segments_that_are_none():

@@ -40,6 +40,53 @@ def phone() -> Profile:
     return load_profile(PHONE)
 
 
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+def test_a_processor_at_a_lower_clock(phone: Profile) -> None:
+    """All but hand-overs takes longer in proportion."""
+    slow = load_profile(f"{PHONE}@cpu=1286,opencl=427")
+    assert slow.device == f"{PHONE}@cpu=1286,opencl=427"
+    for name, ratio in (("cpu", 1286 / 2419), ("opencl", 427 / 585), ("hexagon", 1.0)):
+        usual, own = phone.processor(name), slow.processor(name)
+        work = Work("dense", 10**6, 10**5, 10**4)
+        assert own.nanoseconds(work) == pytest.approx(usual.nanoseconds(work) / ratio)
+        assert own.watts == pytest.approx((usual.watts or 0) * ratio)
+        assert phone.hand_over("cpu", name, 1 << 20) == slow.hand_over("cpu", name, 1 << 20)
+    assert slow.processor("cpu").clocked(2419).nanoseconds(work) == pytest.approx(
+        phone.processor("cpu").nanoseconds(work)
+    )
+
+
+def test_plans_follow_the_clock(tmp_path: Path) -> None:
+    mod = emit(["conv"] * 3, size=56)
+    path = tmp_path / "own.toml"
+    path.write_text(profile_text(load_profile(PHONE)))
+    usual, slow, own = (
+        ts.plan_for(mod, ["llvm"], device=device)
+        for device in (PHONE, f"{PHONE}@cpu=1286", f"{path}@cpu=1286")
+    )
+    assert slow.predicted_ns == own.predicted_ns
+    assert slow.predicted_ns == pytest.approx(usual.predicted_ns * 2419 / 1286, rel=1e-3)
+    assert "predicted for snapdragon-855@cpu=1286" in slow.reason
+
+
+@pytest.mark.parametrize(
+    ("clocks", "message"),
+    [
+        ("cpu=1000", "one of 2419, 1805, 1286, 710 for the MHz of cpu, got 1000; choose"),
+        ("hexagon=500", "one of no clocks for the MHz of hexagon, got 500; add mhz"),
+        ("npu=500", r"a processor of snapdragon-855 \(cpu, opencl, hexagon\), got 'npu'"),
+        ("cpu=1286,cpu=710", "clocks in MHz like .* got 'cpu=710'"),
+        ("cpu=fast", "clocks in MHz like .* got 'cpu=fast'"),
+        ("=710", "clocks in MHz like .* got '=710'"),
+    ],
+)
+def test_clocks_that_a_device_does_not_have(clocks: str, message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        load_profile(f"{PHONE}@{clocks}")
+
+
 # --- work -----------------------------------------------------------------------------------------
 
 
@@ -194,6 +241,7 @@ def test_a_profile_survives_its_file(phone: Profile) -> None:
         ('"float16"', '"fp16"', "int8 or float16 or float32 for precision of 'opencl' .* 'fp16'"),
         (DENSE, "dense = 0", "from 1e-06 .* for dense of multiply_adds_per_ns"),
         (DENSE, "wide = 1", "dense, .* for multiply_adds_per_ns of cpu .* got image, wide"),
+        (r"mhz = \[2419", "mhz = [0", "a number from 1 to .* for mhz of cpu"),
         ("together = 1", "together = 0.5", "a number from 1 .* for together"),
         (r"\[processors\.cpu\]", "[processors.cpus]", "expected"),
         ('from = "cpu"', 'from = "gpu"', "expected different ones of cpu, opencl, .* got 'gpu'"),

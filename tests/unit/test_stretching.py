@@ -206,6 +206,22 @@ def test_a_meeting_within_a_stage_has_to_be_worth_it():
     assert dear.rule.startswith("segment 1: equation 4")
 
 
+def test_equation_4_may_hold_for_ends_of_stages_too():
+    mod = network(basic, STAGES, stem=32)
+    task = stretched(mod, 1, 1).task
+    alone = [task.pricing.nanoseconds(r.original(), 0, together=False) for r in task.chain.runs]
+    assert 1.2 * alone[0] < alone[1]
+    meeting = round(0.1 * sum(alone) / 2)  # a tenth of something between the two stages
+    usual = stretched(mod, 1, 1, meeting=meeting).best.design
+    assert [segment.start for segment in usual.segments] == [r.start for r in task.chain.runs]
+    strict = stretched(mod, 1, 1, meeting=meeting, rules=Rules(stage_alpha=0.1))
+    (left,) = strict.best.design.segments
+    assert left.start == task.chain.runs[1].start
+    rule = "equation 4 (a meeting costs at most 0.1 of its stage)"
+    assert strict.judge(usual).rule == f"segment 1: {rule}" and rule in strict.space
+    assert not any("of its stage" in known for known in stretched(mod, 1, 1).space)
+
+
 def test_the_papers_own_stage():
     """NN-Stretch, figure 8: seven blocks of 176 channels become 6 of 136 and 4 of 160.
 

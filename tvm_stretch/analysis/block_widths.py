@@ -68,7 +68,8 @@ class BlockWidths:
         self.pieces: dict[str, Piece] = {}
         self.skips: dict[str, str] = {}
         self._parent: dict[str, str] = {}
-        self._groups: dict[str, int] = {}
+        self._groups: dict[str, int] = {}  # channels of a group of grouped convolutions
+        self._shuffled: dict[str, int] = {}  # groups of shuffles
         for member in members:
             self._tie(member)
         self._tie_sums()
@@ -115,6 +116,8 @@ class BlockWidths:
             self._tie_item(member)
         elif kind in _SHUFFLE and self._is_shuffle(member):
             self._join(name, inputs[0])
+            if kind == "reshape" and len(member.shape) == 5:
+                self._shuffled[name] = member.shape[1]
         else:
             raise self._not_understood(member, "its channels are not known to follow its input's")
 
@@ -183,9 +186,9 @@ class BlockWidths:
 
     @property
     def unit(self) -> int:
-        """Widths of the block are multiples of this: whole groups of grouped convolutions."""
+        """Widths are multiples of this: convolutions and shuffles have whole groups."""
         units = [1]
-        for name, width in self._groups.items():
+        for name, width in (self._groups | self._shuffled).items():
             inside = self.channels(name)
             units.append(self.width * width // gcd(inside, self.width * width))
         return lcm(*units)
@@ -215,7 +218,7 @@ class BlockWidths:
 
         Raises:
             UnequalWidthsError: the block only exists for ``read == width``.
-            PlanError: a grouped convolution cannot have this width.
+            PlanError: a grouped convolution or a shuffle cannot have this width.
         """
         start, end = self.root(self.start), self.root(self.end)
         if start == end and read != width:
@@ -263,11 +266,13 @@ class BlockWidths:
         return max(1, round(own * width / after))
 
     def _check_groups(self, found: Mapping[str, int], width: int) -> None:
-        for name, group in self._groups.items():
-            if found[self.root(name)] % group:
+        told = {name: f"whose groups have {size} channels" for name, size in self._groups.items()}
+        told |= {name: f"which shuffles {n} groups" for name, n in self._shuffled.items()}
+        for name, unit in (self._groups | self._shuffled).items():
+            if found[self.root(name)] % unit:
                 raise PlanError(
                     f"expected a multiple of {self.unit} for the width of a branch with "
-                    f"{name!r}, whose groups have {group} channels, got {width}; correct the design"
+                    f"{name!r}, {told[name]}, got {width}; correct the design"
                 )
 
 

@@ -11,7 +11,7 @@ from latencies of a few networks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ class ProcessorProfile:
     group_us: float  # overhead of each small convolution of a grouped one
     region_us: float = 0.0  # overhead of a region, where a vendor's runtime runs it as a whole
     threads: int = 1  # cores of a CPU that its kernels use
+    mhz: tuple[float, ...] = ()  # clocks that it can have; all numbers hold at the first
     # watts while it is busy, beyond the device's `idle_watts`; None if they are not known
     watts: float | None = None
     # the TVM target of its kernels; None if this version makes none
@@ -59,6 +60,31 @@ class ProcessorProfile:
         weights = size * work.weights / self.weight_bytes_per_ns
         started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
         return compute + activations + weights + started
+
+    def clocked(self, mhz: float) -> ProcessorProfile:
+        """The processor at another of its clocks: it computes, reads and writes as much slower.
+
+        Watts fall in proportion to the clock, as at the same voltage; a device that lowers the
+        voltage, too, needs less.
+        """
+        if mhz not in self.mhz:
+            known = ", ".join(f"{clock:g}" for clock in self.mhz)
+            raise CostModelError(
+                f"expected one of {known or 'no clocks'} for the MHz of {self.name}, got {mhz:g}; "
+                + ("choose one of these" if known else "add mhz to its table in the profile")
+            )
+        ratio = mhz / self.mhz[0]
+        return replace(
+            self,
+            multiply_adds_per_ns={k: v * ratio for k, v in self.multiply_adds_per_ns.items()},
+            activation_bytes_per_ns=self.activation_bytes_per_ns * ratio,
+            weight_bytes_per_ns=self.weight_bytes_per_ns * ratio,
+            kernel_us=self.kernel_us / ratio,
+            group_us=self.group_us / ratio,
+            region_us=self.region_us / ratio,
+            watts=None if self.watts is None else self.watts * ratio,
+            mhz=(mhz, *(clock for clock in self.mhz if clock != mhz)),
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +139,17 @@ class Profile:
                 f"{name!r}; choose one of these, or add it to the profile"
             )
         return self.processors[name]
+
+    def clocked(self, mhz: Mapping[str, float]) -> Profile:
+        """The device while these processors have these clocks; hand-overs take as long as before.
+
+        Args:
+            mhz: of processors by name; others keep theirs.
+        """
+        clocked = {name: self.processor(name).clocked(clock) for name, clock in mhz.items()}
+        told = ",".join(f"{name}={clock:g}" for name, clock in mhz.items())
+        processors = {**self.processors, **clocked}
+        return replace(self, device=f"{self.device}@{told}", processors=processors)
 
     def power(self, names: Sequence[str]) -> Power | None:
         """The power of these processors; None unless all of them are known."""

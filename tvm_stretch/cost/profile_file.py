@@ -11,6 +11,7 @@
     [processors.cpu]                        # named as in plans: cpu, opencl, hexagon, ..
     target = { kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }
     threads = 4
+    mhz = [2419, 1805, 1286, 710]           # clocks; the numbers here hold at the first
     watts = 5.2                             # beyond idle_watts, while it is busy
     precision = "int8"                      # or float16, float32: what its kernels compute in
     kernel_us = 19.0                        # overhead of a kernel
@@ -34,9 +35,10 @@
     bytes_per_ns = 6.0                      # in the wider precision of the two
 
 There is a transfer from the CPU to each other processor and one back; two other processors without
-their own exchange data through the CPU. Only `threads`, `refuses`, `region_us`, `together`, what
-says powers, and the `target` of processors other than the CPU may be left out: this version plans
-for a processor without a target, but makes no kernels for it.
+their own exchange data through the CPU. ``snapdragon-855@cpu=1286`` is a device at another clock.
+Only `threads`, `mhz`, `refuses`, `region_us`, `together`, what says powers, and the `target` of
+processors other than the CPU may be left out: this version plans for a processor without a target,
+but makes no kernels for it.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
     """The profile of a device.
 
     Args:
-        device: one of `profiles()`, or the path of a file.
+        device: one of `profiles()`, or the path of a file; clocks of processors may follow,
+            as in ``snapdragon-855@cpu=1286,opencl=427``.
 
     Raises:
         CostModelError: there is no such profile, or the file contains none.
@@ -95,6 +98,9 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
         InstallError: this Python has no TOML reader.
     """
     path = as_path(device, "a profile, or the name of a known device, for device")
+    name, at, clocks = path.name.rpartition("@")
+    if at and "=" in clocks:
+        return load_profile(path.with_name(name)).clocked(_clocks(clocks, path.name))
     if path.suffix != ".toml":
         if str(device) not in profiles():
             raise CostModelError(
@@ -104,6 +110,20 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
         path = _folder() / f"{device}.toml"
     text = read_text(path, f"a readable file for the profile {path}", CostModelError)
     return parse_profile(text, f"the profile {path.name}")
+
+
+def _clocks(text: str, device: str) -> dict[str, float]:
+    """MHz by processor."""
+    found = {}
+    for item in text.split(","):
+        name, _, mhz = item.partition("=")
+        if not name or not mhz.isdecimal() or name in found:
+            raise CostModelError(
+                f"expected clocks in MHz like cpu=1286,opencl=427 after @ of device {device!r}, "
+                f"got {item!r}; correct it"
+            )
+        found[name] = float(mhz)
+    return found
 
 
 def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
@@ -152,6 +172,8 @@ def _check_processor(found: ProcessorProfile, where: str) -> None:
     for name, (least, largest) in _RANGES.items():
         if (value := getattr(found, name)) is not None:
             _require(value, least, name, where, largest)
+    for clock in found.mhz:
+        _require(clock, 1.0, "mhz", where)
     _check_operators(found.refuses, where)
     target = found.target
     if target is not None and not (isinstance(target.get("kind"), str) and _is_data(target)):
@@ -241,6 +263,8 @@ def profile_text(profile: Profile) -> str:
         if processor.target is not None:
             lines.append(f"target = {_inline(processor.target)}")
         lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
+        if processor.mhz:
+            lines.append(f"mhz = {_inline(list(processor.mhz))}")
         if processor.watts is not None:
             lines.append(f"watts = {processor.watts:.4g}")
         numbers = ["kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns"]

@@ -1,11 +1,14 @@
 """What a search considered before it chose a plan, as a table.
 
-candidate           predicted ms  costs  measured ms  verdict
-cpu alone                128.000  2          131.200  beaten
-9 layers in shares        11.500  1           80.100  chosen: x0.61 of cpu alone (95 % ..)
+candidate           predicted ms  above least  costs  measured ms  verdict
+cpu alone                128.000  113 %        2          131.200  beaten
+9 layers in shares        11.500  9 %          1           80.100  chosen: x0.61 of cpu alone ..
 costs 1: typical of such processors, nothing was measured there
 costs 2: typical of such processors, nothing was measured there, corrected by a run
 predictions by different costs do not compare
+
+The least time is a bound of all plans by the same costs: all processors always busy, nothing handed
+over (`search/bound.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ class Considered:
         verdict: whether it was chosen, or why not.
         predicted_mj: the millijoules of a run that were predicted, if powers are known.
         measured_mj: those that a meter measured.
+        least_ns: a bound of the latency of any plan by the same costs.
     """
 
     what: str
@@ -35,21 +39,30 @@ class Considered:
     verdict: str = ""
     predicted_mj: float | None = None
     measured_mj: float | None = None
+    least_ns: int | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """By how much the predicted latency is above the bound; None if one is not known."""
+        if self.predicted_ns is None or not self.least_ns:
+            return None
+        return self.predicted_ns / self.least_ns - 1
 
 
 def considered_lines(candidates: Sequence[Considered]) -> Iterator[str]:
     """The table of the module docstring."""
     sources = list(dict.fromkeys(one.costs for one in candidates if one.predicted_ns is not None))
-    heads = ("candidate", "predicted ms", "predicted mJ", "costs", "measured ms", "measured mJ")
-    rows = [(*heads, "verdict")]
+    heads = ("candidate", "predicted ms", "above least", "predicted mJ", "costs", "measured ms")
+    rows = [(*heads, "measured mJ", "verdict")]
     for one in candidates:
         number = "" if one.predicted_ns is None else str(sources.index(one.costs) + 1)
         predicted, measured = map(_milliseconds, (one.predicted_ns, one.measured_ns))
-        energies = ("" if mj is None else f"{mj:.3g}" for mj in (one.predicted_mj, one.measured_mj))
-        first, second = energies
-        rows.append((one.what, predicted, first, number, measured, second, one.verdict))
-    shown = [i for i, head in enumerate(heads) if "mJ" not in head or any(r[i] for r in rows[1:])]
-    yield from align([tuple(row[i] for i in (*shown, -1)) for row in rows])
+        first, second = map(_millijoules, (one.predicted_mj, one.measured_mj))
+        gap = "" if one.gap is None else f"{100 * one.gap:.0f} %"
+        rows.append((one.what, predicted, gap, first, number, measured, second, one.verdict))
+    optional = {i for i, head in enumerate(rows[0]) if "mJ" in head or head == "above least"}
+    shown = [i for i in range(len(rows[0])) if i not in optional or any(r[i] for r in rows[1:])]
+    yield from align([tuple(row[i] for i in shown) for row in rows])
     yield from (f"costs {number}: {source}" for number, source in enumerate(sources, start=1))
     if len(sources) > 1:
         yield "predictions by different costs do not compare"
@@ -57,6 +70,10 @@ def considered_lines(candidates: Sequence[Considered]) -> Iterator[str]:
 
 def _milliseconds(ns: int | None) -> str:
     return "" if ns is None else f"{ns / 1e6:.3f}"
+
+
+def _millijoules(mj: float | None) -> str:
+    return "" if mj is None else f"{mj:.3g}"
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

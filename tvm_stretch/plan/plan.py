@@ -219,8 +219,10 @@ def _region_data(region: PlannedRegion) -> dict[str, Any]:
 
 
 def _considered_data(one: Considered) -> dict[str, Any]:
-    """A candidate without unknown energies, so that older versions read the file."""
-    return {k: v for k, v in asdict(one).items() if v is not None or not k.endswith("_mj")}
+    """A candidate without unknown numbers, so that older versions read the file."""
+    data = asdict(one)
+    optional = ("predicted_mj", "measured_mj", "least_ns")
+    return {k: v for k, v in data.items() if v is not None or k not in optional}
 
 
 def _check(plan: Plan) -> None:

@@ -13,13 +13,12 @@ alone never decides: the compiler builds the proposed plans and measures them.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.search.bound import least_ns
 from tvm_stretch.search.candidates import Found, find_candidates
 from tvm_stretch.search.chain import rank, thrifty
 from tvm_stretch.search.costs import Costs, planning_costs
@@ -45,8 +44,8 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
     found = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
     places = range(len(costs.processors))
-    times = (tuple(costs.whole(group, p) for p in places) for group in network.graph.groups)
-    return replace(found, times=tuple(times))
+    times = [tuple(costs.whole(group, p) for p in places) for group in network.graph.groups]
+    return found.bounded(least_ns(times))
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

@@ -6,14 +6,13 @@ chains (chain.py), designed branches ──realise.py──> plans with predicte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_stretch.build.branching import Branching
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.search.bound import least_ns
 from tvm_stretch.search.chain import CLEARLY_LESS, Chain
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
@@ -40,13 +39,14 @@ class Found:
     rivals: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()  # for people
     passed: tuple[Considered, ...] = ()  # plans that were dropped, and why
-    # nanoseconds of each kernel on each processor, None where it is not supported
-    times: tuple[tuple[int | None, ...], ...] = ()
+    least_ns: int = 0  # a bound of the time of any plan
 
-    @property
-    def least_ns(self) -> int:
-        """A bound of the time of any plan."""
-        return least_ns(self.times)
+    def bounded(self, least: int) -> Found:
+        """The same with a bound, by which each candidate can be judged."""
+        singles = tuple(replace(one, least_ns=least) for one in self.singles)
+        rivals = tuple(replace(one, least_ns=least) for one in self.rivals)
+        passed = tuple(replace(one, least_ns=least) for one in self.passed)
+        return Found(singles, rivals, self.notes, passed, least)
 
 
 def find_candidates(

@@ -52,6 +52,7 @@ class Candidate:
     busy: tuple[int, ...]  # predicted nanoseconds of kernels on each processor
     branched: Branching  # the network with the plan's parts
     level: KernelLevel | None = None  # the kernels of the plan, if they are known
+    least_ns: int | None = None  # a bound of the time of any plan
 
     def considered(self, verdict: str, seconds: float | None = None) -> Considered:
         """A row of the table of candidates, for people.
@@ -61,7 +62,8 @@ class Candidate:
         """
         measured = None if seconds is None else round(seconds * 1e9)
         energy = self.cost.millijoules
-        return Considered(self.what, self.cost.ns, self.plan.costs, measured, verdict, energy)
+        known = (self.cost.ns, self.plan.costs, measured, verdict, energy)
+        return Considered(self.what, *known, least_ns=self.least_ns)
 
 
 def by_objective(limits: Limits) -> Callable[[Candidate], float]:

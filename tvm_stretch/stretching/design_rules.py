@@ -1,6 +1,6 @@
 """The rules by which NN-Stretch (section 4) prunes new architectures.
 
-latency     equation 4   a meeting point within a stage costs at most α of its segment
+latency     equation 4   a meeting point costs at most α of its segment
             equation 5   no branch takes longer than β times the fastest processor for the segment
             equation 6   multiply-adds of the branches in proportion to the processors' speeds
 accuracy    structure    ends of stages are meeting points
@@ -8,8 +8,9 @@ accuracy    structure    ends of stages are meeting points
             bounds       no branch is less than a share of the depth, or of the width
 
 The paper's own designs contradict some rules (α, and the tolerance of equation 6), so users may set
-all numbers. Preferences (depth for one kind of processor, width for another) only decide between
-nearly equal designs.
+all numbers, and α has a number of its own for ends of stages: by default none is too expensive.
+Preferences (depth for one kind of processor, width for another) only decide between nearly equal
+designs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from math import comb, log10
+from math import comb, inf, log10
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,8 @@ class Rules:
         capacity: least multiply-adds and parameters of a stretched segment, as a share of the
             original's.
         least_ratio: least depth and width of a branch, as a share of the original's.
+        stage_alpha: the most that a meeting at the end of a stage may cost; stages that are too
+            short for it get no branches.
 
     Examples:
         >>> rules = ts.stretching.Rules(capacity=0.8)
@@ -59,6 +62,7 @@ class Rules:
     tolerance: float = 0.15
     capacity: float = 0.9
     least_ratio: float = 0.3
+    stage_alpha: float = inf
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,13 +99,19 @@ class Judged:
         return {name: int(mask.sum()) for name, mask in zip(self.keeps, masks, strict=True)}
 
 
-def judge(branches: Sequence[Sequence[Array]], originals: Sequence[Array], rules: Rules) -> Judged:
+def judge(
+    branches: Sequence[Sequence[Array]],
+    originals: Sequence[Array],
+    rules: Rules,
+    meeting: float,
+) -> Judged:
     """Apply the rules to combinations of branches.
 
     Args:
         branches: for each processor nanoseconds, multiply-adds and parameters, as arrays that
             broadcast against each other.
         originals: the same three numbers of the whole segment, on each processor.
+        meeting: nanoseconds of the meeting at its end.
     """
     ns, work, size = zip(*branches, strict=True)
     alone = min(float(original[0]) for original in originals)
@@ -114,8 +124,13 @@ def judge(branches: Sequence[Sequence[Array]], originals: Sequence[Array], rules
     ]
     enough = rules.capacity * originals[0]
     capacity = (total_work >= enough[1]) & (total_size >= enough[2])
+    ending = {}
+    if rules.stage_alpha < inf:
+        told = f"equation 4 (a meeting costs at most {rules.stage_alpha:g} of its stage)"
+        ending[told] = np.full(total_work.shape, meeting <= rules.stage_alpha * alone)
     return Judged(
-        {
+        ending
+        | {
             f"equation 5 (no branch takes longer than {rules.beta:g} of the segment)": straggling,
             f"equation 6 (work as processors are fast, ±{rules.tolerance:g})": (
                 np.logical_and.reduce(np.broadcast_arrays(*aligned))

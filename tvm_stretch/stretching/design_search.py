@@ -159,7 +159,8 @@ class _Segment:
         self.alone = table.original(search.home)
         costs, operators = search.costs, self.run.operators
         bytes_out = operators.bytes(self.run.end)
-        self.meeting = entry + costs.meeting(search.places, bytes_out)
+        self.meeting = costs.meeting(search.places, bytes_out)
+        self.handing_over = entry + self.meeting
 
     def _axis(self, values: Array, index: int) -> Array:
         """Values of one processor's options along their own axis."""
@@ -172,7 +173,7 @@ class _Segment:
             tuple(self._axis(row, index) for row in options.figures(read))
             for index, options in enumerate(self.options)
         ]
-        return branches, judge(branches, self.originals, self.search.rules)
+        return branches, judge(branches, self.originals, self.search.rules, self.meeting)
 
     def counts(self) -> dict[str, int]:
         """The number of combinations after each rule, for the channels that the original reads."""
@@ -196,7 +197,11 @@ class _Segment:
             _, first = np.unique(outs, return_index=True)
             for row in first:
                 place = tuple(where[row])
-                yield int(outs[row]), float(ns[place]) + self.meeting, self._segment(place)
+                yield (
+                    int(outs[row]),
+                    float(ns[place]) + self.handing_over,
+                    self._segment(place),
+                )
             where, outs = np.delete(where, first, 0), np.delete(outs, first)
 
     def _unstretched(self, read: int) -> float:

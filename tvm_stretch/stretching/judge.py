@@ -203,7 +203,7 @@ def _broken_rule(task: Task, rules: Rules, run: Run, segment: StretchedSegment, 
         layers = run.layers(segment, index, read)
         row = (pricing.nanoseconds(layers, place), *count(layers))
         branches.append(tuple(np.asarray([value], "float64") for value in row))
-    judged = judge(branches, originals, rules)
+    judged = judge(branches, originals, rules, meeting)
     return next((rule for rule, keeps in judged.keeps.items() if not keeps.all()), "")
 
 

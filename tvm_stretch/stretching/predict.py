@@ -66,23 +66,17 @@ def predict(chain: Chain, design: Design, pricing: Pricing, home: int) -> Figure
         design: its segments are runs of the chain.
         home: the place of the processor that runs operators outside of branches.
     """
-    timeline = _Timeline(chain, pricing, home)
+    timeline = Timeline(chain, pricing, home)
     segments = {segment.start: segment for segment in design.segments}
     for index, names in enumerate(chain.between):
         timeline.outside(names)
         if index < len(chain.runs):
             timeline.run(chain.runs[index], segments.get(chain.runs[index].start))
-    simulation = timeline.simulate()
-    busy = tuple(
-        sum(simulation.problem.cost(operator, place) for operator in queue)
-        for place, queue in enumerate(simulation.order)
-    )
-    work, size = count(timeline.layers)
-    return Figures(max(simulation.finish.values()), work, size, busy)
+    return timeline.figures()
 
 
 @dataclass
-class _Timeline:
+class Timeline:
     """Jobs in execution order; `heads` are the jobs whose results the next one reads."""
 
     chain: Chain
@@ -136,14 +130,17 @@ class _Timeline:
         names = [processor.name for processor in self.pricing.costs.processors]
         widths = [branch.width for branch in segment.branches]
         out = run.out_width(widths, segment.merge)
-        heads = []
+        found = []
         for index, branch in enumerate(segment.branches):
             own = branch.width if segment.merge == "concat" else out // len(widths)
             layers, place = run.layers(segment, index, read), names.index(branch.processor)
-            size, alone = self._size(run.end, own), len(widths) == 1
-            heads.append(self._job(str(branch), place, layers, size, alone))
-        self.heads = tuple(heads)
+            found.append((str(branch), place, layers, self._size(run.end, own)))
+        self.branches(found)
         self.widths[run.end] = out
+
+    def branches(self, found: Sequence[tuple[str, int, Sequence[Layer], int]]) -> None:
+        """Add jobs that read the same: name, place, layers and bytes of the result of each."""
+        self.heads = tuple(self._job(*branch, alone=len(found) == 1) for branch in found)
 
     def _size(self, name: str, channels: int) -> int:
         shape = self.chain.operators.shape(name)
@@ -151,8 +148,17 @@ class _Timeline:
             return 0
         return self.chain.operators.bytes(name) * channels // shape[1]
 
-    def simulate(self) -> Simulation:
+    def figures(self) -> Figures:
         """Simulate all jobs."""
+        simulation = self._simulate()
+        busy = tuple(
+            sum(simulation.problem.cost(operator, place) for operator in queue)
+            for place, queue in enumerate(simulation.order)
+        )
+        work, size = count(self.layers)
+        return Figures(max(simulation.finish.values()), work, size, busy)
+
+    def _simulate(self) -> Simulation:
         self._add("outputs", 0, 0.0, self.heads, 0)
         readers: dict[int, list[int]] = {i: [] for i in range(len(self.jobs))}
         for reader, read in enumerate(self.reads):
