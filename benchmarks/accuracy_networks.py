@@ -6,7 +6,7 @@ Every stage becomes two branches that together have about as many multiply-adds 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,13 +65,22 @@ class Small:
     def build(self, channels: int, size: int, classes: int, seed: int = 0) -> onnx.ModelProto:
         """The network for images of a size, with random weights."""
         b = Builder(seed)
+        x = self.begin(b, channels, size)
+        for width, stride in self.blocks(size):
+            x = self.block(b, x, width, stride)
+        return b.finish("small", b.classifier(x, classes))
+
+    def begin(self, b: Builder, channels: int, size: int) -> Tensor:
+        """The stem."""
         x = b.input("x", (1, channels, size, size))
-        x = b.conv_bn(x, self.stem, 3, 2 if size > 16 else 1, act="relu")
+        return b.conv_bn(x, self.stem, 3, 2 if size > 16 else 1, act="relu")
+
+    def blocks(self, size: int) -> Iterator[tuple[int, int]]:
+        """Width and stride of each block."""
         for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for index in range(depth):
                 strided = index == 0 and (stage > 0 or size > 16)
-                x = self.block(b, x, width, 2 if strided else 1)
-        return b.finish("small", b.classifier(x, classes))
+                yield width, 2 if strided else 1
 
 
 NETWORKS: Mapping[str, Small] = {

@@ -208,7 +208,7 @@ def carry_out(name: str, size: int | None, rounds: int, costs: Costs) -> list[Ro
             models[key] = _built(network, plan, feed, expected)
             print(f"{name} {result.scheduler}: built in {time.perf_counter() - began:.0f} s")
         rows.append({**row, "plan": list(models).index(key)})
-    samples = _in_turns(list(models.values()), rounds)
+    samples = in_turns(list(models.values()), rounds)
     first = samples[next(row["plan"] for row in rows if row["scheduler"] == "single")]
     return [{**row, **_figures(samples[row["plan"]], first)} for row in rows]
 
@@ -233,7 +233,7 @@ def _built(
     return model
 
 
-def _in_turns(models: Sequence[ts.Model], rounds: int) -> list[list[float]]:
+def in_turns(models: Sequence[ts.Model], rounds: int) -> list[list[float]]:
     """Milliseconds of each run of each model; another one begins every round."""
     runs = [model.random_run() for model in models]
     samples: list[list[float]] = [[] for _ in models]

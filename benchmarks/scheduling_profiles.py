@@ -4,6 +4,7 @@
   them, or typical ones where it was never run. The caption says which.
 * `1:3` and the like: roofs, not devices; a CPU of 20 GMAC/s and a GPU of 60, memory of 10 GB/s at
   ratio 1.
+* `big+little`: the same for two clusters of one CPU, which share their memory.
 * `mi9 C+G` and the like: CPU, GPU, DSP of a phone, each with a speed of its own for every family of
   operators (`mi9.py`); `C/1.5` is the CPU at two thirds of its frequency, where it is better than
   the GPU at some families and worse at others. Tensors are 8-bit integers.
@@ -31,9 +32,11 @@ from tvm_stretch.targets.processors import make_processors
 PHONE = ("mi9 C+G", "mi9 C/1.5+G", "mi9 C+G+D")
 RATIOS = ("1:3", "1:2", "1:1", "2:1", "3:1", "1:1:1", "1:2:3")
 PROFILES = ("host", *RATIOS, *PHONE)
+CLUSTERS = "big+little"
 
 _NAMES = ("cpu", "gpu", "dsp")
-_LAUNCH_NS = {"cpu": 2_000, "gpu": 10_000, "dsp": 10_000}
+_LAUNCH_NS = {"cpu": 2_000, "gpu": 10_000, "dsp": 10_000, "big": 2_000, "little": 2_000}
+_CLUSTERS = {"big": 1.5, "little": 1.0}  # two Cortex-A76 and four Cortex-A55 by clocks and lanes
 _MACS_PER_NS, _BYTES_PER_NS = 20.0, 10.0
 _FIXED_NS, _BYTES_PER_US = 150_000, 2_500
 _FLOAT, _INTEGER = 1, 4  # how many numbers are as large as one of float32
@@ -43,14 +46,20 @@ def synthetic_problem(graph: OperatorGraph, profile: str) -> Problem:
     """The problem of a network on the processors of a profile other than `host`."""
     if profile.startswith("mi9 "):
         return _phone_problem(graph, profile.removeprefix("mi9 ").split("+"))
-    speeds = [float(part) for part in profile.split(":")]
-    names = _NAMES[: len(speeds)]
+    if profile == CLUSTERS:
+        speeds = _CLUSTERS
+    else:
+        speeds = dict(zip(_NAMES, map(float, profile.split(":")), strict=False))
 
     def costs(group: Group) -> list[int]:
-        roofs = (max(_compute_ns(group, s), _memory_ns(group) / s**0.5) for s in speeds)
-        return [_LAUNCH_NS[n] + round(roof) for n, roof in zip(names, roofs, strict=True)]
+        compute, memory = _compute_ns(group, 1), _memory_ns(group)
+        return [
+            _LAUNCH_NS[name] + round(max(compute / speed, memory / speed**0.5))
+            for name, speed in speeds.items()
+        ]
 
-    return _problem(graph, names, costs, _FLOAT)
+    problem = _problem(graph, tuple(speeds), costs, _FLOAT)
+    return without_transfers(problem) if profile == CLUSTERS else problem
 
 
 def _phone_problem(graph: OperatorGraph, parts: Sequence[str]) -> Problem:
@@ -91,10 +100,14 @@ def _family(group: Group) -> str:
 def _problem(
     graph: OperatorGraph, names: Sequence[str], costs: Callable[[Group], list[int]], smaller: int
 ) -> Problem:
-    count = len(names)
-    transfers = ((linear_transfer(_FIXED_NS, smaller * _BYTES_PER_US),) * count,) * count
     launch = [_LAUNCH_NS[name] for name in names]
+    transfers = transfers_between(len(names), smaller)
     return splittable(problem_of(graph, names, costs, transfers), graph, launch)
+
+
+def transfers_between(count: int, smaller: int) -> tuple[tuple[TransferCost, ...], ...]:
+    """The hand-overs of `count` processors, whose numbers are so much smaller than float32."""
+    return ((linear_transfer(_FIXED_NS, smaller * _BYTES_PER_US),) * count,) * count
 
 
 def host_costs() -> Costs:

@@ -5,6 +5,7 @@ python -m benchmarks.stretched space [networks]            table 2: designs, wha
 python -m benchmarks.stretched capacity designs.json       table 6, and what published designs keep
 python -m benchmarks.stretched published designs.json      their latency, and ours at equal capacity
 python -m benchmarks.stretched latency                     figure 9: its statements and ours
+python -m benchmarks.stretched stage                       figure 8: a stage of EfficientNet
 python -m benchmarks.stretched front resnet50 --svg f.svg  figure 12: latency over capacity
 python -m benchmarks.stretched rules resnet50              alpha of equation 4, beta of equation 5
 ```
@@ -34,7 +35,7 @@ from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable
-from tvm_stretch.plan.design import Design
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.stretching.best_designs import find_candidates
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.judge import Candidate
@@ -55,6 +56,9 @@ FIGURE_9 = (
     ("resnet34", "cpu+opencl+hexagon", "all three: up to 2.2 times the fastest processor"),
 )
 """The numbers in the paper's text, as the bars of the figure have none."""
+
+FIGURE_8 = ("cpu", "hexagon")
+"""Its processors."""
 
 ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 BETAS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0, 1.2)
@@ -225,6 +229,22 @@ def latency() -> None:
     lines("network | processors | NN-Stretch | ours at 90 % of the capacity", rows())
 
 
+def stage() -> None:
+    """Figure 8: EfficientNet-B5's stage of 7 blocks and 176 channels, by the paper's rules."""
+    st = stretching("efficientnet_b5", FIGURE_8, alpha=0.1, beta=1.0, least_ratio=0.5)
+    (run,) = (r for r in st.task.chain.runs if (r.depth, r.width) == (7, 176))
+    theirs = (Branch("cpu", 6, 136), Branch("hexagon", 4, 160))
+    (ours,) = (s.branches for s in st.best.design.segments if s.start == run.start)
+
+    def rows() -> Iterable[Sequence[object]]:
+        for told, branches in (("paper", theirs), ("ours", ours)):
+            judged = st.judge(Design((StretchedSegment(run.start, run.end, branches, run.merge),)))
+            named = ", ".join(map(str, branches))
+            yield told, named, f"{judged.ns / 1e6:.2f}", shares(st, judged), judged.rule or "none"
+
+    lines("branches of | depth and width | network, ms | capacity | rule that prunes them", rows())
+
+
 def sweep(name: str) -> None:
     """The best design for various α and β, on each set of processors."""
 
@@ -262,6 +282,7 @@ def main() -> None:
     for name in ("capacity", "published"):
         commands.add_parser(name).add_argument("designs", type=Path)
     commands.add_parser("latency")
+    commands.add_parser("stage")
     commands.add_parser("rules").add_argument("network", nargs="?", default="resnet50")
     one = commands.add_parser("front")
     one.add_argument("network", nargs="?", default="resnet50")
@@ -276,6 +297,8 @@ def main() -> None:
         published(read_designs(given.designs))
     elif given.command == "latency":
         latency()
+    elif given.command == "stage":
+        stage()
     elif given.command == "rules":
         sweep(given.network)
     else:

@@ -290,7 +290,10 @@ def plan_row(name: str, team: Sequence[str], device: str) -> Row:
     stretched = ts.stretch(model, team, device=device)
     alone = found.singles[0]
     best = min((*found.singles[:1], *found.rivals), key=lambda candidate: candidate.cost.ns)
-    design: Row = {"stretched": "no design that the rules leave", "stretched_ms": best.ns / 1e6}
+    design: Row = {
+        "stretched": "no design that the rules leave",
+        "stretched_ms": best.cost.ns / 1e6,
+    }
     design |= {"work": 1.0, "parameters": 1.0}
     with contextlib.suppress(ts.UnsupportedError):
         chosen, (work, size) = stretched.best, stretched.original

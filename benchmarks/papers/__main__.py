@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
-from benchmarks.papers.catalogue import PAPERS, PARTS, Part, parts
+from benchmarks.papers.catalogue import DRAWINGS, PAPERS, PARTS, Part, parts
 from tvm_stretch.cost.fingerprint import local_machine
 from tvm_stretch.files import write_whole
 
@@ -68,6 +68,7 @@ def _page(folder: Path) -> Iterator[str]:
                 continue
             head, _, output = found.read_text(encoding="utf-8").partition("\n")
             yield from ("", head + ".", "", "```", output.strip("\n"), "```")
+        yield from ("", f"Without results of its own: {', '.join(DRAWINGS[paper])}.")
 
 
 def listed(chosen: Sequence[Part]) -> Iterator[str]:
@@ -75,6 +76,8 @@ def listed(chosen: Sequence[Part]) -> Iterator[str]:
     for part in chosen:
         told = f"lacks {part.lacks}" if part.lacks else f"{part.how}, {part.minutes} minutes"
         yield f"{part.paper:12}{part.number:11}{part.shows} ({told})"
+    for paper in dict.fromkeys(part.paper for part in chosen):
+        yield f"{paper:12}{', '.join(DRAWINGS[paper])} show no results"
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.__main__ import listed, main, page, run
-from benchmarks.papers.catalogue import PAPERS, PARTS, Part, parts
+from benchmarks.papers.catalogue import DRAWINGS, PAPERS, PARTS, Part, parts
 
 pytestmark = pytest.mark.full  # a test of benchmarks
 
+HOWS = ("measured", "trained", "emulated", "predicted", "counted")
+NUMBERED = {"nn-stretch": (13, 9), "hope": (7, 0), "pitfalls": (5, 4)}  # figures, tables
 OWN = Part("hope", "table 9", "nothing", "nothing", "measured", ("platform", "--terse"))
 
 
@@ -20,10 +22,18 @@ def test_every_part_has_a_command_or_lacks_something() -> None:
     for part in PARTS:
         assert part.paper in PAPERS
         assert bool(part.command) != bool(part.lacks), part.key
-        assert bool(part.command) == (part.how in ("measured", "emulated", "predicted", "counted"))
+        assert bool(part.command) == (part.how in HOWS)
         assert 0 <= part.minutes <= 20
         if part.command:
             assert importlib.util.find_spec(part.command[0]) is not None, part.key
+
+
+def test_every_table_and_figure_is_a_part_or_shows_no_results() -> None:
+    for paper, (figures, tables) in NUMBERED.items():
+        known = [*(part.number for part in parts(paper)), *DRAWINGS[paper]]
+        wanted = [f"figure {n + 1}" for n in range(figures)]
+        wanted += [f"table {n + 1}" for n in range(tables)]
+        assert sorted(known) == sorted([*wanted, *(k for k in known if k == "ablations")])
 
 
 def test_parts_are_found_by_paper_and_number() -> None:
@@ -32,7 +42,7 @@ def test_parts_are_found_by_paper_and_number() -> None:
     ]
     assert {part.paper for part in parts("hope")} == {"hope"}
     assert not [*parts("hope", "table", "77")]
-    assert len([*listed(PARTS)]) == len([*parts()]) == len(PARTS)
+    assert len([*listed(PARTS)]) == len([*parts()]) + len(PAPERS) == len(PARTS) + len(PAPERS)
 
 
 def test_the_page_has_results_and_gaps(tmp_path: Path) -> None:
@@ -44,6 +54,7 @@ def test_the_page_has_results_and_gaps(tmp_path: Path) -> None:
         assert other.shows in text
         assert (other.lacks in text) if other.lacks else (" ".join(other.command) in text)
     assert "Not run yet" in text
+    assert all(number in text for numbers in DRAWINGS.values() for number in numbers)
 
 
 def test_a_part_keeps_its_output_and_a_failure_keeps_none(

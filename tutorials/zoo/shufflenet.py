@@ -13,7 +13,8 @@ _STAGES = ((116, 4), (232, 8), (464, 4))
 """Channels and units."""
 
 
-def _unit(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
+def unit(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
+    """A unit; one with a stride begins a stage, and any other keeps the width."""
     half = width // 2
     if stride == 1:
         left, right = b.halves(x)
@@ -31,7 +32,7 @@ def _shufflenet_v2(b: Builder, x: Tensor, classes: int) -> Tensor:
     x = b.max_pool(x, 3, 2)
     for width, units in _STAGES:
         for index in range(units):
-            x = _unit(b, x, width, 1 if index else 2)
+            x = unit(b, x, width, 1 if index else 2)
     x = b.conv_bn(x, 1024, act="relu")
     return b.classifier(x, classes)
 

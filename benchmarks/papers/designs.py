@@ -1,0 +1,268 @@
+"""NN-Stretch's tables 3, 4, 8 and 9: what meeting points, bounds, copies and shapes of branches do.
+
+    python -m benchmarks.papers.designs meetings      table 3: more meeting points, more accuracy
+    python -m benchmarks.papers.designs bounds        table 4: very shallow or narrow branches
+    python -m benchmarks.papers.designs copies        table 8: two whole branches
+    python -m benchmarks.papers.designs scaling       table 9: less depth, less width, or both
+
+The paper trains on CIFAR-100 and ImageNet. Here small networks of the same families are trained on
+drawn shapes of 32x32 pixels (`benchmarks.accuracy_tasks`); their branches have the paper's ratios.
+Each seed draws its own images and trains every network of a table on them, so that differences are
+those of pairs, with 95 % intervals. Latencies are predicted for the same networks at 672x672
+pixels, with a branch each on CPU and DSP of the paper's phone; its profile takes the time of a
+meeting from the paper's table 3. Trainings stay in the folder: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+import tvm_stretch as ts
+from benchmarks.accuracy import interval
+from benchmarks.accuracy_networks import NETWORKS, Small
+from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, shapes
+from benchmarks.accuracy_trials import Schedule, batches_of, fresh
+from benchmarks.papers.meetings import branched, predicted
+from benchmarks.stretched import equal_capacity
+from tutorials.zoo.shufflenet import unit
+from tvm_stretch.files import write_whole
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+from tvm_stretch.stretching.judge import Candidate
+from tvm_stretch.stretching.segments import Run
+from tvm_stretch.stretching.stretching import Stretching
+from tvm_stretch.training import Batches, Training, accuracy, fit
+from tvm_stretch.training.relax_graph import graph_of
+from tvm_stretch.training.torch_graph import Graph
+
+DEVICE, TEAM = "snapdragon-855", ("cpu", "hexagon")
+LARGE = 672
+"""Pixels along each side of the images for which latencies are predicted: with fewer, such small
+networks would take less time than a meeting."""
+
+RESIDUAL = Small(NETWORKS["resnet"].block, 16, (16, 32, 64), (4, 4, 4))
+SHUFFLED = Small(unit, 24, (48, 96, 192), (4, 8, 4))
+
+SCHEDULE = Schedule(epochs=8)
+
+Ratios: TypeAlias = tuple[float, float]
+"""Depth and width of a branch, relative to the original's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network of a table."""
+
+    name: str
+    graph: Graph  # at 32x32 pixels
+    ns: int  # predicted, at 672x672
+    multiply_adds: int  # at 672x672
+    parameters: int
+    theirs: str  # the paper's row
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+@cache
+def stretching(small: Small, size: int) -> Stretching:
+    """A network for images of a size, ready for designs."""
+    return ts.stretch(small.build(3, size, CLASSES), TEAM, device=DEVICE)
+
+
+def design(st: Stretching, *branches: Ratios) -> Design:
+    """The same ratios in every stage."""
+
+    def segment(run: Run) -> StretchedSegment:
+        own = [
+            Branch(name, max(1, round(depth * run.depth)), run.rounded(width))
+            for name, (depth, width) in zip(TEAM, branches, strict=True)
+        ]
+        return StretchedSegment(run.start, run.end, tuple(own), run.merge)
+
+    return Design(tuple(map(segment, st.task.chain.runs)))
+
+
+def original(small: Small, theirs: str) -> Row:
+    """The network without branches, on the faster processor."""
+    st = stretching(small, LARGE)
+    graph = graph_of(stretching(small, SIZE).mod)[0]
+    return Row("as it is", graph, st.task.fastest_alone_ns, *st.original, theirs)
+
+
+def stretched(name: str, small: Small, judged: Candidate, theirs: str) -> Row:
+    """A design of the network for large images, which the one for small images has, too."""
+    graph = graph_of(stretching(small, SIZE).module(judged.design))[0]
+    return Row(name, graph, judged.ns, judged.multiply_adds, judged.parameters, theirs)
+
+
+def meetings() -> Iterator[Row]:
+    """Table 3: twelve blocks in two branches, which meet after some of them."""
+    st, small = stretching(RESIDUAL, LARGE), stretching(RESIDUAL, SIZE)
+    yield original(RESIDUAL, "")
+    for points, theirs in MEETINGS:
+        made = [branched(RESIDUAL, points, percent / 100, SIZE) for percent in range(50, 81, 2)]
+        works = [predicted(network, small.task, TEAM).multiply_adds for network in made]
+        best = min(range(len(made)), key=lambda i: abs(works[i] - small.original[0]))
+        ratio = (50 + 2 * best) / 100
+        found = predicted(branched(RESIDUAL, points, ratio, LARGE), st.task, TEAM)
+        name = f"{len(points)} meeting points, {ratio:.0%} of the width"
+        graph = graph_of(load_trainable(made[best].model))[0]
+        yield Row(name, graph, found.ns, found.multiply_adds, found.parameters, theirs)
+
+
+def bounds() -> Iterator[Row]:
+    """Table 4: the first pair, and others that are shallower or narrower.
+
+    The paper's third pair has as many parameters as the first one, here only the fourth has.
+    """
+    st = stretching(SHUFFLED, LARGE)
+    yield original(SHUFFLED, "")
+    for branches, theirs in BOUNDS:
+        name = " and ".join(f"({depth:g}, {width:g})" for depth, width in branches)
+        yield stretched(name, SHUFFLED, st.judge(design(st, *branches)), theirs)
+
+
+def copies() -> Iterator[Row]:
+    """Table 8: every segment twice."""
+    st = stretching(RESIDUAL, LARGE)
+    yield original(RESIDUAL, "76.7 %")
+    yield stretched("two whole branches", RESIDUAL, st.judge(design(st, (1, 1), (1, 1))), "78.2 %")
+
+
+def scaling() -> Iterator[Row]:
+    """Table 9: half the depth, as much less width, and the fastest of at least that capacity."""
+    st = stretching(RESIDUAL, LARGE)
+    yield original(RESIDUAL, "76.7 %, 1")
+    deep = st.judge(design(st, (0.5, 1), (0.5, 1)))
+    yield stretched("half the depth", RESIDUAL, deep, "75.7 %, 1.3 times as fast")
+    widths = [st.judge(design(st, (1, w / 100), (1, w / 100))) for w in range(50, 81)]
+    wide = min(widths, key=lambda each: abs(each.multiply_adds - deep.multiply_adds))
+    ratio = wide.design.segments[-1].branches[0].width / st.task.chain.runs[-1].width
+    yield stretched(f"{ratio:.0%} of the width", RESIDUAL, wide, "76.2 %, 1.2 times as fast")
+    least = min(deep, wide, key=lambda each: each.multiply_adds)
+    both = equal_capacity(st, least)
+    name = f"depth and width: {both.design}"
+    yield stretched(name, RESIDUAL, both, "76.2 %, 1.5 times as fast")
+
+
+MEETINGS: Sequence[tuple[Sequence[int], str]] = (
+    ((12,), "70.3 %, 13.2 ms"),
+    ((8, 12), "71.0 %, 13.9 ms"),
+    ((4, 8, 12), "72.0 %, 14.5 ms"),
+    (range(2, 13, 2), "72.3 %, 16.1 ms"),
+    (range(1, 13), "(9 points) 72.5 %, 17.9 ms"),
+)
+BOUNDS: Sequence[tuple[tuple[Ratios, Ratios], str]] = (
+    (((0.5, 1), (0.75, 0.4)), "72.8 %, 0.83 G, 1.38 M"),
+    (((0.5, 1), (0.3, 1)), "71.5 %, 0.90 G, 1.50 M"),
+    (((1, 0.5), (1, 0.3)), "70.4 %, 0.83 G, 1.37 M"),
+    (((1, 0.75), (1, 0.3)), ""),
+)
+TABLES: Mapping[str, Callable[[], Iterator[Row]]] = {
+    "meetings": meetings,
+    "bounds": bounds,
+    "copies": copies,
+    "scaling": scaling,
+}
+
+
+# --- accuracies -----------------------------------------------------------------------------------
+
+
+def accuracies(
+    rows: Sequence[Row], folder: Path, seeds: int, schedule: Schedule, workers: int
+) -> list[list[float]]:
+    """Percent of each row and seed; finished trainings are read from the folder."""
+    jobs = [(row.graph, seed, schedule) for seed in range(seeds) for row in rows]
+    paths = [folder / f"design.{graph.fingerprint}.{seed}.json" for graph, seed, _ in jobs]
+    missing = [i for i, path in enumerate(paths) if _kept(path, schedule) is None]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, torch.set_num_threads, (1,)) as pool:
+        trained = pool.imap(right, [jobs[i] for i in missing])
+        for number, (i, percent) in enumerate(zip(missing, trained, strict=True), 1):
+            data = {"schedule": asdict(schedule), "percent": percent}
+            write_whole(paths[i], json.dumps(data))
+            told = f"{number} of {len(missing)}: {rows[i % len(rows)].name}: {percent:.2f} %"
+            print(told, file=sys.stderr, flush=True)
+    found = [_kept(path, schedule) or 0.0 for path in paths]
+    return [found[i :: len(rows)] for i in range(len(rows))]
+
+
+def _kept(path: Path, schedule: Schedule) -> float | None:
+    if not path.exists():
+        return None
+    data = json.loads(path.read_text())
+    return float(data["percent"]) if data["schedule"] == asdict(schedule) else None
+
+
+def right(job: tuple[Graph, int, Schedule]) -> float:
+    """Percent of the tests that a network classifies correctly after training from a seed."""
+    graph, seed, schedule = job
+    data = _data(seed, schedule)
+    how = Training(epochs=schedule.epochs, rate=schedule.rate, seed=seed, progress=_unheard)
+    net = fresh(graph, seed)
+    fit(net, batches_of(data, schedule), how)
+    tests = Batches(data.test_images, data.test_labels, 1000, shuffled=False)
+    return 100 * accuracy(net, tests)
+
+
+@cache
+def _data(seed: int, schedule: Schedule) -> Data:
+    return shapes(seed, schedule.trained, schedule.tested)
+
+
+def _unheard(_line: str) -> None:
+    """A training is one line."""
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row], found: Sequence[Sequence[float]]) -> Iterator[str]:
+    """Markdown: the first row's accuracy, and paired differences to it."""
+    heads = "accuracy, points | ms | times as fast | M multiply-adds | k parameters | paper"
+    yield f"| branches | {heads} |"
+    yield "|" + " --- |" * 7
+    first, base = rows[0], found[0]
+    for row, percents in zip(rows, found, strict=True):
+        told = f"{sum(base) / len(base):.2f} %"
+        if row is not first:
+            mean, half = interval([one - other for one, other in zip(percents, base, strict=True)])
+            told = f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+        size = f"{row.multiply_adds / 1e6:.1f} | {row.parameters / 1e3:.0f}"
+        speed = f"{row.ns / 1e6:.2f} | {first.ns / row.ns:.2f}"
+        yield f"| {row.name} | {told} | {speed} | {size} | {row.theirs} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="of trainings")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    for name, value in asdict(SCHEDULE).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    given = parser.parse_args(argv)
+    schedule = Schedule(**{name: getattr(given, name) for name in asdict(SCHEDULE)})
+    given.folder.mkdir(parents=True, exist_ok=True)
+    rows = list(TABLES[given.table]())
+    found = accuracies(rows, given.folder, given.seeds, schedule, given.workers)
+    print(f"{given.seeds} seeds, {schedule.trained} images, {schedule.epochs} epochs")
+    print("\n".join(table(rows, found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""NN-Stretch's tables of designs, HOPE's clusters and clocks: what stands in the papers' parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy_networks import NETWORKS, Small
+from benchmarks.accuracy_trials import Schedule
+from benchmarks.papers import clocks, clusters, designs
+from benchmarks.papers.meetings import branched, predicted
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.design import Design
+
+pytestmark = pytest.mark.full  # a test of benchmarks
+
+TINY = Small(NETWORKS["resnet"].block, 8, (16, 32), (2, 2))
+QUICK = Schedule(trained=64, tested=50, epochs=1)
+SIZE = 64
+
+
+def test_branches_that_meet_at_ends_of_stages_are_a_design() -> None:
+    """Figures of a network that is built here are those of the design of the same branches."""
+    st = designs.stretching(TINY, SIZE)
+    wide = designs.design(st, (1, 0.75), (1, 0.75)).segments
+    judged = st.judge(Design(tuple(replace(segment, merge="restore") for segment in wide)))
+    found = predicted(branched(TINY, (2, 4), 0.75, SIZE), st.task, designs.TEAM)
+    assert (found.multiply_adds, found.parameters) == (judged.multiply_adds, judged.parameters)
+    assert found.ns == pytest.approx(judged.ns, rel=0.02)
+
+
+def test_each_meeting_costs_a_hand_over() -> None:
+    st = designs.stretching(TINY, SIZE)
+    times = [
+        predicted(branched(TINY, points, 0.5, SIZE), st.task, designs.TEAM).ns
+        for points in ((4,), (2, 4), (1, 2, 3, 4))
+    ]
+    assert times[1] - times[0] > 400_000 and times[2] - times[1] > 800_000
+
+
+def test_parts_hold_each_operator_once() -> None:
+    network = branched(TINY, (1, 4), 0.75, SIZE)
+    operators = Operators(load_trainable(network.model)["main"])
+    parts = network.parts(operators)
+    assert sorted(parts) == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0)]
+    assert [name for part in sorted(parts) for name in parts[part]] == [op.name for op in operators]
+    convs = {part: sum(operators[n].kind == "nn.conv2d" for n in parts[part]) for part in parts}
+    assert convs[1, 0] == convs[1, 1] == 4 and convs[3, 0] == convs[3, 1] == 9
+
+
+def test_trainings_are_kept_and_belong_to_a_schedule(tmp_path: Path) -> None:
+    rows = [designs.original(TINY, "theirs")]
+    first = designs.accuracies(rows, tmp_path, 2, QUICK, 1)
+    assert [len(percents) for percents in first] == [2]
+    (path, _) = sorted(tmp_path.glob("*.json"))
+    assert json.loads(path.read_text())["percent"] == first[0][0]
+    path.write_text(path.read_text().replace(str(first[0][0]), "77.5"))
+    assert designs.accuracies(rows, tmp_path, 1, QUICK, 1) == [[77.5]]
+    other = Schedule(trained=64, tested=40, epochs=1)
+    assert designs.accuracies(rows, tmp_path, 1, other, 1) != [[77.5]]
+    assert designs.right((rows[0].graph, 1, QUICK)) == first[0][1], "a seed repeats"
+
+
+def test_the_table_has_paired_differences() -> None:
+    row = designs.Row("as it is", None, 2_000_000, 5_000_000, 3_000, "70 %")  # type: ignore[arg-type]
+    other = designs.Row("half", None, 1_000_000, 4_000_000, 2_000, "69 %")  # type: ignore[arg-type]
+    *_, first, second = designs.table([row, other], [[90.0, 80.0], [91.0, 83.0]])
+    assert first == "| as it is | 85.00 % | 2.00 | 1.00 | 5.0 | 3 | 70 % |"
+    assert second.startswith("| half | +2.00 [-10.71, +14.71] | 1.00 | 2.00 | 4.0 | 2 | 69 % |")
+
+
+def test_clusters_have_no_transfers() -> None:
+    _, _, row = clusters.counted(["squeezenet1_0"])
+    big, star, greedy, lp = (float(cell) for cell in row.split(" | ")[1:5])
+    assert lp <= greedy <= big and lp <= star <= big
+
+
+def test_a_slower_core_has_a_half_of_its_time() -> None:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("no right to real-time priorities")
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    core = max(os.sched_getaffinity(0))
+    code = f"""
+import os, time
+os.sched_setaffinity(0, {{{core}}})
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+wall, own = time.perf_counter(), time.process_time()
+while time.perf_counter() < wall + 0.4: pass
+print((time.process_time() - own) / (time.perf_counter() - wall))
+"""
+    with clusters.slower(core, 0.5):
+        time.sleep(0.05)
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert 0.35 < float(said.stdout) < 0.6
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_lower_clock_takes_longer() -> None:
+    high, low = (clocks.spans("squeezenet1_0", mhz) for mhz in (2419, 710))
+    assert set(high) == set(low) == set(clocks.SCHEDULERS)
+    assert all(low[name] > high[name] for name in high)
+    assert low["HOPE:LP"] <= low["one processor"]
