@@ -352,7 +352,9 @@ class _Former(CallRewriter):
             wide = np.rint(values / scale.scale) + np.float32(scale.zero)
         wide[np.isnan(wide)] = result.low  # as ONNX Runtime does
         table = np.clip(wide, result.low, result.high).astype(scale.dtype)
-        return self.operator(x, Integer("table"), data.value, constant(table))
+        zeros = data.scale.zero, scale.zero
+        integer = Integer("table", None, zeros, (float(data.scale.scale), float(scale.scale)))
+        return self.operator(x, integer, data.value, constant(table))
 
 
 def _moves(call: relax.Call) -> bool:

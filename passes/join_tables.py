@@ -11,6 +11,8 @@ A table of a table becomes one table as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -34,8 +36,13 @@ class JoinTables:
         return with_integers(relax.transform.DeadCodeElimination()(joined))
 
 
-_Lookup = tuple[relax.Expr, np.ndarray]
-"""A tensor, and the result for each of its possible numbers, from the least one up."""
+@dataclass(frozen=True)
+class _Lookup:
+    """A tensor, and the result for each of its possible numbers, from the least one up."""
+
+    data: relax.Expr
+    numbers: np.ndarray
+    table: Integer | None = None  # the operator; None if the result is the number itself
 
 
 @relax.expr_functor.mutator
@@ -47,9 +54,9 @@ class _Joiner(CallRewriter):
         if integer is None or integer.kind not in ("multiply", "table"):
             return None
         found = self.product(call, integer) if integer.kind == "multiply" else self.chain(call)
-        if found is None or shape_of(found[0]) != shape_of(call):
+        if found is None or found.table is None or shape_of(found.data) != shape_of(call):
             return None
-        return integer_call(self.builder_, Integer("table"), found[0], constant(found[1]))
+        return integer_call(self.builder_, found.table, found.data, constant(found.numbers))
 
     def lookup(self, x: relax.Expr) -> _Lookup:
         """The tensor and table that compute ``x``; ``x`` and the identity if it is no table."""
@@ -58,26 +65,34 @@ class _Joiner(CallRewriter):
         if integer is not None and integer.kind == "table":
             data, table = operands_of(call)
             if isinstance(table, GenericConst):
-                return data, table.value.numpy()
+                return _Lookup(data, table.value.numpy(), integer)
         limits = np.iinfo(str(x.ty.dtype))
-        return x, np.arange(limits.min, limits.max + 1).astype(str(x.ty.dtype))
+        return _Lookup(x, np.arange(limits.min, limits.max + 1).astype(str(x.ty.dtype)))
 
     def chain(self, call: relax.Call) -> _Lookup | None:
         """A table of a table."""
-        between, last = self.lookup(call)
-        if between is call:
+        last = self.lookup(call)
+        first = self.lookup(last.data)
+        if last.table is None or first.table is None:
             return None
-        data, first = self.lookup(between)
-        index = first.astype("int32") - np.iinfo(first.dtype).min
-        return None if data is between else (data, last[index])
+        index = first.numbers.astype("int32") - np.iinfo(first.numbers.dtype).min
+        zeros = first.table.zeros[0], last.table.zeros[1]
+        scales = first.table.factors[0], last.table.factors[1]
+        return _Lookup(first.data, last.numbers[index], Integer("table", None, zeros, scales))
 
     def product(self, call: relax.Call, integer: Integer) -> _Lookup | None:
         """A product with at least one factor that is a table."""
         operands = operands_of(call)
-        (data, first), (other, second) = map(self.lookup, operands)
-        if not data.same_as(other) or all(map(data.same_as, operands)):
+        first, second = map(self.lookup, operands)
+        known = first.table or second.table
+        if known is None or not first.data.same_as(second.data):
             return None
-        return data, _multiplied(integer, first, second)
+        zero, scale = known.zeros[0], known.factors[0]
+        scales = [one.table.factors[1] if one.table else scale for one in (first, second)]
+        factor, offset = integer.factors
+        of_result = scales[0] * scales[1] / factor
+        table = Integer("table", None, (zero, round(offset)), (scale, of_result))
+        return _Lookup(first.data, _multiplied(integer, first.numbers, second.numbers), table)
 
 
 def _multiplied(integer: Integer, a: np.ndarray, b: np.ndarray) -> np.ndarray:

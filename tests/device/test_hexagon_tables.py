@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tvm
+from integer_networks import TABLE
 from quantised_models import Quantised, integers, optimised, qdq
 from relax_helpers import answers
 from tvm import relax
@@ -55,7 +56,7 @@ def test_tables(dtype: str, of: str) -> None:
         with builder.dataflow():
             for x, shape in zip(inputs, SHAPES, strict=True):
                 y = same(builder, x, "same") if shape[1] in (32, 40) else x
-                results.append(builder.emit(integer_call(builder, Integer("table"), y, table)))
+                results.append(builder.emit(integer_call(builder, TABLE, y, table)))
             out = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(out)
     data = [numbers(shape, dtype, seed) for seed, shape in enumerate(SHAPES)]
@@ -82,7 +83,7 @@ def gated(shape: tuple[int, ...], *, times_itself: bool) -> tvm.IRModule:
         with builder.dataflow():
             y = same(builder, x, "first")
             table = relax.const(numbers((256,), "uint8"))
-            gate = integer_call(builder, Integer("table"), y, table)
+            gate = integer_call(builder, TABLE, y, table)
             z = builder.emit(gate, name_hint="gate")
             if times_itself:
                 z = builder.emit(integer_call(builder, times, y, z), name_hint="times")
@@ -150,7 +151,7 @@ def test_views_of_columns(kind: str) -> None:
     integer = {
         "mean": Integer("mean", rounding, (0,), (1 / 31.7,)),
         "multiply": Integer("multiply", rounding, (3, 5), (0.0117, 3.0)),
-        "table": Integer("table"),
+        "table": TABLE,
     }[kind]
     with builder.function("main", [x]):
         with builder.dataflow():

@@ -128,3 +128,43 @@ def test_tensors_that_are_read_otherwise_and_slices() -> None:
     x = np.random.default_rng(0).integers(0, 256, (1, 4, 5, 5)).astype("uint8")
     expected = ts.compile(mod, "llvm", cpu_threads=1)(x)
     assert np.abs(model(x).astype(int) - expected.astype(int)).max() <= 2
+
+
+FUNCTIONS = ("Sigmoid", "Tanh", "HardSwish", "Elu", "LeakyRelu", "Gelu", "Softplus", "Neg", "Exp")
+
+
+def test_functions_of_one_number() -> None:
+    """The HTP computes them as tables, like our CPU does."""
+    x = Quantised(np.arange(256, dtype="uint8").reshape(1, 4, 8, 8), 0.05, 128)
+    for function in FUNCTIONS:
+        network = qdq(function, [x], Quantised(np.zeros(0, "uint8"), 0.05, 100), opset=20)
+        model = compiled("npu", network, "npu")
+        assert set(model.plan.processor_of().values()) == {"npu"}, function
+        expected = ts.compile(network, "llvm", cpu_threads=1)(x.array)
+        off = np.abs(model(x.array).astype(int) - expected.astype(int))
+        assert off.max() <= 1, function
+        assert (off > 0).mean() < 0.1, function
+
+
+def test_regions_that_return_a_change_of_scale_or_a_pad() -> None:
+    """A mere rounding at a region's end needs an operator, and a pad its real number."""
+    builder, shape = relax.BlockBuilder(), (1, 8, 12, 12)
+    x = relax.Var("x", relax.TensorType(shape, "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            real = relax.op.dequantize(x, relax.const(0.05), relax.const(7, "uint8"))
+            pads = [0, 0, 0, 0, 1, 1, 2, 2]
+            made = [
+                relax.op.nn.max_pool2d(relax.op.nn.pad(real, pads, "constant", 0.35), 3, 2),
+                real,
+            ]
+            scale, zero = relax.const(0.07), relax.const(3, "uint8")
+            ends = [relax.op.quantize(one, scale, zero, out_dtype="uint8") for one in made]
+            out = builder.emit_output(relax.Tuple([builder.emit(end) for end in ends]))
+        builder.emit_func_output(out)
+    model = compiled("npu", builder.get(), "npu")
+    assert set(model.plan.processor_of().values()) == {"npu"}
+    value = np.random.default_rng(0).integers(0, 256, shape).astype("uint8")
+    expected = ts.compile(builder.get(), "llvm", cpu_threads=1)(value)
+    for one, other in zip(model(value), expected, strict=True):
+        assert np.abs(one.astype(int) - other.astype(int)).max() <= 1

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from integer_networks import TABLE
 from quantised_models import integers, optimised
 from relax_helpers import answers
 from tvm import relax
@@ -63,7 +64,7 @@ def network(name: str) -> tvm.IRModule:
 
     def table(of: relax.Expr, seed: int, dtype: str = "uint8") -> relax.Var:
         numbers = relax.const(integers(256, dtype=dtype, seed=seed))
-        return builder.emit(integer_call(builder, Integer("table"), of, numbers))
+        return builder.emit(integer_call(builder, TABLE, of, numbers))
 
     def times(a: relax.Expr, b: relax.Expr) -> relax.Var:
         return builder.emit(integer_call(builder, TIMES, a, b))
@@ -87,19 +88,19 @@ def network(name: str) -> tvm.IRModule:
     return with_integers(relax.transform.DeadCodeElimination()(plain))
 
 
-TABLE, PRODUCT = "integer.table", "integer.multiply"
+JOINED, PRODUCT = "integer.table", "integer.multiply"
 
 
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        ("behind each other", [TABLE]),
-        ("two tables", [TABLE]),
-        ("a product of a product", [TABLE]),
-        ("both", [TABLE, TABLE]),
-        ("another tensor", [TABLE, PRODUCT]),
+        ("behind each other", [JOINED]),
+        ("two tables", [JOINED]),
+        ("a product of a product", [JOINED]),
+        ("both", [JOINED, JOINED]),
+        ("another tensor", [JOINED, PRODUCT]),
         ("no table", [PRODUCT]),
-        ("one number", [TABLE, "strided_slice", PRODUCT]),
+        ("one number", [JOINED, "strided_slice", PRODUCT]),
     ],
 )
 def test_the_same_numbers(name: str, after: list[str]) -> None:

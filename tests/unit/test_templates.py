@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cost_kernels import DEVICE, MACHINE, pretended, some_convs
 from cpu_targets import TARGET
+from integer_networks import TABLE
 from relax_helpers import module, random_const, random_inputs, run
 from tvm import relax, te, tirx
 from tvm.ir import Expr
@@ -222,7 +223,7 @@ def test_means_and_tables_of_integers_are_families() -> None:
     table = relax.const(np.arange(256, dtype="uint8"))
     with bb.function("main", [x]):
         with bb.dataflow():
-            y = bb.emit(integer_call(bb, Integer("table", rounding, (0,)), x, table))
+            y = bb.emit(integer_call(bb, TABLE, x, table))
             mean = Integer("mean", rounding, (0,), (1 / 49,))
             out = bb.emit_output(integer_call(bb, mean, y))
         bb.emit_func_output(out)

@@ -7,7 +7,6 @@ recognise. Operators that only move numbers, and the maximum, are the same on in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,14 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.codegen.onnx_region import Graph, Rule, export
-from tvm_stretch.codegen.onnx_tables import rescaling_of
+from tvm_stretch.codegen.onnx_tables import function_of
 from tvm_stretch.ir.expressions import shape_of, tensor_types
-from tvm_stretch.ir.integers import Rounding, integer_of, operands_of
+from tvm_stretch.ir.integers import integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
 _LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
 _MOVES = (
-    *("concat", "maximum", "minimum", "nn.max_pool2d"),
+    *("concat", "maximum", "minimum", "nn.max_pool2d", "nn.pad"),
     *("permute_dims", "reshape", "split", "strided_slice"),
 )
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -51,8 +50,8 @@ def why_not_onnx(call: relax.Call) -> str | None:
     integer = integer_of(call)
     if integer is not None:
         if integer.kind == "table":
-            rescales = rescaling_of(call) is not None
-            return None if rescales else f"{kind}: a function whose scales it does not say"
+            known = function_of(call) is not None
+            return None if known else f"{kind}: a function that ONNX has no operator for"
         if integer.rounding is None:
             return f"{kind}: its sums have no scale of 8 bits"
         constants = operands_of(call)[1:] if kind in _LAYERS else []
@@ -165,11 +164,19 @@ def _of_integers(kind: str) -> Rule:
 
 
 def _table(graph: Graph, var: relax.Var, call: relax.Call) -> None:
-    """A table that only changes the scale."""
-    integer, found = integer_of(call), rescaling_of(call)
-    assert integer is not None and found is not None
-    rounding = Rounding(str(var.ty.dtype), found.result_zero, found.low, found.high)
-    graph.store(var, graph.real(operands_of(call)[0]), replace(integer, rounding=rounding))
+    """A table as the function whose results it has."""
+    found, data = function_of(call), graph.real(operands_of(call)[0])
+    assert found is not None
+    function, dtype = found.function, str(var.ty.dtype)
+    if function.operator:
+        attributes = {**function.attributes, "domain": function.domain}
+        made = graph.node(function.operator, [data], **attributes)
+    else:  # limits without effect, too: the HTP refuses a region that returns a mere rounding
+        made = graph.limited(var, data, found.low, found.high)
+    if function.gates:
+        gate = graph.rounded(made, (1 / 256, int(np.iinfo(dtype).min)), dtype)
+        made = graph.node("Mul", [data, gate])
+    graph.store(var, made)
 
 
 def map_real(graph: Graph, operands: list[relax.Expr]) -> list[str]:
@@ -303,8 +310,10 @@ def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
 def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     width, value = _ints(call.attrs.pad_width), float(call.attrs.pad_value)
     pads = graph.constant(np.array([*width[::2], *width[1::2]], "int64"))
-    constant = graph.constant(np.asarray(value, str(call.ty.dtype)))
-    graph.names[var] = graph.node("Pad", [graph.real(call.args[0]), pads, constant])
+    scale, zero = graph.scales.get(var, (1.0, 0))
+    dtype = "float32" if var in graph.scales else str(call.ty.dtype)
+    constant = graph.constant(np.asarray((value - zero) * scale, dtype))
+    _plain(graph, var, graph.node("Pad", [graph.real(call.args[0]), pads, constant]))
 
 
 def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> None:

@@ -88,17 +88,28 @@ class Graph:
 
     def store(self, var: relax.Var, real: str, integer: Integer | None = None) -> None:
         """Quantise the result of an operator, limited to what its rounding allows."""
-        dtype, (scale, zero) = str(var.ty.dtype), self.scales[var]
+        dtype = str(var.ty.dtype)
         limits = np.iinfo(dtype)
         rounding = None if integer is None else integer.rounding
         if rounding is not None and (rounding.low, rounding.high) != (limits.min, limits.max):
-            low, high = (np.float32((v - zero) * scale) for v in (rounding.low, rounding.high))
-            if rounding.low == zero and rounding.high == limits.max:
-                real = self.node("Relu", [real])
-            else:
-                real = self.node("Clip", [real, self.constant(low), self.constant(high)])
-        name = self.node("QuantizeLinear", [real, *self._scale((scale, zero), dtype)])
+            real = self.limited(var, real, rounding.low, rounding.high)
+        name = self.node("QuantizeLinear", [real, *self._scale(self.scales[var], dtype)])
         self.names[var] = name
+
+    def limited(self, var: relax.Var, real: str, least: int, most: int) -> str:
+        """Real numbers cut where the integers of ``var`` end."""
+        scale, zero = self.scales[var]
+        if least == zero and most == np.iinfo(str(var.ty.dtype)).max:
+            return self.node("Relu", [real])
+        low, high = (np.float32((limit - zero) * scale) for limit in (least, most))
+        return self.node("Clip", [real, self.constant(low), self.constant(high)])
+
+    def rounded(self, real: str, scale: tuple[float, int], dtype: str) -> str:
+        """Numbers between two operators, quantised and dequantised as engines expect them."""
+        encoding = self._scale(scale, dtype)
+        return self.node(
+            "DequantizeLinear", [self.node("QuantizeLinear", [real, *encoding]), *encoding]
+        )
 
     def copy(self, var: relax.Var, source: relax.Var) -> None:
         """The same tensor; integers of another scale or zero point by a product and a sum."""
@@ -196,8 +207,9 @@ def model_of(
         [_info(name, result) for name, result in zip(outputs, results, strict=True)],
         list(graph.constants.values()),
     )
-    opset = helper.make_opsetid("", _OPSET)
-    return helper.make_model(made, opset_imports=[opset], ir_version=ir_version)
+    domains = {"": _OPSET} | {node.domain: 1 for node in made.node if node.domain}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    return helper.make_model(made, opset_imports=opsets, ir_version=ir_version)
 
 
 def _without_copies(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:

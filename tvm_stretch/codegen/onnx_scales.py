@@ -17,7 +17,6 @@ from typing import NoReturn
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.codegen.onnx_tables import rescaling_of, rescaling_with
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.integers import integer_of, operands_of
@@ -114,7 +113,7 @@ def _fields(call: relax.Call) -> list[relax.Expr]:
 
 
 _Sum = tuple[relax.Var, list[tuple[relax.Var, float]], float]
-"""The result of an addition (or table), its terms with their factors, and the added offset."""
+"""The result of an addition, its terms with their factors, and the added offset."""
 
 
 class QuantisedTensors:
@@ -125,7 +124,7 @@ class QuantisedTensors:
         add:       scale of a / scale of y = factor of a
         multiply:  scale of a * scale of b / scale of y = factor
         mean:      scale of x / scale of y = factor * number of pixels
-        table:     scale of x / scale of y = ratio, if it only changes the scale
+        table:     scale of x and scale of y as the table has them
         moves:     scale of x = scale of y
 
     A layer's result has any scale, because the weights take the rest of the factor.
@@ -137,7 +136,6 @@ class QuantisedTensors:
         self.zeros: dict[relax.Var, int] = {}
         self.equal: list[tuple[relax.Var, relax.Var]] = []
         self.sums: list[_Sum] = []
-        self.tables: list[tuple[relax.Var, relax.Var, relax.Call]] = []  # result, source
         for param in params:
             self._add(param)
         for var, value in bound:
@@ -166,6 +164,8 @@ class QuantisedTensors:
         kind, factors, rounding = integer.kind, integer.factors, integer.rounding
         if rounding is not None and kind not in ("add", "multiply"):
             self._know(var, rounding.zero)
+        elif kind == "table":
+            self._know(var, integer.zeros[1])
         if kind == "add" and len(sources) == 2:
             terms: dict[relax.Var, float] = {}
             for source, factor in zip(sources, factors, strict=False):
@@ -178,15 +178,11 @@ class QuantisedTensors:
                 row[source] = row.get(source, 0.0) + 1.0
             self.rows.append((row, float(np.log(factors[0]))))
             self._know(var, round(factors[1]))
-        elif kind == "table" and (found := rescaling_of(call)) is not None:
-            offset = found.result_zero - found.ratio * found.zero
-            self.sums.append((var, [(sources[0], found.ratio)], offset))
-            self.tables.append((var, sources[0], call))
         elif kind == "mean":
             rows, columns = shape_of(sources[0])[2:4]
             factor = factors[0] * rows * columns
             self.rows.append(({sources[0]: 1.0, var: -1.0}, float(np.log(factor))))
-        elif kind == "average":
+        elif kind in ("average", "table"):
             self.rows.append(({sources[0]: 1.0}, float(np.log(factors[0]))))
             self.rows.append(({var: 1.0}, float(np.log(factors[1]))))
 
@@ -206,16 +202,10 @@ class QuantisedTensors:
         for one, other in self.equal:
             if zeros[one] != zeros[other]:
                 self._contradicts(other)
-        for result, source, call in self.tables:
-            table = rescaling_with(call, zeros[source], zeros[result])
-            if table is None:
-                self._contradicts(result)
-            self.rows.append(({source: 1.0, result: -1.0}, float(np.log(table.ratio))))
         scales = self._solve()
-        of_tables = {result for result, *_ in self.tables}  # which are exact by now
         for result, terms, offset in self.sums:
             found = offset + sum(factor * zeros[term] for term, factor in terms)
-            if result not in of_tables and abs(found - zeros[result]) > _MOST_OFF:
+            if abs(found - zeros[result]) > _MOST_OFF:
                 self._contradicts(result)
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))

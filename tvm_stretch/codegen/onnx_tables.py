@@ -1,94 +1,113 @@
-"""Tables of 8 bits that only change the scale: integers of one scale as integers of another.
+"""Tables of 8 bits as functions that ONNX has, for engines, which take no tables.
 
-    table[i] = limit(round(ratio * (i - zero of x)) + zero of y),  ratio = scale of x / scale of y
+    table[i] = limit(round(f(scale of x * (i - zero of x)) / scale of y) + zero of y)
+        ->
+    DequantizeLinear, the operator of f, QuantizeLinear
 
-Concatenations and sums of tensors with different scales need them. Engines take such a table as
-DequantizeLinear and QuantizeLinear; tables of other functions have lost their scales.
+f is found by its results: all 256 have to be the table's, or next to them, since a network may
+round between two operators that are one in ONNX. So it does not matter with which operators the
+network writes its functions. Concatenations and sums of tensors with different scales have tables
+that only change the scale.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.integers import operands_of
+from tvm_stretch.ir.integers import Integer, integer_of, operands_of
 
-_MOST_ROUNDED_ELSEWHERE = 5
-"""Results that may be off by one, because their products lie at a half."""
+_MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
-class Rescaling:
-    """A table as a formula."""
+class Function:
+    """A function of real numbers, as NumPy computes it and as ONNX writes it."""
 
-    ratio: float  # scale of the operand / scale of the result
-    zero: int  # of the operand
-    result_zero: int
+    values: Callable[[np.ndarray], np.ndarray]
+    operator: str = ""  # of ONNX; none for the number itself
+    attributes: Mapping[str, float] = field(default_factory=dict)  # of the operator
+    domain: str = ""  # of the operator
+    gates: bool = False  # whether the result is multiplied by the number
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """The function of a table, and limits that cut its results."""
+
+    function: Function
     low: int  # the least result
     high: int  # the greatest result
 
 
-def rescaling_of(call: relax.Call) -> Rescaling | None:
-    """The formula of an integer operator of kind ``table``; None if there is none."""
-    numbers = _numbers(call)
-    if numbers is None:
-        return None
-    places, results = numbers
-    best, score = None, (_MOST_ROUNDED_ELSEWHERE + 1, 0.0)
-    for zero, result_zero in zip(places.tolist(), results.tolist(), strict=True):
-        found, own = _fitted(places, results, zero, result_zero)
-        if found.ratio > 0 and own < score:
-            best, score = found, own
-    return best
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def rescaling_with(call: relax.Call, zero: int, result_zero: int) -> Rescaling | None:
-    """The formula of a table that has these zero points; None if there is none.
+def _hard_sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.clip(x / 6 + 0.5, 0, 1)
 
-    ``clip(x / 6 + 0.5)`` is linear, too, but its 0 is no 0 of ``x``: with the zero points that
-    ``x`` and the result have elsewhere, it is another function.
+
+_erf = np.vectorize(math.erf, otypes=["float64"])
+
+_ITSELF = Function(lambda x: x)
+_FUNCTIONS = (
+    Function(_sigmoid, "Sigmoid"),
+    Function(np.tanh, "Tanh"),
+    Function(_hard_sigmoid, "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),
+    Function(lambda x: x * _hard_sigmoid(x), "HardSwish"),
+    Function(lambda x: x * _sigmoid(x), "Sigmoid", gates=True),
+    Function(lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2, "Gelu", domain=_MICROSOFT),
+    Function(lambda x: np.where(x < 0, np.expm1(x), x), "Elu"),
+    Function(lambda x: np.logaddexp(x, 0), "Softplus"),
+    Function(np.abs, "Abs"),
+    Function(np.negative, "Neg"),
+    Function(np.exp, "Exp"),
+    Function(np.log, "Log"),
+)
+
+
+def function_of(call: relax.Call) -> Tabulated | None:
+    """The function of an integer operator of kind ``table``; None if ONNX has none.
+
+    The nearest one is taken. Only a change of the scale may be cut by limits of the table's own:
+    engines join these with the rounding, and have no form for other functions.
     """
-    numbers = _numbers(call)
-    if numbers is None:
-        return None
-    found, (missed, _) = _fitted(*numbers, zero, result_zero)
-    return found if found.ratio > 0 and missed <= _MOST_ROUNDED_ELSEWHERE else None
-
-
-def _numbers(call: relax.Call) -> tuple[np.ndarray, np.ndarray] | None:
-    """All operands of a table and their results; None if too few results tell its formula."""
-    data, table = operands_of(call)
+    integer, (data, table) = integer_of(call), operands_of(call)
+    assert integer is not None
     if not isinstance(table, GenericConst):
         return None
-    first = np.iinfo(str(data.ty.dtype)).min
-    results = table.value.numpy().astype("int64")
-    if ((results > results.min()) & (results < results.max())).sum() < 2:
-        return None
-    return np.arange(first, first + len(results)), results
+    results, limits = table.value.numpy(), np.iinfo(str(data.ty.dtype))
+    places = np.arange(limits.min, limits.max + 1)
+    x = (places - integer.zeros[0]) * np.float64(integer.factors[0])
+    own = Tabulated(_ITSELF, int(results.min()), int(results.max()))
+    type_ = np.iinfo(results.dtype)
+    listed = (*_leaky(integer, x, results), *_FUNCTIONS)
+    found = [own, *(Tabulated(one, int(type_.min), int(type_.max)) for one in listed)]
+    off = [_most_and_mean_off(one, integer, x, results) for one in found]
+    nearest = min(range(len(found)), key=lambda place: off[place][1])
+    return found[nearest] if off[nearest][0] <= 1 else None
 
 
-def _fitted(
-    places: np.ndarray, results: np.ndarray, zero: int, result_zero: int
-) -> tuple[Rescaling, tuple[int, float]]:
-    """The best formula with these zero points; how many results it misses, and by how much.
-
-    All results are missed if one is more than one off.
-    """
-    low, high = int(results.min()), int(results.max())
-    inside = (results > low) & (results < high)
-    least, most = _ratios(places[inside] - zero, results[inside] - result_zero)
-    ratio = (least + most) / 2
-    found = np.clip(np.rint(ratio * (places - zero)) + result_zero, low, high)
-    off = np.abs(found - results)
-    missed = int((off != 0).sum()) if off.max() <= 1 else len(results)
-    return Rescaling(ratio, zero, result_zero, low, high), (missed, least - most)
+def _leaky(integer: Integer, x: np.ndarray, results: np.ndarray) -> Iterator[Function]:
+    """LeakyRelu with the slope that the result of the least number has."""
+    if x[0] < 0:
+        result = (int(results[0]) - integer.zeros[1]) * np.float64(integer.factors[1])
+        slope = float(result / x[0])
+        yield Function(lambda x: np.where(x < 0, slope * x, x), "LeakyRelu", {"alpha": slope})
 
 
-def _ratios(steps: np.ndarray, results: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest ratio whose products with ``steps`` round to ``results``."""
-    steps, results = steps[steps != 0], results[steps != 0]
-    ends = np.stack([(results - 0.5) / steps, (results + 0.5) / steps])
-    return float(ends.min(axis=0).max()), float(ends.max(axis=0).min())
+def _most_and_mean_off(
+    tabulated: Tabulated, integer: Integer, x: np.ndarray, results: np.ndarray
+) -> tuple[float, float]:
+    """By how much a function's results are beside those of a table: at most, and in the mean."""
+    with np.errstate(all="ignore"):
+        made = np.rint(tabulated.function.values(x) / integer.factors[1]) + integer.zeros[1]
+    made[np.isnan(made)] = tabulated.low
+    off = np.abs(np.clip(made, tabulated.low, tabulated.high) - results)
+    return float(off.max()), float(off.mean())

@@ -41,7 +41,9 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
             of each sum, as (1, 1, rows, columns) or one number; for others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
-    kernel, ty = integer_kernel(integer, types)
+    # tables with other scales are the same loops, so they share one kernel
+    computed = replace(integer, zeros=(), factors=()) if integer.kind == "table" else integer
+    kernel, ty = integer_kernel(computed, types)
     call = relax.call_tir(bb.add_func(kernel, f"integer_{integer.kind}"), list(operands), ty)
     attrs = tvm.ir.make_node("ir.DictAttrs", **{ATTRIBUTE: to_text(integer)})
     return relax.Call(call.op, call.args, attrs, call.ty_args)

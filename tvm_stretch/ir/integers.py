@@ -62,11 +62,11 @@ class Integer:
     kind: str
     # of results; None for a ``conv2d`` or ``matmul`` that returns its sums
     rounding: Rounding | None = None
-    zeros: tuple[int, ...] = ()  # zero points of the computed inputs
+    zeros: tuple[int, ...] = ()  # zero points of the computed inputs; for ``table`` of both ends
     # for ``add`` one for each input, for ``multiply`` one, then the addend; for ``mean`` and
-    # ``softmax`` one; for ``average`` the scales of data and result; for ``round`` with an
-    # additional tensor, the tensor's factor and the addend. For ``conv2d`` and ``matmul`` they
-    # are an operand.
+    # ``softmax`` one; for ``average`` and ``table`` the scales of data and result; for ``round``
+    # with an additional tensor, the tensor's factor and the addend. For ``conv2d`` and ``matmul``
+    # they are an operand.
     factors: tuple[float, ...] = ()
     # strides, padding, dilation, groups: of ``conv2d``; padding is the zero point
     strides: tuple[int, int] = (1, 1)
