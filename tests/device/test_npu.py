@@ -146,8 +146,8 @@ def test_functions_of_one_number() -> None:
         assert (off > 0).mean() < 0.1, function
 
 
-def test_regions_that_return_a_change_of_scale_or_a_pad() -> None:
-    """A mere rounding at a region's end needs an operator, and a pad its real number."""
+def test_moves_at_the_ends_of_a_region() -> None:
+    """A mere rounding or a transpose at a region's end needs an operator, a pad its real number."""
     builder, shape = relax.BlockBuilder(), (1, 8, 12, 12)
     x = relax.Var("x", relax.TensorType(shape, "uint8"))
     with builder.function("main", [x]):
@@ -156,6 +156,8 @@ def test_regions_that_return_a_change_of_scale_or_a_pad() -> None:
             pads = [0, 0, 0, 0, 1, 1, 2, 2]
             made = [
                 relax.op.nn.max_pool2d(relax.op.nn.pad(real, pads, "constant", 0.35), 3, 2),
+                relax.op.permute_dims(relax.op.reshape(real, (1, 8, 144)), [0, 2, 1]),
+                relax.op.take(real, relax.const([0, 0, 1, 1], "int64"), axis=2),
                 real,
             ]
             scale, zero = relax.const(0.07), relax.const(3, "uint8")

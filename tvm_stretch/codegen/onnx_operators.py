@@ -23,7 +23,7 @@ from tvm_stretch.ir.operators import kind_of
 _LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
 _MOVES = (
     *("concat", "maximum", "minimum", "nn.max_pool2d", "nn.pad"),
-    *("permute_dims", "reshape", "split", "strided_slice"),
+    *("permute_dims", "reshape", "split", "strided_slice", "take"),
 )
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -87,7 +87,8 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
     types = [str(ty.dtype) for expr in (call, *args) for ty in tensor_types(expr)]
     if kind == "astype" or not {"uint8", "int8"} & set(types):
         return None
-    if kind not in _MOVES or any(isinstance(arg, GenericConst) for arg in args):
+    constants = args[: 1 if kind == "take" else None]
+    if kind not in _MOVES or any(isinstance(arg, GenericConst) for arg in constants):
         return f"{kind}: engines take integers of 8 bits for scaled numbers; quantise"
     return None
 
@@ -286,7 +287,11 @@ def _transpose(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     rank = len(shape_of(call))
     axes = call.attrs.axes
     order = list(reversed(range(rank))) if axes is None else [a % rank for a in _ints(axes)]
-    _plain(graph, var, graph.node("Transpose", [graph.real(call.args[0])], perm=order))
+    data = call.args[0]
+    real = graph.real(data)
+    if data in graph.given:
+        real = graph.rounded(graph.held(data), graph.scales[data], str(data.ty.dtype))
+    _plain(graph, var, graph.node("Transpose", [real], perm=order))
 
 
 def _concat(graph: Graph, var: relax.Var, call: relax.Call) -> None:
@@ -304,7 +309,7 @@ def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> None:
 
 def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
     data, rows = graph.real(call.args[0]), graph.value(call.args[1])
-    graph.names[var] = graph.node("Gather", [data, rows], axis=int(call.attrs.axis))
+    _plain(graph, var, graph.node("Gather", [data, rows], axis=int(call.attrs.axis)))
 
 
 def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> None:

@@ -25,7 +25,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.codegen.onnx_scales import with_copies
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.integers import Integer
+from tvm_stretch.ir.integers import Integer, integer_of
 from tvm_stretch.ir.operators import kind_of
 
 _OPSET, _IR_VERSION = 17, 9
@@ -42,6 +42,9 @@ class Graph:
     # scale and zero point of tensors of 8 bits, by variable
     scales: dict[relax.Var, tuple[float, int]] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # names that no value of its own may have
+    # tensors of 8 bits that are the region's inputs, or only moves of them
+    given: set[relax.Var] = field(default_factory=set)
+    transposed: set[relax.Var] = field(default_factory=set)  # transposes, and moves of them
     _floats: dict[relax.Var, str] = field(default_factory=dict)
 
     def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
@@ -104,6 +107,24 @@ class Graph:
         low, high = (np.float32((limit - zero) * scale) for limit in (least, most))
         return self.node("Clip", [real, self.constant(low), self.constant(high)])
 
+    def held(self, var: relax.Var) -> str:
+        """The real numbers of a tensor, with limits that cut nothing.
+
+        Qualcomm's provider drops the scales of tensors that are only moved. Its transpose then
+        refuses them, unless an operator that keeps them stands between it and the region's end.
+        """
+        limits = np.iinfo(str(var.ty.dtype))
+        return self.limited(var, self.real(var), int(limits.min), int(limits.max))
+
+    def move(self, var: relax.Var, call: relax.Call) -> None:
+        """Note what a call moves that computes nothing."""
+        moved = [arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args]
+        operands = {field for fields in moved for field in fields if field in self.scales}
+        if operands & self.given:
+            self.given.add(var)
+        if kind_of(call) == "permute_dims" or operands & self.transposed:
+            self.transposed.add(var)
+
     def rounded(self, real: str, scale: tuple[float, int], dtype: str) -> str:
         """Numbers between two operators, quantised and dequantised as engines expect them."""
         encoding = self._scale(scale, dtype)
@@ -147,6 +168,8 @@ def export(function: relax.Function, rules: Callable[[relax.Call], Rule | None])
     graph = Graph()
     for _ in written(graph, function, inputs, rules):
         pass
+    for result in graph.transposed.intersection(results_of(function)):
+        graph.store(result, graph.held(result))
     data: bytes = model_of(graph, function, inputs, outputs).SerializeToString()
     return data
 
@@ -164,6 +187,7 @@ def written(
     """
     bound, graph.scales = with_copies(function)
     graph.names.update(zip(function.params, inputs, strict=True))
+    graph.given.update(param for param in function.params if param in graph.scales)
     for var, value in bound:
         before = len(graph.nodes)
         if isinstance(value, relax.Var):
@@ -181,6 +205,8 @@ def written(
                     f"({var.name}); place it elsewhere"
                 )
             rule(graph, var, value)
+            if var in graph.scales and integer_of(value) is None:
+                graph.move(var, value)
         yield var, graph.nodes[before:]
 
 
