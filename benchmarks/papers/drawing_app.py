@@ -1,0 +1,224 @@
+"""A program that draws a picture 60 times a second by an OpenCL kernel, as an app's window does.
+
+    python -m benchmarks.papers.drawing_app calibrate 5      the rounds of a picture that takes 5 ms
+    python -m benchmarks.papers.drawing_app draw 20 10       draws for 10 s, prints what was dropped
+
+A picture is begun at a tick and must be complete at the next one; if it is not, the ticks until it
+is complete show the picture before, and are counted as dropped. Some pixels of every tenth picture
+are computed again here and compared. The program knows nothing of tvm_stretch: it calls the
+driver's C functions, and on PoCL its kernels run on one thread on the last core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+WIDTH, HEIGHT = 640, 360
+TICK_S = 1 / 60
+_TRIED, _CHECKED = (4, 36), 1009
+_SOURCE = b"""
+__kernel void draw(__global uint* out, uint frame, uint rounds) {
+  uint i = get_global_id(0), value = i ^ (frame * 2654435761u);
+  for (uint r = 0; r < rounds; ++r) value = (value ^ (value >> 15)) * 747796405u + r;
+  out[i] = value;
+}
+"""
+
+_LIBRARIES = ("libOpenCL.so.1", "libnvidia-opencl.so.1", "libpocl.so.2")
+_PLACES = {
+    "GetDeviceIDs": 2,
+    "CreateContext": 4,
+    "CreateCommandQueue": 9,
+    "CreateBuffer": 14,
+    "CreateProgramWithSource": 26,
+    "BuildProgram": 30,
+    "CreateKernel": 34,
+    "SetKernelArg": 38,
+    "EnqueueReadBuffer": 48,
+    "EnqueueNDRangeKernel": 59,
+}
+"""Places of functions in the table with which each object of a driver begins (cl_icd.h)."""
+
+_ALL_DEVICES, _WRITE_ONLY = 0xFFFFFFFF, 2
+
+
+def first_platform() -> ctypes.c_void_p:
+    """The first platform of the first library that is here, a loader or a driver.
+
+    Raises:
+        OSError: no library is here, or it has no platform.
+    """
+    for name in _LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        get = getattr(library, "clGetPlatformIDs", None)
+        if get is None:  # of a driver that only a loader is meant to open
+            find = library.clGetExtensionFunctionAddress
+            find.restype = ctypes.c_void_p
+            get = ctypes.CFUNCTYPE(ctypes.c_int32)(find(b"clIcdGetPlatformIDsKHR"))
+        platform = ctypes.c_void_p()
+        if get(1, ctypes.byref(platform), None) == 0 and platform.value:
+            return platform
+    raise OSError(f"expected a driver for OpenCL, got none of {_LIBRARIES}; docs/install.md")
+
+
+class Window:
+    """A picture of integers, and the OpenCL objects that draw it."""
+
+    def __init__(self) -> None:
+        # PoCL starts a thread for each core that it may use, with the affinity of this one
+        cores = os.sched_getaffinity(0)
+        os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", "1")
+        os.sched_setaffinity(0, {max(cores)})
+        platform, device = first_platform(), ctypes.c_void_p()
+        self._table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
+        kind = ctypes.c_uint64(_ALL_DEVICES)
+        self._call("GetDeviceIDs", platform, kind, 1, ctypes.byref(device), None)
+        context = self._made("CreateContext", None, 1, ctypes.byref(device), None, None)
+        self._queue = self._made("CreateCommandQueue", context, device, ctypes.c_uint64(0))
+        source = ctypes.c_char_p(_SOURCE)
+        program = self._made("CreateProgramWithSource", context, 1, ctypes.byref(source), None)
+        self._call("BuildProgram", program, 1, ctypes.byref(device), None, None, None)
+        self._kernel = self._made("CreateKernel", program, ctypes.c_char_p(b"draw"))
+        self.picture = np.zeros(WIDTH * HEIGHT, np.uint32)
+        size = ctypes.c_size_t(self.picture.nbytes)
+        flags = ctypes.c_uint64(_WRITE_ONLY)
+        self._buffer = self._made("CreateBuffer", context, flags, size, None)
+        self.draw(0, 1)  # threads and kernels exist
+        os.sched_setaffinity(0, cores)
+
+    def draw(self, frame: int, rounds: int) -> float:
+        """Draw a picture and read it, as a compositor would; returns the seconds."""
+        began = time.perf_counter()
+        words = (self._buffer, ctypes.c_uint32(frame), ctypes.c_uint32(rounds))
+        for place, word in enumerate(words):
+            size = ctypes.c_size_t(ctypes.sizeof(word))
+            self._call("SetKernelArg", self._kernel, place, size, ctypes.byref(word))
+        extent = ctypes.c_size_t(len(self.picture))
+        group = ctypes.c_size_t(64)
+        launch = (1, None, ctypes.byref(extent), ctypes.byref(group), 0, None, None)
+        self._call("EnqueueNDRangeKernel", self._queue, self._kernel, *launch)
+        size = ctypes.c_size_t(self.picture.nbytes)
+        pixels = ctypes.c_void_p(self.picture.ctypes.data)
+        read = (1, ctypes.c_size_t(0), size, pixels, 0, None, None)
+        self._call("EnqueueReadBuffer", self._queue, self._buffer, *read)
+        return time.perf_counter() - began
+
+    def check(self, frame: int, rounds: int) -> None:
+        """Some pixels are those that the kernel's arithmetic gives here."""
+        places = np.arange(0, len(self.picture), _CHECKED, dtype=np.uint32)
+        wanted = pixels_of(places, frame, rounds)
+        assert np.array_equal(self.picture[places], wanted), f"picture {frame} is wrong"
+
+    def _call(self, name: str, *words: Any) -> None:
+        address = self._table[_PLACES[name]]
+        code = ctypes.CFUNCTYPE(ctypes.c_int32)(address)(*words)
+        if code:
+            raise OSError(f"expected {name} of OpenCL to succeed, got {code}; try another driver")
+
+    def _made(self, name: str, *words: Any) -> ctypes.c_void_p:
+        address, code = self._table[_PLACES[name]], ctypes.c_int32()
+        function = ctypes.CFUNCTYPE(ctypes.c_void_p)(address)
+        made = function(*words, ctypes.byref(code))
+        if code.value:
+            raise OSError(f"expected {name} of OpenCL to succeed, got {code.value}; try another")
+        return ctypes.c_void_p(made)
+
+
+def pixels_of(places: np.ndarray, frame: int, rounds: int) -> np.ndarray:
+    """The kernel in NumPy."""
+    value = places.astype(np.uint32) ^ np.uint32(frame * 2654435761 % 2**32)
+    for number in range(rounds):
+        value = (value ^ (value >> np.uint32(15))) * np.uint32(747796405) + np.uint32(number)
+    return value
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn."""
+
+    ticks: int
+    dropped: int  # ticks at which no new picture was complete
+    median_ms: float  # of a picture
+    largest_ms: float
+
+    @property
+    def percent(self) -> float:
+        """Dropped, of all."""
+        return 100 * self.dropped / self.ticks
+
+
+def drawn(
+    draw: Callable[[int], float],
+    ticks: int,
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Drawn:
+    """Draw at each tick that finds the picture before it complete.
+
+    Args:
+        draw: draws the picture of a tick and returns the seconds.
+        ticks: how many.
+        now: the clock in seconds.
+        sleep: waits for some seconds.
+    """
+    began, taken, shown, tick = now(), [], 0, 0
+    while tick < ticks:
+        wait = began + tick * TICK_S - now()
+        if wait > 0:
+            sleep(wait)
+        taken.append(draw(tick))
+        complete = int((now() - began) / TICK_S) + 1  # the tick that shows it
+        shown += complete <= ticks
+        tick = max(tick + 1, complete)
+    return Drawn(ticks, ticks - shown, 1e3 * statistics.median(taken), 1e3 * max(taken))
+
+
+def calibrated(window: Window, milliseconds: float) -> int:
+    """The rounds with which a picture takes so long; the least of several, for quiet moments."""
+    few, many = (min(window.draw(frame, rounds) for frame in range(20)) for rounds in _TRIED)
+    window.check(19, _TRIED[1])
+    each = max(many - few, 1e-6) / (_TRIED[1] - _TRIED[0])
+    return max(1, round(_TRIED[0] + (milliseconds / 1e3 - few) / each))
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["calibrate", "draw"])
+    parser.add_argument("amount", type=float, help="milliseconds of a picture, or its rounds")
+    parser.add_argument("seconds", type=float, nargs="?", default=10)
+    arguments = parser.parse_args()
+    window = Window()
+    if arguments.what == "calibrate":
+        print(calibrated(window, arguments.amount))
+        return
+    rounds = int(arguments.amount)
+    ticks = int(arguments.seconds / TICK_S)
+    late = 0
+
+    def draw(tick: int) -> float:
+        nonlocal late
+        taken = window.draw(tick, rounds)
+        late += 1
+        if late % 10 == 0:
+            window.check(tick, rounds)
+        return taken
+
+    print(json.dumps(asdict(drawn(draw, ticks))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Potentials & Pitfalls, figure 5: pictures that an app drops while a network runs.
+
+    python -m benchmarks.papers.figure5 [resnet18] [--size 128] [--seconds 10]
+
+The app is a process of its own (`drawing_app.py`) that draws 60 pictures a second on the OpenCL
+device, each of which takes 5 ms there alone. The network runs without a break in another process:
+
+    nothing        the app alone
+    cpu alone      the network on the CPU
+    opencl alone   on OpenCL, as Mace does in the paper
+    both           the plan that the search predicts to be the fastest on both processors
+
+each of the latter two with `max_share` of OpenCL at 1, 0.75, 0.5 and 0.25, and with a low priority:
+`TVM_STRETCH_OPENCL_PRIORITY=low`, and where OpenCL runs on the host's CPU, whose driver knows no
+priorities, that of its process (nice 10). Answers of all plans are compared with the CPU's before
+anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import tvm_stretch as ts
+from benchmarks.papers.drawing_app import Drawn
+from tutorials import zoo
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.remote.device_processors import processors_of
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import planning_costs
+
+TARGETS = ["llvm", "opencl"]
+SHARES = (1.0, 0.75, 0.5, 0.25)
+_PICTURE_MS = 5
+_NICE = 10
+_APP = (sys.executable, "-m", "benchmarks.papers.drawing_app")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the network runs."""
+
+    plan: str
+    share: float = 1.0  # of the time in which OpenCL may be busy
+    is_low: bool = False  # whether its priority is low
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        limited = f", at most {self.share:g} of OpenCL" if self.share < 1 else ""
+        return f"{self.plan}{limited}{', low priority' if self.is_low else ''}"
+
+
+CPU, OPENCL, BOTH = "cpu alone", "opencl alone", "both"
+WAYS = (
+    Way(CPU),
+    *(Way(plan, share) for plan in (OPENCL, BOTH) for share in SHARES),
+    *(Way(plan, is_low=True) for plan in (OPENCL, BOTH)),
+)
+
+
+def plans_of(mod: object) -> dict[str, Plan]:
+    """The plans by name."""
+    found = search(mod, planning_costs(processors_of(None, TARGETS, None)[0]))
+    plans = {f"{one.plan.regions[0].processor} alone": one.plan for one in found.singles}
+    return {**plans, BOTH: found.rivals[0].plan}
+
+
+def exported(name: str, size: int, folder: Path) -> dict[Way, Path]:
+    """The artifact of each way, compared with the CPU's answer."""
+    mod = load_network(zoo.build(name, size=size))
+    plans, found, wanted = plans_of(mod), {}, None
+    x = np.random.default_rng(0).standard_normal((1, 3, size, size)).astype("float32")
+    for number, way in enumerate(WAYS):
+        share = {} if way.share == 1 else {"max_share": {"opencl": way.share}}
+        model = ts.compile(mod, TARGETS, plan=plans[way.plan], **share)
+        answer = np.asarray(model(x))
+        wanted = answer if wanted is None else wanted
+        error = np.abs(answer - wanted).max() / np.abs(wanted).max()
+        assert error < 1e-3, f"{way.name}: error {error}"
+        found[way] = folder / f"{number}.so"
+        model.export(found[way])
+    return found
+
+
+def run_until_told(path: Path) -> None:
+    """Run an artifact without a break until the standard input ends; then print milliseconds."""
+    model = ts.load(path)
+    run = model.timed_run()
+    for _ in range(5):
+        run()
+    print("ready", flush=True)
+    taken = []
+    os.set_blocking(sys.stdin.fileno(), False)
+    while sys.stdin.buffer.raw.read(1) is None:  # type: ignore[attr-defined]
+        taken.append(run())
+    print(json.dumps(1e3 * median(taken)))
+
+
+@contextlib.contextmanager
+def running(path: Path, *, is_low: bool) -> Iterator[list[float]]:
+    """Context in which an artifact runs; the list has its median milliseconds afterwards."""
+    command = [sys.executable, "-m", "benchmarks.papers.figure5", "--run", str(path)]
+    if is_low:
+        command = ["nice", "-n", str(_NICE), *command]
+    more = {"TVM_STRETCH_OPENCL_PRIORITY": "low"} if is_low else {}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **more},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    found: list[float] = []
+    try:
+        assert process.stdout.readline().strip() == "ready", f"{path} does not run"
+        time.sleep(0.5)
+        yield found
+        process.stdin.close()
+        found.append(json.loads(process.stdout.read()))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def app(*words: str) -> str:
+    """What the drawing app prints."""
+    done = subprocess.run([*_APP, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def rows(artifacts: dict[Way, Path], rounds: str, seconds: float) -> Iterator[str]:
+    """The table's rows, as they are measured."""
+
+    def drawn() -> Drawn:
+        return Drawn(**json.loads(app("draw", rounds, str(seconds))))
+
+    alone = drawn()
+    yield f"| nothing | | {alone.percent:.1f} | {alone.median_ms:.1f} ({alone.largest_ms:.1f}) |"
+    for way, path in artifacts.items():
+        with running(path, is_low=way.is_low) as taken:
+            own = drawn()
+        yield (
+            f"| {way.name} | {taken[0]:.1f} | {own.percent:.1f} "
+            f"| {own.median_ms:.1f} ({own.largest_ms:.1f}) |"
+        )
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("network", nargs="?", default="resnet18")
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run is not None:
+        run_until_told(options.run)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        artifacts = exported(options.network, options.size, Path(folder))
+        rounds = app("calibrate", str(_PICTURE_MS))
+        print(f"{options.network}, {options.size} pixels; a picture of {rounds} rounds\n")
+        print("| the network on | ms a run | pictures dropped, % | ms a picture (largest) |")
+        print("| --- | --- | --- | --- |", flush=True)
+        for row in rows(artifacts, rounds, options.seconds):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
