@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cpu_targets import TARGET
 from relax_helpers import two_convolutions
+from rpc_processes import Phone, Tracker
+from small_models import scaled_model
 from tvm import rpc
 
 import tvm_stretch as ts
@@ -68,3 +70,28 @@ def test_no_battery(remote: ts.Model) -> None:
     with pytest.raises(MeterError, match=r"battery of pixel .* got no battery"):
         remote.benchmark(3, energy=True)
     assert remote.benchmark(3).energy is None
+
+
+@pytest.mark.full
+def test_the_battery_behind_the_server_of_a_phone(
+    tmp_path: Path, battery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tvm_stretch_rpc` reads the gauge in the process of the session; its files are scripted."""
+    pytest.importorskip("tornado")
+    monkeypatch.setattr(device_meter, "SUPPLIES", str(tmp_path / "supplies"))
+    tracker = Tracker()
+    phone = Phone("--tracker", tracker.address)
+    try:
+        with ts.connect(tracker.address, "pixel", timeout=60, wait=10.0) as device:
+            there = device.load(scaled_model())
+            energy = there.benchmark(3, energy=True).energy
+            assert energy is not None and energy.meters == ("bms",)
+            assert energy.watts == pytest.approx(2.0, rel=0.01)
+            assert energy.runs > 1 and energy.steps_per_second > 1
+            (battery / "status").write_text("Charging\n")
+            with pytest.raises(MeterError, match=r"battery of pixel .* which is Charging; unplug"):
+                there.benchmark(3, energy=True)
+            assert there.benchmark(3).energy is None
+    finally:
+        phone.kill()
+        tracker.kill()
