@@ -1,7 +1,8 @@
-"""A decoder of language with weights of 4 bits, beside llama.cpp and ONNX Runtime.
+"""A decoder of language with weights of 4 bits, beside llama.cpp, ONNX Runtime and its genai.
 
 ```
-pip install llama-cpp-python gguf onnxruntime onnxscript   # the first is compiled: ten minutes
+pip install llama-cpp-python gguf onnxruntime onnxscript onnxruntime-genai transformers
+# the first is compiled: ten minutes
 python -m benchmarks.language [--layers 6] [--threads 1 2] [--seconds 20] [--folder F]
 ```
 The network has Qwen2-0.5B's layers (896 wide, feed-forward of 4,864, 14 heads that share two of
@@ -34,6 +35,7 @@ import torch
 from torch import nn
 
 import tvm_stretch as ts
+from benchmarks.language_genai import genai_folder, genai_step
 from benchmarks.speech import QwenLayer, exported
 
 WIDTH, INNER, WORDS, HEADS, GROUPS, HEAD = 896, 4864, 32_000, 14, 2, 64
@@ -256,12 +258,19 @@ def main() -> int:
         task = problem(network)
         onnx_file(network, task.inputs, folder / "decoder.onnx")
         gguf_file(network, folder / "decoder.gguf")
+        sizes = {
+            **{"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER},
+            **{"num_hidden_layers": options.layers, "num_attention_heads": HEADS},
+            **{"num_key_value_heads": GROUPS, "rope_theta": BASE, "rms_norm_eps": EPSILON},
+        }
+        genai = genai_folder(_named(network), sizes, folder)
         del network
         for threads in options.threads:
             print(f"\n{threads} threads, {options.layers} layers")
             steps = {
                 "ours": ours(folder / "decoder.onnx", task, threads),
                 "ONNX Runtime": onnx_runtime(folder / "decoder.onnx", task, threads),
+                "onnxruntime-genai": genai_step(genai, task.tokens, threads),
                 "llama.cpp": llama_cpp(folder / "decoder.gguf", task, threads),
             }
             race(steps, task, options.seconds)

@@ -17,6 +17,7 @@ from relax_helpers import (
 )
 from tvm import relax, tirx
 
+import tvm_stretch as ts
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.keep_views import keep_views
@@ -47,6 +48,24 @@ def test_a_concat_of_several_images_is_a_kernel() -> None:
     after = keep_views()(before)
     assert "relax.concat" not in op_names(after)
     assert_same_numerics(before, after)
+
+
+def test_short_pieces_are_computed_where_they_are_read() -> None:
+    """Of rotary embeddings: x * cos + concat(-second, first) * sin. Longer pieces stay views."""
+
+    def rotary(x: relax.Var) -> relax.Expr:
+        first, second = (op.strided_slice(x, [2], [at], [at + size]) for at in (0, size))
+        turned = op.concat([op.negative(second), first], axis=2)
+        return op.add(op.multiply(x, random_const(2 * size)), turned)
+
+    for size, kernels in ((32, 1), (256, 2)):
+        before = module(rotary, (1, 14, 2 * size))
+        after = keep_views()(before)
+        assert ("relax.concat" in op_names(after)) == (kernels > 1)
+        assert_same_numerics(before, after)
+        model = ts.compile(before, ["llvm"], cpu_threads=1)
+        names = [node.kernel for node in model.graph.nodes]
+        assert len(names) - names.count("tvm_stretch.copy") == kernels
 
 
 def test_a_module_of_views_is_left_alone() -> None:

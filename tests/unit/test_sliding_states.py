@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError
 
-HEADS, PLACES, WIDTH = 3, 5, 16
+HEADS, PLACES, WIDTH = 3, 5, 32
 
 
 def cache(rows: int = 1, width: int = WIDTH, first: str = "past") -> onnx.ModelProto:
