@@ -1,4 +1,4 @@
-"""Weights of dense layers that float16 or bfloat16 holds exactly are stored with two bytes."""
+"""Weights that float16 or bfloat16 holds exactly are stored with two bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from cpu_targets import QUICK_LANES, host_of
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import run
 from tvm import relax
 from tvm.ir import GenericConst
@@ -135,3 +135,44 @@ def test_lengths_share_the_weights() -> None:
     for rows in (1, 30):
         x = given(rows)
         np.testing.assert_allclose(model(x), expected(source, x), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("lanes", QUICK_LANES)
+@pytest.mark.parametrize("digits", ["float16", "bfloat16"])
+def test_tables_and_windows_of_one_pixel(digits: str, lanes: int) -> None:
+    """An embedding, and convolutions of which the third has larger windows and stays float32."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "table": (200, 12),
+        "one": (24, 12, 1, 1),
+        "strided": (20, 24, 1, 1),
+        "wide": (8, 20, 3, 3),
+    }
+    weights = {
+        name: rng.standard_normal(shape).astype(TYPES[digits]).astype("float32")
+        for name, shape in shapes.items()
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "tokens"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["image"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["image", "one"], ["a"]),
+        helper.make_node("Conv", ["a", "strided"], ["b"], strides=[2, 2]),
+        helper.make_node("Conv", ["b", "wide"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tables",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, 9, 9])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 3, 3])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    host = host_of(lanes)
+    host = dataclasses.replace(host, machine=dataclasses.replace(host.machine, widens_half=True))
+    model = ts.compile(source, [host])
+    short = sum(weights[name].size for name in ("table", "one", "strided"))
+    assert 0 <= model.graph.weights_bytes - (2 * short + 4 * weights["wide"].size) < 1024
+    tokens = rng.integers(0, 200, (1, 9, 9))
+    session = pytest.importorskip("onnxruntime").InferenceSession(source.SerializeToString())
+    (wanted,) = session.run(None, {"tokens": tokens})
+    np.testing.assert_allclose(model(tokens), wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())

@@ -138,6 +138,7 @@ class Rewriter(Layouts):
             "reshape": self._reshape,
             "permute_dims": self._moved,
             "call_tir": self._winograd,
+            "take": self._take,
         }
         if name in _UNARY or (
             name == "astype" and self._is_float(call) and self._is_number(call.args[0])
@@ -167,8 +168,19 @@ class Rewriter(Layouts):
             lane = [0, 0] if block > 1 else []
             widths = [0, 0, 0, 0, top, bottom, left, right, *lane]
             operand, shape = self.bb.emit(relax.op.nn.pad(operand, widths)), shape.padded()
+        weight = (half_weight(call) if self.halves else None) or weight
         result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums)
         return Value(tuple(shape_of(call)), blocked=result)
+
+    def _take(self, call: relax.Call) -> Value | None:
+        """Rows of a table in two bytes."""
+        half = half_weight(call) if self.halves else None
+        if half is None:
+            return None
+        attrs = call.attrs
+        rows = relax.op.take(half, self.plain(call).args[1], attrs.axis, str(attrs.mode))
+        wide = self.bb.emit(relax.op.astype(self.bb.emit(rows), "float32"))
+        return Value(tuple(shape_of(call)), plain=wide)
 
     def _winograd(self, call: relax.Call) -> Value | None:
         """A stage of a Winograd convolution (`passes/share_winograd.py`)."""
