@@ -5,8 +5,8 @@ python -m benchmarks.products [rows,inputs,outputs ...] [--mcpu haswell] [--turn
 ```
 Layers with different weights stand side by side until these have 200 MB, so that weights come from
 memory if there are few rows. By turns with ONNX Runtime, with a loop of multiply-adds in registers
-(`peak.py`) and a loop that only reads as many bytes. Medians of ratios to ONNX Runtime; shares are
-those of the shortest times.
+(`peak.py`) and a loop that only reads as many bytes. Medians of the ratios of each turn: the
+shortest times of two loops come from different moments of a busy machine.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def measure(size: Sequence[int], mcpu: str, turns: int) -> str:
         samples.append([_seconds(call, max(1, int(2e8 // work))) for call in calls])
         samples[-1].append(work / peak.measure(1_000_000))
     of_peer = statistics.median(mine / peer for mine, peer, *_ in samples)
-    mine, _, read, least = map(min, zip(*samples, strict=True))
-    of_peak, of_read = least / mine, read / mine
+    of_read = statistics.median(read / mine for mine, _, read, _ in samples)
+    of_peak = statistics.median(least / mine for mine, *_, least in samples)
     return f"| {rows} x {inputs} x {outputs} | {of_peer:.2f} | {of_peak:.0%} | {of_read:.0%} |"
 
 
