@@ -240,7 +240,8 @@ def table(rows: Sequence[Row], found: Sequence[Sequence[float]]) -> Iterator[str
         told = f"{sum(base) / len(base):.2f} %"
         if row is not first:
             mean, half = interval([one - other for one, other in zip(percents, base, strict=True)])
-            told = f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+            sure = len(base) > 1
+            told = f"{mean:+.2f}" + (f" [{mean - half:+.2f}, {mean + half:+.2f}]" if sure else "")
         size = f"{row.multiply_adds / 1e6:.1f} | {row.parameters / 1e3:.0f}"
         speed = f"{row.ns / 1e6:.2f} | {first.ns / row.ns:.2f}"
         yield f"| {row.name} | {told} | {speed} | {size} | {row.theirs} |"

@@ -74,7 +74,9 @@ def test_the_table_has_paired_differences() -> None:
     other = designs.Row("half", None, 1_000_000, 4_000_000, 2_000, "69 %")  # type: ignore[arg-type]
     *_, first, second = designs.table([row, other], [[90.0, 80.0], [91.0, 83.0]])
     assert first == "| as it is | 85.00 % | 2.00 | 1.00 | 5.0 | 3 | 70 % |"
-    assert second.startswith("| half | +2.00 [-10.71, +14.71] | 1.00 | 2.00 | 4.0 | 2 | 69 % |")
+    assert second == "| half | +2.00 [-10.71, +14.71] | 1.00 | 2.00 | 4.0 | 2 | 69 % |"
+    *_, alone = designs.table([row, other], [[90.0], [91.0]])
+    assert alone.startswith("| half | +1.00 | 1.00 |")  # one seed has no interval
 
 
 def test_clusters_have_no_transfers() -> None:
