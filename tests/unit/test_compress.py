@@ -17,7 +17,7 @@ from tvm_stretch.analysis.channel_groups import channel_groups
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.passes.low_rank import low_rank
+from tvm_stretch.passes.low_rank import _halves, low_rank
 from tvm_stretch.passes.prune_channels import prune_channels
 from tvm_stretch.training import to_torch
 
@@ -203,6 +203,25 @@ def test_weights_of_low_rank_are_found_exactly() -> None:
     assert work(smaller) <= 0.5 * work(mod)
     wanted = answers(mod, images)
     np.testing.assert_allclose(answers(smaller, images), wanted, atol=1e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (24, 24), (6, 200)])
+@pytest.mark.parametrize("known", [1, 3, 5])
+def test_halves_are_those_of_a_singular_value_decomposition(
+    shape: tuple[int, int], known: int
+) -> None:
+    """A matrix whose own rank is smaller has finite halves, too."""
+    random = np.random.default_rng(known)
+    parts = random.standard_normal((shape[0], known)), random.standard_normal((known, shape[1]))
+    for matrix in (parts[0] @ parts[1], random.standard_normal(shape), np.zeros(shape)):
+        left, sizes, right = np.linalg.svd(matrix.astype("float32"), full_matrices=False)
+        for rank in (1, 3, 5):
+            halves = [half.astype("float32") for half in _halves(matrix.astype("float32"), rank)]
+            assert [half.shape for half in halves] == [(shape[0], rank), (rank, shape[1])]
+            wanted = (left[:, :rank] * sizes[:rank]) @ right[:rank]
+            np.testing.assert_allclose(halves[0] @ halves[1], wanted, atol=1e-4)
+            biggest = max(float(np.abs(half).max()) for half in halves)
+            assert biggest <= 1.01 * np.sqrt(sizes[0]) + 1e-30
 
 
 @pytest.mark.full
