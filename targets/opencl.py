@@ -19,9 +19,11 @@ from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.ir.steps import has_groups, kind_of_steps, why_only_on_a_cpu
+from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.kernels.gpu.groups import QUAD
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
 from .cpu import speed_of_cores
 from .opencl_device import (
@@ -78,7 +80,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         rules=_rules(),
         refuse=lambda call: _refuse(call, device),
         machine=machine,
-        phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
+        phases=_phases(machine.gpu),
         schedule=ScheduleKernels(machine),
         build=build,
         speed=_speed(device),
@@ -88,6 +90,13 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         computes_half=device.fp16,
         prefers_half=device.fp16 and not on_cpu,
     )
+
+
+def _phases(gpu: GpuMachine | None) -> tuple[tvm.transform.Pass, ...]:
+    if gpu is None:
+        return kernel_phases(expand_math=True)
+    joins: Any = JoinDepthwise(gpu)  # mypy sees no pass
+    return (*kernel_phases(expand_math=False), joins)  # a GPU has instructions for exp
 
 
 def _speed(device: OpenCLDevice) -> Speed:

@@ -8,7 +8,7 @@ the template evaluates on each tile while it is still in registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -42,17 +42,20 @@ class Epilogue:
     def store(self, indices: Sequence[int | Expr], accumulator: Expr) -> tirx.Stmt:
         """Store the fused result of ``accumulator``, the anchor's value at ``indices``."""
         where = [const(i) for i in indices]
+        return tirx.BufferStore(self.out, self.value_at(where, accumulator), where)
+
+    def value_at(self, indices: Sequence[Expr], accumulator: Expr) -> Expr:
+        """The fused result of ``accumulator``, the anchor's value at ``indices``."""
         if self.value is None:
-            return tirx.BufferStore(self.out, accumulator, where)
-        places = dict(zip(self.axes, where, strict=True))
+            return accumulator
+        places = dict(zip(self.axes, indices, strict=True))
 
         def replace(node: Expr) -> Expr:
             if isinstance(node, TensorLoad):
                 return accumulator if node.source.same_as(self.anchor) else node
             return places.get(node, node)
 
-        value = rewrite(self.value, ((TensorLoad, tirx.Var), replace))
-        return tirx.BufferStore(self.out, value, where)
+        return rewrite(self.value, ((TensorLoad, tirx.Var), replace))
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     if not any(marks):
         return None
     last = max(i for i, mark in enumerate(marks) if mark)
-    config = next(str(mark) for mark in marks if mark)
+    config = str(marks[last])
     anchor = sch.get(blocks[last]).writes[0].source
     needed = _needed([sch.get(b) for b in blocks[: last + 1]])
     # Blocks that only the epilogue reads may come before the anchor.
@@ -111,6 +114,39 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     if FIXED in final.annotations:
         value = _narrowed(func, anchor, axes, from_text(FixedPoint, str(final.annotations[FIXED])))
     return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value), part)
+
+
+def elementwise(blocks: Sequence[s_tir.SBlock], anchor: tirx.Buffer) -> Epilogue | None:
+    """The blocks after ``anchor`` as one expression; None if they are not elementwise."""
+    axes: tuple[tirx.Var, ...] = ()
+    known: list[tuple[tirx.Buffer, Expr | None]] = [(anchor, None)]
+    for one in blocks:
+        body, own = one.body, tuple(axis.var for axis in one.iter_vars)
+        axes = axes or own
+        if not isinstance(body, tirx.BufferStore) or not same_place(body.indices, own):
+            return None
+        reads = [read for buffer, _ in known for read in _loads(body.value, buffer)]
+        same = list(map(int, body.buffer.shape)) == list(map(int, anchor.shape))
+        if not (same and reads and all(same_place(read.indices, own) for read in reads)):
+            return None
+        known.append((body.buffer, _inlined(body.value, known, dict(zip(own, axes, strict=True)))))
+    return Epilogue(anchor, known[-1][0], axes, known[-1][1])
+
+
+def _inlined(
+    value: Expr,
+    known: Sequence[tuple[tirx.Buffer, Expr | None]],
+    places: Mapping[tirx.Var, tirx.Var],
+) -> Expr:
+    """``value`` at other axes, with the values of buffers in place of their loads."""
+
+    def replace(node: Expr) -> Expr:
+        if not isinstance(node, TensorLoad):
+            return places.get(node, node)
+        inner = next((made for buffer, made in known if node.source.same_as(buffer)), None)
+        return node if inner is None else inner
+
+    return rewrite(value, ((TensorLoad, tirx.Var), replace))
 
 
 def _narrowed(

@@ -23,6 +23,7 @@ from .gpu import item_conv as gpu_item_conv
 from .gpu import matmul as gpu_matmul
 from .gpu import mean as gpu_mean
 from .gpu import norm as gpu_norm
+from .gpu import pair as gpu_pair
 from .gpu import softmax as gpu_softmax
 from .gpu import window as gpu_window
 from .gpu import winograd as gpu_winograd
@@ -34,6 +35,7 @@ __all__ = [
     "gpu_matmul",
     "gpu_mean",
     "gpu_norm",
+    "gpu_pair",
     "gpu_softmax",
     "gpu_window",
     "gpu_winograd",

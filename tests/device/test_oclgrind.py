@@ -38,6 +38,12 @@ with gpu.window_of((2, 1), 32, images=2):
     gpu.check(gpu.convolution((1, 10, 5, 6), 10, 3, groups=10, padding=1))
 """
 
+PAIR = """
+from test_join_depthwise import pair, pair_of
+with pair_of(*{config}):
+    gpu.check(pair({shape}, {out}, strides={stride}))
+"""
+
 WINOGRAD = """
 with gpu.winograd_of({tile}, 8, 2, 1, 1, 1, 1, 1):
     gpu.check(gpu.convolution((1, 8, 5, 6), 8, 3, padding=1))
@@ -156,6 +162,12 @@ def convolution(
             marks=pytest.mark.full,
         ),
         pytest.param(WINDOW, id="depthwise in images", marks=pytest.mark.full),
+        pytest.param(
+            PAIR.format(config=(4, 2, 1, 2), shape=(1, 9, 5, 6), out=6, stride=1)
+            + PAIR.format(config=(7, 1, 2, 1), shape=(2, 12, 5, 4), out=16, stride=2),
+            id="depthwise and pointwise",
+            marks=pytest.mark.full,
+        ),
         pytest.param(WINOGRAD.format(tile=2), id="winograd of 2", marks=pytest.mark.full),
         pytest.param(WINOGRAD.format(tile=4), id="winograd of 4", marks=pytest.mark.full),
         pytest.param(ROW, id="row", marks=pytest.mark.full),

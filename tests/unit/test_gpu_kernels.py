@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tvm
 from fake_targets import TARGET
+from gpu_checks import H100, LARGE, WITHOUT_LOCAL, check, needs_device
 from relax_helpers import module, random_const, random_inputs, run
 from rounding import assert_rounded
 from tvm import relax
@@ -39,7 +40,7 @@ from tvm_stretch.targets.kernels.gpu.conv import (
     tiled,
 )
 from tvm_stretch.targets.kernels.gpu.dense import RowConfig
-from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
+from tvm_stretch.targets.kernels.gpu.families import FAMILIES, family_of
 from tvm_stretch.targets.kernels.gpu.group_features import (
     GroupConvFeatures,
     GroupWinogradFeatures,
@@ -60,25 +61,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose, configurations
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
-
-LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
-WITHOUT_LOCAL = replace(LARGE, local_on_chip=False)
-H100 = describe_gpu("NVIDIA H100 80GB HBM3", 132, 1024, 48 * 1024, True)
-
-
-def needs_device(test: Any) -> Any:
-    """A test that computes on an OpenCL device: PoCL's here, or a real GPU with `-m gpu`."""
-    skipped = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
-    return pytest.mark.gpu(skipped(test))
-
-
-def check(mod: tvm.IRModule, device: OpenCLDevice = LARGE) -> None:
-    """The network on the device, against TVM's virtual machine."""
-    inputs = random_inputs(mod)
-    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
-    result = ts.compile(mod, [processor])(*inputs)
-    np.testing.assert_allclose(result, run(mod, *inputs)[0], rtol=1e-4, atol=1e-4)
+from tvm_stretch.targets.opencl_device import OpenCLDevice
 
 
 def check_rounded(mod: tvm.IRModule) -> None:

@@ -26,6 +26,7 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import UnreadWeights
+from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
@@ -62,7 +63,12 @@ def kernels_alone(
     # operators of different regions are not fused; by default there is one region
     regions: Sequence[PlannedRegion] | None = None,
 ) -> KernelLevel:
-    """The kernels of a canonical module on one processor, including operators that it refuses."""
+    """The kernels of a canonical module on one processor, including operators that it refuses.
+
+    Kernels are not joined: another plan may give each of them to another processor.
+    """
+    apart = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
+    processor = replace(processor, phases=apart)
     operators = operators or Operators(mod["main"])
     if regions is None:
         names = tuple(op.name for op in operators if isinstance(op.binding.value, relax.Call))

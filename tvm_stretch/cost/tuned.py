@@ -21,6 +21,7 @@ from tvm_stretch.cost.fingerprint import check_device, fingerprint
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import replace_whole, sealed, writing
 from tvm_stretch.formats import Format
+from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.targets.kernels.gpu.candidates import CONFIGS, Layer, bare_layer, is_possible
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.winners import Winners
@@ -84,7 +85,10 @@ def with_winners(processor: Processor, winners: Mapping[Layer, Layer] | Winners)
     machine = processor.machine
     assert machine.gpu is not None
     table = winners if isinstance(winners, Winners) else Winners(winners)
-    return replace(processor, machine=replace(machine, gpu=replace(machine.gpu, winners=table)))
+    gpu = replace(machine.gpu, winners=table)
+    joins: Any = JoinDepthwise(gpu)  # mypy sees no pass
+    phases = [joins if isinstance(phase, JoinDepthwise) else phase for phase in processor.phases]
+    return replace(processor, machine=replace(machine, gpu=gpu), phases=tuple(phases))
 
 
 def described(config: Layer) -> str:

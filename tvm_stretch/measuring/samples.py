@@ -109,7 +109,7 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
             marks.append(str(block.annotations[ANNOTATION]))
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
-    layer = read_template(marks[0]).sampled if marks else None
+    layer = read_template(marks[-1]).sampled if marks else None
     if not isinstance(layer, ConvShape | WindowShape) or layer.batch != 1:
         return None
     dtype = getattr(layer, "dtype", "float32")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..conv_features import ConvFeatures
-from ..features import Features, Phases
+from ..features import Features, Phases, Work
 from ..winograd_features import WinogradFeatures
 
 _GIGAHERTZ, _BYTES = 1.7, 3000.0
@@ -78,3 +78,30 @@ class GroupWinogradFeatures(WinogradFeatures):
             "planes": self.plane_numbers / 700.0,
             "sums": self.sum_numbers / 700.0,
         }
+
+
+@dataclass(frozen=True)
+class GroupPairFeatures(Features):
+    """A depthwise and a 1x1 convolution in one kernel; `PairCycles` explains the cycles."""
+
+    family: ClassVar[str] = "group_pair"
+
+    depthwise_flops: float
+    weights: int
+    busy_cycles: float
+    waiting_cycles: float
+    moved_bytes: float
+
+    def own_phases(self) -> Phases:
+        """What the model says, in nanoseconds."""
+        either = math.hypot(self.busy_cycles, self.waiting_cycles)
+        return {
+            "items": either / _GIGAHERTZ,
+            "busy": self.busy_cycles / _GIGAHERTZ,
+            "waiting": self.waiting_cycles / _GIGAHERTZ,
+            "moved": self.moved_bytes / (_BYTES * _GIGAHERTZ),
+        }
+
+    def device_work(self) -> Work:
+        values = (self.in_bytes + self.out_bytes) / self.item_bytes
+        return Work("pointwise", self.flops / 2, values, self.weights)

@@ -34,7 +34,7 @@ _BEGIN = 2300.0  # of a launch, until the first slab is there and after the last
 _EXCHANGE = 28.0  # of sums of slices, for each quad and slice
 _SHARED_BYTES = 3000.0  # from the second-level cache to all units, in a cycle
 _WRITTEN_BYTES = 3100.0  # results, in a cycle
-_LAUNCH = 7500.0  # of another launch, whose results pass through memory
+LAUNCH = 7500.0  # of another launch, whose results pass through memory
 _SPLIT_NUMBERS = 330.0  # of these results, in a cycle
 _TRANSFORM = 9250.0  # of a launch that transforms tiles of Winograd, without its numbers
 _TRANSFORM_NUMBERS = 575.0  # that it reads and writes in a cycle
@@ -189,7 +189,7 @@ class Cycles(NamedTuple):
     def total(self) -> float:
         """Cycles of the kernel."""
         split = self.split_numbers
-        second = _LAUNCH + split / _SPLIT_NUMBERS if split else 0.0
+        second = LAUNCH + split / _SPLIT_NUMBERS if split else 0.0
         # one unit's groups hide each other's waits, but not all of them
         slabs = math.hypot(self.busy_cycles, self.waiting_cycles)
         slabs = max(slabs, self.moved_bytes / _SHARED_BYTES)

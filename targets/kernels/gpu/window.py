@@ -10,7 +10,7 @@ for item in work-items:                  # neighbours in a row are neighbours he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -69,6 +69,10 @@ class GroupWindowConfig(WindowConfig):
         (height, width), (rows, columns) = self.out_size, self.tile
         return -(-height // rows), -(-width // columns)
 
+    def of_one_pixel(self) -> GroupWindowConfig:
+        """The same window for items of one output."""
+        return replace(self, tile=(1, 1))
+
     @property
     def work_items(self) -> int:
         """How many work-items the kernel has."""
@@ -94,7 +98,7 @@ def write_group_window(
     cfg: GroupWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
 ) -> tirx.Stmt:
     """The kernel of a window."""
-    window = _Window(cfg, operands, epilogue)
+    window = Window(cfg, operands, epilogue)
     items = min(cfg.group_items, cfg.work_items)
 
     def item(group: Expr, item: Expr) -> tirx.Stmt:
@@ -105,7 +109,7 @@ def write_group_window(
     return launch(-(-cfg.work_items // items), items, item)
 
 
-class _Window:
+class Window:
     """What one item does."""
 
     def __init__(
@@ -125,15 +129,27 @@ class _Window:
         n, b, part, row, column = unravelled(number, (cfg.batch, cfg.blocks, each, *cfg.tiles))
         where, y, x = (n, b, part * QUAD), row * cfg.tile[0], column * cfg.tile[1]
         rows, columns = map(range, cfg.tile)
+        finish = (s for r in rows for c in columns for s in self._finish(where, y, x, r, c))
+        return within(self.buffers, [*self.sums(where, y, x), *finish])
+
+    @property
+    def buffers(self) -> list[tirx.Buffer]:
+        """The registers of an item."""
+        return [self.acc, self.pixels]
+
+    def sums(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
+        """`acc` becomes the tile of outputs whose first one is at a row and column.
+
+        Args:
+            where: image, block of channels and first lane of a quad.
+            y: the row.
+            x: the column.
+        """
+        cfg = self.cfg
+        rows, columns = map(range, cfg.tile)
         taps = self._loops if prod(cfg.tile) * prod(cfg.kernel) > _WRITTEN_OUT else self._taps
-        return within(
-            [self.acc, self.pixels],
-            [
-                *(store(self.acc, self.nothing, r, c) for r in rows for c in columns),
-                *taps(where, y, x),
-                *(s for r in rows for c in columns for s in self._finish(where, y, x, r, c)),
-            ],
-        )
+        first = (store(self.acc, self.nothing, r, c) for r in rows for c in columns)
+        return [*first, *taps(where, y, x)]
 
     def _taps(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
         """Every row of the image under the tile, one after the other."""
