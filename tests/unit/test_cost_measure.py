@@ -45,7 +45,13 @@ from tvm_stretch.measuring.samples import (
     neighbour,
 )
 from tvm_stretch.measuring.scenes import scene
-from tvm_stretch.measuring.timing import GpuStopwatch, Stopwatch, Timing, quartile
+from tvm_stretch.measuring.timing import (
+    GpuStopwatch,
+    Stopwatch,
+    Timing,
+    on_quickest_core,
+    quartile,
+)
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
@@ -145,6 +151,20 @@ def test_runs_of_a_gpu_are_compared_with_each_other() -> None:
     slower = itertools.count(1_000, 500)
     (never,) = watch.watch(lambda: [next(slower)], runs=12, seconds=0.01)
     assert not never.quiet
+
+
+def test_a_gpu_is_timed_from_the_core_whose_launches_are_quickest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = [{2, 5, 7}]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: here[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: here.append(cores))
+    taken = {2: [250, 250, 180], 5: [181, 181, 400], 7: [179, 254, 254]}
+    runs = {core: itertools.cycle(times) for core, times in taken.items()}
+    with pytest.raises(KeyError), on_quickest_core(lambda: next(runs[min(here[-1])])):
+        assert here[-1] == {7}
+        raise KeyError
+    assert here[-1] == {2, 5, 7}
 
 
 @given(st.lists(st.integers(100, 200), min_size=1, max_size=30), st.integers(10**6, 10**9))

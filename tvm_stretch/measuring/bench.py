@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from tvm_stretch.measuring.timing import (
     Stopwatch,
     Timing,
     empty_caches,
+    on_quickest_core,
 )
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
@@ -127,8 +129,11 @@ class Bench:
             times = traced()
             return [*times, sum(times) if packet_ns else self._run_ns(module)]
 
-        *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         is_gpu = self._workshop.processor.machine.gpu is not None
+        launched_here = is_gpu and self.device is None
+        core = on_quickest_core(lambda: sum(kernels_and_whole()))
+        with core if launched_here else contextlib.nullcontext():
+            *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         if is_gpu:
             timings = launched_together(timings, total.nanoseconds - copies.nanoseconds)
         rows = self._kernel_rows(model, kernels, timings, origin)
