@@ -18,6 +18,7 @@ from typing import Any
 from tvm import relax
 
 from tvm_stretch.codegen.engine_code import Engine
+from tvm_stretch.codegen.onnx_operators import repetitions_of
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.ir.operators import kind_of
@@ -41,7 +42,7 @@ _TYPES = ("uint8", "int8", "float16")
 
 
 def _refuse(call: relax.Call) -> str | None:
-    """Refuse float32, but for conversions from and to float16, and types that the HTP lacks."""
+    """Refuse float32, but for conversions from and to float16, types that the HTP lacks, gathers."""
     types = (*_TYPES, "float32") if kind_of(call) == "astype" else _TYPES
     for expr in (call, *(arg for arg in call.args if isinstance(arg, relax.Var))):
         for ty in tensor_types(expr) if isinstance(expr.ty, relax.TensorType) else ():
@@ -50,6 +51,8 @@ def _refuse(call: relax.Call) -> str | None:
                     f"tensors of {ty.dtype}: the HTP computes integers of 8 bits and float16; "
                     "quantise, or ask for precision='float16'"
                 )
+    if kind_of(call) == "take" and repetitions_of(call) is None:
+        return "take: the HTP's emulator gathers wrong numbers behind a sum, or crashes"
     return None
 
 

@@ -57,6 +57,7 @@ FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     ),
     "pads": lambda x: op.nn.pad(x, [0, 0, 1, 0, 2, 1, 0, 3], pad_value=0.5),
     "rows": lambda x: op.take(x, relax.const([2, 0, 1, 1], "int32"), axis=2),
+    "repeated rows": lambda x: op.take(x, relax.const(np.repeat(np.arange(7), 3)), axis=3),
     "splits": lambda x: op.add(*[op.split(x, [1, 2], axis=1)[part] for part in (0, 1)]),
     "activations": lambda x: op.multiply(
         op.nn.leakyrelu(op.sigmoid(x), 0.3), op.nn.silu(op.clip(x, -0.5, 0.5))

@@ -101,6 +101,15 @@ def _why_not_slice(call: relax.Call) -> str | None:
     return "strided_slice: it goes backwards" if any(int(step) < 0 for step in steps) else None
 
 
+def repetitions_of(call: relax.Call) -> int | None:
+    """How often a ``take`` repeats each row or column of images in turn; None for other rows."""
+    if not _takes_rows(call) or len(shape_of(call)) != 4 or int(call.attrs.axis) < 2:
+        return None
+    rows, had = call.args[1].value.numpy(), shape_of(call.args[0])[int(call.attrs.axis)]
+    times = len(rows) // had
+    return times if np.array_equal(rows, np.repeat(np.arange(had), times)) else None
+
+
 def _takes_rows(call: relax.Call) -> bool:
     """Whether it takes rows with constant numbers: ONNX counts negative ones from the end."""
     data, indices = call.args
@@ -308,8 +317,16 @@ def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> None:
 
 
 def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
-    data, rows = graph.real(call.args[0]), graph.value(call.args[1])
-    _plain(graph, var, graph.node("Gather", [data, rows], axis=int(call.attrs.axis)))
+    data, times = graph.real(call.args[0]), repetitions_of(call)
+    if times is None:
+        rows = graph.value(call.args[1])
+        _plain(graph, var, graph.node("Gather", [data, rows], axis=int(call.attrs.axis)))
+        return
+    scales = np.ones(len(shape_of(call)), "float32")
+    scales[int(call.attrs.axis)] = times
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    made = graph.node("Resize", [data, "", graph.constant(scales)], mode="nearest", **how)
+    _plain(graph, var, made)
 
 
 def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> None:
