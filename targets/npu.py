@@ -42,7 +42,7 @@ _TYPES = ("uint8", "int8", "float16")
 
 
 def _refuse(call: relax.Call) -> str | None:
-    """Refuse float32, but for conversions from and to float16, types that the HTP lacks, gathers."""
+    """Refuse gathers, and types that the HTP lacks; conversions to float16 may have float32."""
     types = (*_TYPES, "float32") if kind_of(call) == "astype" else _TYPES
     for expr in (call, *(arg for arg in call.args if isinstance(arg, relax.Var))):
         for ty in tensor_types(expr) if isinstance(expr.ty, relax.TensorType) else ():
