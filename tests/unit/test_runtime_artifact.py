@@ -25,6 +25,7 @@ from tvm.support import cc
 
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, StretchError
+from tvm_stretch.lowering.executor_graph import FORMAT
 from tvm_stretch.runtime.model import Model, load
 from tvm_stretch.runtime.seal import SEAL_BYTES, seal
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
@@ -390,9 +391,10 @@ def test_damaged_bytes(artifact: Path, tmp_path: Path, old: bytes, new: bytes) -
 
 
 def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
-    """What a later version would write: a sound file, but of version 5."""
+    """What a later version would write: a sound file, but of the next version."""
     old = model.graph.to_json().encode()
-    new = old.replace(b'"version":4', b'"version":5', 1)
+    now = FORMAT.version
+    new = old.replace(f'"version":{now}'.encode(), f'"version":{now + 1}'.encode(), 1)
     assert new != old
     data = artifact.read_bytes()
     for before, after in ((fingerprint(old), fingerprint(new)),):
@@ -402,7 +404,7 @@ def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "later.so"
     path.write_bytes(data.replace(old, new)[:-SEAL_BYTES])
     seal(path)
-    refused(path, "expected version 4 .* got version 5")
+    refused(path, f"expected version {now} .* got version {now + 1}")
 
 
 def test_export_into_a_missing_folder(model: Model, tmp_path: Path) -> None:

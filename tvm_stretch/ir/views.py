@@ -58,7 +58,7 @@ def is_view(call: relax.Call, alignment: int = 1) -> bool:
         return pieces == 1
     row = math.prod(whole[axis + 1 :]) * dtype_bytes(_dtype(call))
     longest = max(after - before for before, after in itertools.pairwise((0, *borders)))
-    if call.op.name == "relax.concat" and longest * row <= _LEAST_RUN:
+    if call.op.name == "relax.concat" and longest * row < _LEAST_RUN:
         return False
     return all(border * row % alignment == 0 for border in (*borders, whole[axis]))
 

@@ -87,7 +87,7 @@ class GroupPairFeatures(Features):
     family: ClassVar[str] = "group_pair"
 
     depthwise_flops: float
-    weights: int
+    weight_numbers: int
     busy_cycles: float
     waiting_cycles: float
     moved_bytes: float
@@ -104,4 +104,4 @@ class GroupPairFeatures(Features):
 
     def device_work(self) -> Work:
         values = (self.in_bytes + self.out_bytes) / self.item_bytes
-        return Work("pointwise", self.flops / 2, values, self.weights)
+        return Work("pointwise", self.flops / 2, values, self.weight_numbers)

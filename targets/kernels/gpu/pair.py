@@ -155,7 +155,7 @@ class GroupPairConfig(Template):
             vector_lanes=second.vector_lanes,
             item_bytes=second.item_bytes,
             depthwise_flops=first.flops,
-            weights=self.window.channels * prod(self.window.kernel)
+            weight_numbers=self.window.channels * prod(self.window.kernel)
             + self.conv.in_channels * self.conv.out_channels,
             busy_cycles=found.busy,
             waiting_cycles=found.waiting,
