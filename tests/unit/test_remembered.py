@@ -52,6 +52,7 @@ def network(name: str = "relu", weight: float = 1.0, size: int = 4) -> tvm.IRMod
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(remembered.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return tmp_path
 
 
@@ -108,6 +109,15 @@ def test_a_verdict_ages(plan: Plan, hours: float, monkeypatch: pytest.MonkeyPatc
     for later, known in ((0.9 * hours, plan), (1.1 * hours, None), (-0.1, None)):
         monkeypatch.setattr(remembered.time, "time", lambda later=later: now + later * 3600)
         assert memory(network()).find() == known
+
+
+def test_a_busy_machine_says_nothing_against_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program on the GPU makes the CPU alone win, for as long as it runs."""
+    monkeypatch.setattr(remembered.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    memory(network()).store(PLAN)
+    assert memory(network()).find() is None
+    memory(network()).store(BOTH)
+    assert memory(network()).find() == BOTH
 
 
 @pytest.mark.parametrize("entry", [b"{", b"null", b"[1]", b'["now", {}]', b"[0, [[]]]"])

@@ -6,7 +6,8 @@
 Weights do not matter: a network that was trained further runs by the same plan. A result expires,
 because something may have disturbed the machine when it was measured, and `decide` does not
 remember close results. Several processors win only if all of them were free. A single one also wins
-while another program uses the others, so such a result expires soon.
+while another program uses the others, so such a result expires soon, and is not remembered at all
+if the machine was busy.
 """
 
 from __future__ import annotations
@@ -55,14 +56,24 @@ class Memory:
             age = time.time() - when
         except (PlanError, TypeError, ValueError, RecursionError):  # of another version
             return None
-        several = len({region.processor for region in found.regions}) > 1
-        is_recent = 0 <= age < (_SEVERAL_SECONDS if several else _ONE_SECONDS)
+        is_recent = 0 <= age < (_SEVERAL_SECONDS if _has_several(found) else _ONE_SECONDS)
         return found if is_recent else None
 
     def store(self, plan: Plan) -> None:
-        """Remember that this plan won just now."""
+        """Remember that this plan won just now; of one processor unless the machine is busy."""
+        if not _has_several(plan) and _is_busy():
+            return
         entry = [time.time(), json.loads(plan.to_json())]
         self.cache.store(self.key, json.dumps(entry).encode())
+
+
+def _has_several(plan: Plan) -> bool:
+    return len({region.processor for region in plan.regions}) > 1
+
+
+def _is_busy() -> bool:
+    """Whether more threads want to run than a compile has: one a core, and one that measures."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1
 
 
 def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) -> Memory | None:
