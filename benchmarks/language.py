@@ -273,7 +273,7 @@ def main() -> int:
                 "llama.cpp": llama_cpp(folder / "decoder.gguf", task, threads),
             }
             race(steps, task, options.seconds)
-            # its threads go on spinning between steps, so it races by itself
+            # a race of its own, so that fewer threads share the cores
             beside = {"onnxruntime-genai": genai_step(genai, task.tokens, threads)}
             race({"ours": steps["ours"], **beside}, task, options.seconds)
     return 0
