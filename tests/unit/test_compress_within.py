@@ -177,7 +177,7 @@ def test_the_network_that_comes_out_meets_the_budget() -> None:
 
 @pytest.mark.full
 def test_8_bits_are_taken_where_they_are_allowed_and_cost_the_least() -> None:
-    """Of this network with random weights, no channel is superfluous."""
+    """This network has random weights, so no channel is superfluous."""
     mod = network()
     cortex = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
     given = (ts.plan_for(mod, [cortex], cpu_threads=1).predicted_ns or 0) / 1e6

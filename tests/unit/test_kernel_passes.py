@@ -51,7 +51,7 @@ def test_a_concat_of_several_images_is_a_kernel() -> None:
 
 
 def test_short_pieces_are_computed_where_they_are_read() -> None:
-    """Of rotary embeddings: x * cos + concat(-second, first) * sin. Longer pieces stay views."""
+    """A rotary embedding is x * cos + concat(-second, first) * sin. Longer pieces stay views."""
 
     def rotary(x: relax.Var) -> relax.Expr:
         first, second = (op.strided_slice(x, [2], [at], [at + size]) for at in (0, size))

@@ -17,7 +17,7 @@ from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.onnx_operators import onnx_of, why_not_onnx
+from tvm_stretch.codegen.onnx_operators import onnx_of, repetitions_of, why_not_onnx
 from tvm_stretch.codegen.onnx_scales import bindings, with_copies
 from tvm_stretch.codegen.onnx_tables import function_of
 from tvm_stretch.frontend import load_network
@@ -198,6 +198,18 @@ def test_tables_of_other_functions_are_refused() -> None:
     mod = load_network(qdq("Mish", [x], Quantised(np.zeros(0, "uint8"), 0.025, 13), opset=18))
     (call,) = Calls(mod["main"]).calls.values()
     assert why_not_onnx(call) == "integer.table: a function that ONNX has no operator for"
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "times"),
+    [([0, 0, 1, 1], 2, 2), ([0, 1, 0, 1], 2, None), ([0, 0, 1], 2, None), ([], 0, None)],
+)
+def test_rows_that_repeat(rows: list[int], size: int, times: int | None) -> None:
+    mod = module(
+        lambda x: op.take(x, relax.const(np.array(rows, "int64")), axis=2), (1, 3, size, 4)
+    )
+    (call,) = Calls(mod["main"]).calls.values()
+    assert repetitions_of(call) == times
 
 
 def test_refusals_say_why() -> None:

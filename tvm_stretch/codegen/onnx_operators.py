@@ -16,7 +16,7 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.codegen.onnx_region import Graph, Rule, export
 from tvm_stretch.codegen.onnx_tables import function_of
-from tvm_stretch.ir.expressions import shape_of, tensor_types
+from tvm_stretch.ir.expressions import flat_args, shape_of, tensor_types
 from tvm_stretch.ir.integers import integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
@@ -83,7 +83,7 @@ def _why_not_same(kind: str, call: relax.Call) -> str | None:
         return f"nn.pad: engines pad with a constant, not with {call.attrs.pad_mode}"
     if kind == "take" and not _takes_rows(call):
         return "take: its indices are computed, or end outside"
-    args = [a for arg in call.args for a in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    args = flat_args(call)
     types = [str(ty.dtype) for expr in (call, *args) for ty in tensor_types(expr)]
     if kind == "astype" or not {"uint8", "int8"} & set(types):
         return None
@@ -106,8 +106,8 @@ def repetitions_of(call: relax.Call) -> int | None:
     if not _takes_rows(call) or len(shape_of(call)) != 4 or int(call.attrs.axis) < 2:
         return None
     rows, had = call.args[1].value.numpy(), shape_of(call.args[0])[int(call.attrs.axis)]
-    times = len(rows) // had
-    return times if np.array_equal(rows, np.repeat(np.arange(had), times)) else None
+    times = rows.size // max(had, 1)
+    return times if times and np.array_equal(rows, np.repeat(np.arange(had), times)) else None
 
 
 def _takes_rows(call: relax.Call) -> bool:

@@ -24,7 +24,7 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.codegen.onnx_scales import with_copies
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import flat_args, shape_of
 from tvm_stretch.ir.integers import Integer, integer_of
 from tvm_stretch.ir.operators import kind_of
 
@@ -118,8 +118,7 @@ class Graph:
 
     def move(self, var: relax.Var, call: relax.Call) -> None:
         """Note what a call moves that computes nothing."""
-        moved = [arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args]
-        operands = {field for fields in moved for field in fields if field in self.scales}
+        operands = {arg for arg in flat_args(call) if isinstance(arg, relax.Var)}
         if operands & self.given:
             self.given.add(var)
         if kind_of(call) == "permute_dims" or operands & self.transposed:
@@ -168,8 +167,9 @@ def export(function: relax.Function, rules: Callable[[relax.Call], Rule | None])
     graph = Graph()
     for _ in written(graph, function, inputs, rules):
         pass
-    for result in graph.transposed.intersection(results_of(function)):
-        graph.store(result, graph.held(result))
+    for result in dict.fromkeys(results_of(function)):  # in order: verdicts are kept by the bytes
+        if result in graph.transposed:
+            graph.store(result, graph.held(result))
     data: bytes = model_of(graph, function, inputs, outputs).SerializeToString()
     return data
 

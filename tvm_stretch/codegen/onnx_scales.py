@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import flat_args, shape_of
 from tvm_stretch.ir.integers import integer_of, operands_of
 from tvm_stretch.ir.operators import kind_of
 
@@ -106,12 +106,6 @@ def _is_of_bytes(expr: relax.Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) in ("uint8", "int8")
 
 
-def _fields(call: relax.Call) -> list[relax.Expr]:
-    """The operands of a call, of tuples all fields."""
-    args = (arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args)
-    return [field for fields in args for field in fields]
-
-
 _Sum = tuple[relax.Var, list[tuple[relax.Var, float]], float]
 """The result of an addition, its terms with their factors, and the added offset."""
 
@@ -148,7 +142,7 @@ class QuantisedTensors:
             self.tensors[var] = len(self.tensors)
 
     def _tensors(self, call: relax.Call) -> list[relax.Var]:
-        return [f for f in _fields(call) if isinstance(f, relax.Var) and f in self.tensors]
+        return [f for f in flat_args(call) if isinstance(f, relax.Var) and f in self.tensors]
 
     def _read(self, var: relax.Var, call: relax.Call) -> None:
         integer = integer_of(call)

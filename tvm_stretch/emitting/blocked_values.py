@@ -168,13 +168,17 @@ class Rewriter(Layouts):
             lane = [0, 0] if block > 1 else []
             widths = [0, 0, 0, 0, top, bottom, left, right, *lane]
             operand, shape = self.bb.emit(relax.op.nn.pad(operand, widths)), shape.padded()
-        weight = (half_weight(call) if self.halves else None) or weight
+        weight = self._half(call) or weight
         result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums)
         return Value(tuple(shape_of(call)), blocked=result)
 
+    def _half(self, call: relax.Call) -> GenericConst | None:
+        """The weights of a call in two bytes, if the kernels may read such weights."""
+        return half_weight(call) if self.halves else None
+
     def _take(self, call: relax.Call) -> Value | None:
         """Rows of a table in two bytes."""
-        half = half_weight(call) if self.halves else None
+        half = self._half(call)
         if half is None:
             return None
         attrs = call.attrs
@@ -212,7 +216,7 @@ class Rewriter(Layouts):
         if not self._is_float(call):
             return None
         sums = str(call.ty.dtype)
-        weight = (half_weight(call) if self.halves else None) or weight
+        weight = self._half(call) or weight
         bfloat = choose(BfloatShape(*shape, shape_of(weight)[1]), self.machine)
         if bfloat is not None:
             result = bfloat.call(self.bb, self.plain(call).args[0], weight)

@@ -23,6 +23,12 @@ def tensor_types(expr: relax.Expr) -> list[relax.TensorType]:
     return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
 
+def flat_args(call: relax.Call) -> list[relax.Expr]:
+    """The operands of a call, with the fields of tuples in their places."""
+    args = (arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args)
+    return [field for fields in args for field in fields]
+
+
 def is_float(expr: relax.Expr) -> bool:
     """Whether ``expr`` is a tensor of floating-point numbers."""
     return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)

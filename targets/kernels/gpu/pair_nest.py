@@ -65,7 +65,11 @@ class PairNest:
         quad = column * cfg.column_quads + across
         first = row * cfg.pixels
         buffers = [self.tile, self.acc, self.factors, self.pixel]
-        ends = self._add_slices if cfg.slices > 1 else self._finish
+        ends = (
+            self._add_slices(tile, column, slice_, first, across, item)
+            if cfg.slices > 1
+            else self._finish(tile, quad, first)
+        )
         return within(
             [*buffers, *self.window.buffers],
             [
@@ -73,7 +77,7 @@ class PairNest:
                 barrier(),
                 *(store(self.acc, zeros(self.sums), i) for i in range(cfg.pixels)),
                 self._multiply(slice_, first, quad),
-                *ends(tile, column, quad, slice_, first, across, item),
+                *ends,
             ],
         )
 
@@ -153,9 +157,7 @@ class PairNest:
 
     # --- results ---
 
-    def _finish(
-        self, tile: Expr, _column: Expr, quad: Expr, _slice: Expr, first: Expr, *_: Expr
-    ) -> list[tirx.Stmt]:
+    def _finish(self, tile: Expr, quad: Expr, first: Expr) -> list[tirx.Stmt]:
         """Store the sums of an item that has them all."""
         cfg = self.cfg
         return [
@@ -164,14 +166,7 @@ class PairNest:
         ]
 
     def _add_slices(
-        self,
-        tile: Expr,
-        column: Expr,
-        _quad: Expr,
-        slice_: Expr,
-        first: Expr,
-        across: Expr,
-        item: Expr,
+        self, tile: Expr, column: Expr, slice_: Expr, first: Expr, across: Expr, item: Expr
     ) -> list[tirx.Stmt]:
         """Add the sums of the slices, in the local memory of the depthwise result."""
         cfg = self.cfg
