@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tvm
 from fingerprints import fingerprint
+from memory_growth import keeps_growing
 from small_models import WEIGHT, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import topi
 from tvm.support import cc
@@ -184,14 +185,13 @@ def test_deleted_models_leave_nothing_behind(model: Model, tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_ten_thousand_loads(artifact: Path) -> None:
-    """Less than a hundred bytes a load, which is noise."""
-    for rounds in (1000, 10_000):
-        before = int(Path("/proc/self/statm").read_text().split()[1])
-        for _ in range(rounds):
+
+    def loads(count: int) -> None:
+        for _ in range(count):
             load(artifact)(X)
-        gc.collect()
-    grown = int(Path("/proc/self/statm").read_text().split()[1]) - before
-    assert grown * os.sysconf("SC_PAGE_SIZE") < 1_000_000
+
+    loads(1000)
+    assert not keeps_growing(lambda: loads(10_000), 100 * 10_000)
 
 
 def test_overwriting_does_not_disturb_a_loaded_model(model: Model, tmp_path: Path) -> None:
