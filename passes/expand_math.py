@@ -1,4 +1,4 @@
-"""Write exp, sigmoid, log, tanh, erf, sinh, cosh, sin, cos as arithmetic that vector units have.
+"""Write functions like exp, log, erf, sin and atan as arithmetic that vector units have.
 
     y[i] = T.sigmoid(x[i])      ->      y[i] = 1 / (1 + <polynomial of -x[i]>)
 
@@ -63,6 +63,11 @@ _ERF_Q = (
 
 # sinh(x) = x * P(x^2) for |x| < 1
 _SINH = (1.0, 1.66667160211e-1, 8.33028376239e-3, 2.03721912945e-4)
+# asin(x) = x + x * x^2 * P(x^2) for |x| < 1/2
+_ASIN = (1.666675393e-1, 7.495241741e-2, 4.547710262e-2, 2.414758155e-2, 4.221860161e-2)
+# atan(x) = x + x * x^2 * P(x^2) for |x| < tan(pi / 8)
+_ATAN = (-3.33333155e-1, 1.999848942e-1, -1.424384846e-1, 1.059599954e-1, -6.08344833e-2)
+_TAN_EIGHTH, _TAN_THREE_EIGHTHS = 0.4142135623730951, 2.414213562373095  # of pi
 # sin(x) = x * P(x^2) and cos(x) = P(x^2) for |x| < pi / 4
 _SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
 _COS = (1.0, -0.5, 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5)
@@ -263,6 +268,72 @@ def _of_halves(x: Expr, sign: float) -> Expr:
     return _let("half", _exp(x * f32(0.5), "halved"), combined)
 
 
+def _asin(x: Expr, name: str) -> Expr:
+    def either(x: Expr) -> Expr:
+        def of_angle(angle: Expr) -> Expr:
+            size = tirx.Select(_is_steep(x), f32(math.pi / 2) - f32(2.0) * angle, angle)
+            return _with_sign(size, x)
+
+        return _small_angle(x, of_angle)
+
+    return _let(name, x, either)
+
+
+def _acos(x: Expr, name: str) -> Expr:
+    def either(x: Expr) -> Expr:
+        def of_angle(angle: Expr) -> Expr:
+            double = f32(2.0) * angle
+            steep = tirx.Select(x < f32(0.0), f32(math.pi) - double, double)
+            flat = tirx.Select(x < f32(0.0), f32(math.pi / 2) + angle, f32(math.pi / 2) - angle)
+            return tirx.Select(_is_steep(x), steep, flat)
+
+        return _small_angle(x, of_angle)
+
+    return _let(name, x, either)
+
+
+def _is_steep(x: Expr) -> Expr:
+    """Whether the slope of asin at ``x`` is too large for its polynomial."""
+    return tirx.abs(x) > f32(0.5)
+
+
+def _small_angle(x: Expr, body: Callable[[Expr], Expr]) -> Expr:
+    """``body`` of asin(|x|), or, where that is steep, of asin(sqrt((1 - |x|) / 2)).
+
+    Half the angle between |x| and 1 has a small sine, so its polynomial loses no bits.
+    """
+
+    def angle(sine: Expr) -> Expr:
+        square = sine * sine
+        return sine + sine * square * _polynomial(square, _ASIN)
+
+    half = tirx.sqrt(f32(0.5) - f32(0.5) * tirx.abs(x))
+    sine = tirx.Select(_is_steep(x), half, tirx.abs(x))
+    return _let("sine", sine, lambda sine: _let("angle", angle(sine), body))
+
+
+def _atan(x: Expr, name: str) -> Expr:
+    """The angle from the nearest of 0, 45 and 90 degrees, and that angle."""
+
+    def turned(x: Expr) -> Expr:
+        size = tirx.abs(x)
+        is_steep, is_flat = size > f32(_TAN_THREE_EIGHTHS), size <= f32(_TAN_EIGHTH)
+        over = tirx.Select(is_steep, f32(-1.0), tirx.Select(is_flat, size, size - f32(1.0)))
+        under = tirx.Select(is_steep, size, tirx.Select(is_flat, f32(1.0), size + f32(1.0)))
+        nearest = tirx.Select(
+            is_steep, f32(math.pi / 2), tirx.Select(is_flat, f32(0.0), f32(math.pi / 4))
+        )
+
+        def of_tangent(tangent: Expr) -> Expr:
+            square = tangent * tangent
+            angle = nearest + (tangent + tangent * square * _polynomial(square, _ATAN))
+            return _with_sign(angle, x)
+
+        return _let("tangent", over / under, of_tangent)
+
+    return _let(name, x, turned)
+
+
 def _quarters(x: Expr, name: str, shift: int) -> Expr:
     """The sine of ``x`` plus ``shift`` quarters of a circle.
 
@@ -297,6 +368,12 @@ def _quarters(x: Expr, name: str, shift: int) -> Expr:
     return _let(name, x, clamped)
 
 
+def _with_sign(size: Expr, x: Expr) -> Expr:
+    """A number that is not negative with the sign of ``x``, which may be that of -0."""
+    sign = tirx.reinterpret("int32", x) & tirx.const(-(1 << 31), "int32")
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", size) | sign)
+
+
 def _f64(value: float) -> Expr:
     """A constant in float64."""
     return tirx.const(value, "float64")
@@ -310,6 +387,9 @@ _EXPANSIONS: dict[str, Expand] = {
     "tirx.erf": _erf,
     "tirx.sinh": _sinh,
     "tirx.cosh": _cosh,
+    "tirx.asin": _asin,
+    "tirx.acos": _acos,
+    "tirx.atan": _atan,
 }
 
 _OF_DOUBLES: dict[str, Expand] = {

@@ -19,6 +19,7 @@ from tvm_stretch.cli.types import length
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search.any_length import ladder
+from tvm_stretch.targets.kernels.running import Running, running_call
 
 op, nn = relax.op, relax.op.nn
 
@@ -88,6 +89,7 @@ HARMLESS: dict[str, tuple[Callable[..., Any], list[Any], dict[str, int]]] = {
     "heads": (heads, ROWS, {}),
     "first row": (lambda x: op.strided_slice(x, [1], [0], [1]), ROWS, {}),
     "looked up": (lambda x: looked_up(x, 0, 1), ROWS, {}),
+    "running sums": (lambda x: op.multiply(op.cumsum(x, 1), x), ROWS, {}),
     "after a start": (lambda x: joined(x, True), ROWS, {}),
     "batch": (lambda x: op.mean(nn.relu(nn.conv2d(x, const(4, 3, 3, 3), padding=1)), [2, 3]),
               BATCH, {}),
@@ -144,6 +146,15 @@ def test_padding_would_change_the_answer(name: str) -> None:
     body, shapes, reason = HARMFUL[name]
     small, large = both(body, shapes)
     with pytest.raises(InputError, match=f"does not change by padding.*({reason})"):
+        masks_of(small["main"], large["main"], "n")
+
+
+def test_sums_from_the_end_would_change() -> None:
+    def sums(x: relax.Expr) -> relax.Expr:
+        return running_call(relax.BlockBuilder.current(), x, Running(backwards=True))
+
+    small, large = (load_network(module(sums, (1, n, WIDTH))) for n in (5, 8))
+    with pytest.raises(InputError, match=r"running\.sum.*adds up padding that no mask hides"):
         masks_of(small["main"], large["main"], "n")
 
 

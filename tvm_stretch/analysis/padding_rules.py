@@ -18,6 +18,7 @@ from tvm import relax
 from tvm_stretch.analysis.known_values import Known
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.steps import BACKWARDS
 
 _ALONG = frozenset(
     {
@@ -289,6 +290,13 @@ def _windows(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]
     return results
 
 
+def _running(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
+    """Running sums from the beginning never see what follows."""
+    if 1 in args[0][0].varied and bool(calls[0].attrs[BACKWARDS]):
+        raise MixedError("adds up padding that no mask hides")
+    return results
+
+
 def _batch(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     """Operators whose first axis is a batch."""
     kind = kind_of(calls[0])
@@ -309,6 +317,8 @@ _RULES: dict[str, Callable[..., list[Pair]]] = {
     "concat": _concat,
     "gather_nd": _gather_nd,
     "permute_dims": _transpose,
+    "running.product": _running,
+    "running.sum": _running,
     "strided_slice": _slice,
     "take": _take,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims", "flatten"), _reshape),

@@ -18,6 +18,9 @@ from tvm import relax, tirx
 KIND = "kind"
 """The attribute of a `relax.call_tir` call that `ir.operators.kind_of` returns."""
 
+BACKWARDS = "backwards"
+"""The attribute of running sums: not empty if they begin at the end."""
+
 
 def steps_call(
     bb: relax.BlockBuilder,

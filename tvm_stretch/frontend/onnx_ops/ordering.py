@@ -13,6 +13,7 @@ from tvm import relax
 from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import constant
 from tvm_stretch.frontend.onnx_ops.movement import reshape
+from tvm_stretch.targets.kernels.running import Running, running_call
 from tvm_stretch.targets.kernels.top_k import top_k_call
 
 MOST_SORTED = 1 << 30
@@ -21,25 +22,17 @@ MOST_SORTED = 1 << 30
 
 @converter("CumSum", "CumProd")
 def _cumulate(node: Node) -> relax.Expr:
-    """Add what lies 1, 2, 4, .. elements before: after k steps each holds 2^k of them."""
-    combine, unit = (relax.op.add, 0) if node.op == "CumSum" else (relax.op.multiply, 1)
-    axis = int(node.const(1, "axis").item()) % node.rank()
-    extent = node.shape()[axis]
-    backwards = bool(node.attr("reverse", 0))
-
-    def shifted(x: relax.Expr, by: int) -> relax.Expr:
-        width = [0] * 2 * node.rank()
-        width[2 * axis + backwards] = by
-        padded = node.emit(relax.op.nn.pad(x, width, "constant", unit))
-        begin = by if backwards else 0
-        return node.emit(relax.op.strided_slice(padded, [axis], [begin], [begin + extent]))
-
-    x = shifted(node[0], 1) if node.attr("exclusive", 0) else node[0]
-    distance = 1
-    while distance < extent:
-        x = node.emit(combine(x, shifted(x, distance)))
-        distance *= 2
-    return x
+    axis, shape = int(node.const(1, "axis").item()) % node.rank(), node.shape()
+    running = Running(
+        product=node.op == "CumProd",
+        exclusive=bool(node.attr("exclusive", 0)),
+        backwards=bool(node.attr("reverse", 0)),
+    )
+    three = [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
+    if 0 in three:
+        return node[0]
+    sums = running_call(node.bb, node.emit(reshape(node[0], three)), running)
+    return reshape(node.emit(sums), shape)
 
 
 @converter("TopK")
