@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from cpu_targets import TARGET
 from relax_helpers import module, random_const
-from tvm import relax, topi
+from tvm import relax, te, topi
 
 import tvm_stretch as ts
 from tvm_stretch.build.assemble import build_model
@@ -38,6 +38,23 @@ def kernel_ir(
         with builder.dataflow():
             outputs = [builder.emit_output(item) for item in emit(builder, params)]
         builder.emit_func_output(outputs[0] if len(outputs) == 1 else outputs)
+    return builder.get()
+
+
+def parallel_ir() -> tvm.IRModule:
+    """One kernel whose outer loop is parallel."""
+    a = te.placeholder((64, 4096), name="a")
+    b = te.compute(a.shape, lambda i, j: te.exp(a[i, j]), name="b")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b]))
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("b"))[0])
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(schedule.mod["main"], "exp")
+    x = relax.Var("x", relax.TensorType((64, 4096), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            call = relax.call_tir(kernel, [x], relax.TensorType((64, 4096), "float32"))
+            out = builder.emit_output(builder.emit(call))
+        builder.emit_func_output(out)
     return builder.get()
 
 

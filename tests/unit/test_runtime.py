@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import MappingProxyType
 
 import ml_dtypes
@@ -17,8 +13,16 @@ import numpy as np
 import pytest
 import tvm
 from cpu_targets import TARGET
-from small_models import SHAPE, build, kernel_ir, random_input, scaled_model, scaled_reference
-from tvm import relax, te, topi
+from small_models import (
+    SHAPE,
+    build,
+    kernel_ir,
+    parallel_ir,
+    random_input,
+    scaled_model,
+    scaled_reference,
+)
+from tvm import relax, topi
 
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, InputError, TargetError
@@ -263,96 +267,12 @@ def test_threads_may_share_one_instance(model: Model) -> None:
         assert all(pool.map(work, inputs))
 
 
-def parallel_ir() -> tvm.IRModule:
-    """One kernel whose outer loop is parallel."""
-    a = te.placeholder((64, 4096), name="a")
-    b = te.compute(a.shape, lambda i, j: te.exp(a[i, j]), name="b")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b]))
-    schedule.parallel(schedule.get_loops(schedule.get_sblock("b"))[0])
-    builder = relax.BlockBuilder()
-    kernel = builder.add_func(schedule.mod["main"], "exp")
-    x = relax.Var("x", relax.TensorType((64, 4096), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            call = relax.call_tir(kernel, [x], relax.TensorType((64, 4096), "float32"))
-            out = builder.emit_output(builder.emit(call))
-        builder.emit_func_output(out)
-    return builder.get()
-
-
 def test_parallel_kernels() -> None:
     two = build_model(parallel_ir(), TARGET, threads=2)
     x = np.random.default_rng(0).standard_normal((64, 4096)).astype("float32")
     with ThreadPoolExecutor(2) as pool:
         for y in pool.map(lambda _: two.create_instance()(x), range(4)):
             np.testing.assert_allclose(y, np.exp(x), rtol=1e-5)
-
-
-_COUNT_THREADS = """
-import os
-os.environ.pop("TVM_NUM_THREADS", None)
-import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
-count = lambda: len(os.listdir("/proc/self/task"))
-before = count()
-model = runtime.load({path!r})
-model(np.zeros((64, 4096), "float32"))
-print(count() - before, len(os.sched_getaffinity(0)))
-"""
-
-
-def in_a_process_of_its_own(code: str) -> str:
-    """What the code prints. Not forked: a forked child runs models on a thread more."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("threads", [1, 2])
-def test_pool_has_as_many_workers_as_the_graph_says(threads: int, tmp_path: object) -> None:
-    """Nothing but the graph decides; with one thread, TVM's pool is not even started."""
-    path = tmp_path / "model.so"
-    mod = parallel_ir() if threads > 1 else scaled_ir_of_same_shape()
-    build_model(mod, TARGET, threads=threads).export(path)
-    text = in_a_process_of_its_own(_COUNT_THREADS.format(path=str(path)))
-    started, cores = map(int, text.split())
-    assert started == min(threads, cores) - 1
-
-
-_THREADS_ON_CORE = """
-import os
-for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):  # with this, TVM leaves its pool alone
-    os.environ.pop(name, None)
-from pathlib import Path
-import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
-cores = os.sched_getaffinity(0)
-core = min(cores)
-before = set(os.listdir("/proc/self/task"))
-model = runtime.load({path!r})
-model.set_affinity([core])
-model(np.zeros((64, 4096), "float32"))
-workers = set(os.listdir("/proc/self/task")) - before
-assert all(os.sched_getaffinity(int(worker)) == {{core}} for worker in workers), "the pool's"
-assert os.sched_getaffinity(0) == cores, "the caller's thread is as free as before"
-model.set_affinity(None)
-model(np.zeros((64, 4096), "float32"))
-assert all(os.sched_getaffinity(int(worker)) == cores for worker in workers)
-print(len(workers))
-"""
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_affinity_holds_for_the_pool_and_ends_with_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "model.so"
-    build_model(parallel_ir(), TARGET, threads=2).export(path)
-    assert int(in_a_process_of_its_own(_THREADS_ON_CORE.format(path=str(path)))) == 1
-
-
-def scaled_ir_of_same_shape() -> tvm.IRModule:
-    return kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((64, 4096), "float32")})
 
 
 def test_benchmark_and_profile(model: Model) -> None:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cores.h"
+#include "pool.h"
 #include "queue_processor.h"
 
 namespace tvm_stretch {

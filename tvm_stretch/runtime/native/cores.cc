@@ -1,10 +1,7 @@
 #include "cores.h"
 
 #include <sys/syscall.h>
-#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/error.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,11 +10,11 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <utility>
 
 namespace tvm_stretch {
 
-namespace ffi = tvm::ffi;
+// Old C libraries have no wrapper for it.
+pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
 Cores ParseCores(const std::string& text, const std::string& field) {
   Cores cores;
@@ -105,7 +102,7 @@ CoresScope::~CoresScope() {
 
 void ThreadCores::Begin() {
   std::lock_guard<std::mutex> lock(mutex_);
-  thread_ = static_cast<pid_t>(syscall(SYS_gettid));  // old C libraries have no wrapper for it
+  thread_ = ThisThread();
   before_ = AllowedCores();
   if (!wanted_.empty()) Apply();
 }
@@ -119,20 +116,21 @@ void ThreadCores::Set(const Cores& cores) {
 // If the cores went offline meanwhile, the thread stays where it is.
 void ThreadCores::Apply() const { (void)Move(thread_, wanted_.empty() ? before_ : wanted_); }
 
-void UseThreads(int threads) {
-  if (threads == 1) return;
-  // The workers share the cores: nothing is pinned, so several instances do not end up on the same
-  // core, and an outer `taskset` is respected.
-  thread_local std::pair<int, Cores> configured{1, {}};
-  std::pair<int, Cores> wanted{threads, AllowedCores()};
-  if (wanted == configured) return;
-  ffi::Array<ffi::String> cores;
-  for (int core : wanted.second) cores.push_back(std::to_string(core));
-  constexpr int kThreadsShareAllCores = -3;
-  static const ffi::Function configure =
-      ffi::Function::GetGlobalRequired("runtime.config_threadpool");
-  configure(kThreadsShareAllCores, threads, cores);
-  configured = std::move(wanted);
+ApartThreads::ApartThreads(const std::vector<pid_t>& threads) {
+  for (pid_t thread : threads) threads_.push_back({thread, {}, {}});
+}
+
+void ApartThreads::KeepOff(int core) {
+  avoided_ = core;
+  for (Apart& apart : threads_) {
+    cpu_set_t now;
+    if (sched_getaffinity(apart.thread, sizeof(now), &now) != 0) continue;
+    if (!CPU_EQUAL(&now, &apart.ours)) apart.given = now;
+    apart.ours = apart.given;
+    const bool is_roomy = CPU_COUNT(&apart.given) > static_cast<int>(threads_.size());
+    if (core != kNoCore && is_roomy) CPU_CLR(core, &apart.ours);
+    sched_setaffinity(apart.thread, sizeof(apart.ours), &apart.ours);
+  }
 }
 
 }  // namespace tvm_stretch

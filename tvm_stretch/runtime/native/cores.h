@@ -14,6 +14,9 @@ namespace tvm_stretch {
 // Numbers of cores, as the operating system counts them.
 using Cores = std::vector<int>;
 
+// The calling thread, as the operating system counts it.
+pid_t ThisThread();
+
 // Parses "0,4-7"; "" gives no cores. Throws ValueError that names `field`.
 Cores ParseCores(const std::string& text, const std::string& field);
 
@@ -62,9 +65,29 @@ class ThreadCores {
   Cores wanted_;
 };
 
-// Gives TVM's thread pool of the calling thread `threads` workers, on the cores that the calling
-// thread may use now. One thread: the kernels are serial and the pool is never touched.
-void UseThreads(int threads);
+constexpr int kNoCore = -1;
+
+// Threads that keep off one core: that of a thread which waits for them.
+class ApartThreads {
+ public:
+  ApartThreads() = default;
+  explicit ApartThreads(const std::vector<pid_t>& threads);
+
+  // The threads may use this core instead of the one before no more. Where a thread may use no more
+  // cores than there are threads, it may use this one too.
+  void KeepOff(int core);
+  int avoided() const { return avoided_; }
+
+ private:
+  struct Apart {
+    pid_t thread;
+    cpu_set_t given;  // its affinity, as somebody else decided
+    cpu_set_t ours;   // the same without the core; empty at first
+  };
+
+  std::vector<Apart> threads_;
+  int avoided_ = kNoCore;
+};
 
 }  // namespace tvm_stretch
 

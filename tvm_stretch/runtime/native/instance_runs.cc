@@ -5,6 +5,7 @@
 #include "announced_runs.h"
 #include "errors.h"
 #include "instance.h"
+#include "pool.h"
 
 namespace tvm_stretch {
 
