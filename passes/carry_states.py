@@ -18,7 +18,13 @@ a cache that was exported without a place for the new token; its last places are
                                                return …, present
 
 So the result is a state as it is, and where `held` may lie a row before `present`, the executor
-copies nothing (``lowering/sliding_states.py``).
+copies nothing (``lowering/sliding_states.py``). Lengths share their states, so each of them holds
+as many rows as the longest one appends, here 8:
+
+    main(held: (1, 2, 136, 64), …)
+      past = held[:, :, 8:]
+      present = concat((past, new), 2)
+      return …, concat((held[:, :, 1:8], present), 2)
 """
 
 from __future__ import annotations
@@ -37,12 +43,14 @@ from tvm_stretch.ir.states import STATES, Counter, Greedy, Kept, write_states
 from tvm_stretch.passes.guard_operators import results_of
 
 States = Mapping[str, str | Greedy | Counter]
+Rooms = Mapping[str, tuple[int, int]]
+"""For states that a run of the longest length makes longer: the dimension, and by how much."""
 
 
-def carry_states(mod: tvm.IRModule, states: States, *, fixed: bool = False) -> tvm.IRModule:
+def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) -> tvm.IRModule:
     """See the module docstring; an ``*`` in two names stands for the same text.
 
-    With `fixed`, states have the shapes of the network's inputs, whatever a run appends.
+    Without `rooms`, a state has room for what this network appends.
 
     Raises:
         InputError: a name is none of the network, or an output does not fit its input.
@@ -59,12 +67,17 @@ def carry_states(mod: tvm.IRModule, states: States, *, fixed: bool = False) -> t
     following: dict[str, relax.Expr] = {}
     held, growth = dict(params), {}
     for name, source in wanted.items():
-        value = body.following(params[name], source, outputs)
-        growth[name] = axis, grown = _growth(value, params[name])
-        if grown and fixed:
-            value, growth[name] = body.last(value, axis, shape_of(params[name])[axis]), (0, 0)
-        elif grown:
-            held[name] = body.hold(params[name], value, axis, grown)
+        param = params[name]
+        value = body.following(param, source, outputs)
+        own = _growth(value, param)
+        growth[name] = axis, room = own if rooms is None else rooms.get(name, (own[0], 0))
+        size = shape_of(param)[axis] + room
+        if room:
+            held[name] = body.hold(param, axis, room)
+        if own[1] > room:
+            value = body.last(value, axis, size)
+        elif own[1] < room:
+            value = body.after(held[name], own[1], value, axis, room)
         following[name] = value
     greedy = [name for name, source in wanted.items() if isinstance(source, Greedy)]
     hidden = [name for name in wanted if name not in greedy]
@@ -147,13 +160,21 @@ class _Body:
         best = self.last(best, 1, 1)  # of several positions, the last one counts
         return self._emit(relax.op.astype(self._emit(relax.op.reshape(best, shape)), dtype))
 
-    def hold(self, param: relax.Var, value: relax.Expr, axis: int, grown: int) -> relax.Var:
-        """A parameter of the value's shape, whose last part is what `param` was."""
-        held = relax.Var(param.name, value.ty)
-        size = shape_of(value)[axis]
-        part = relax.op.strided_slice(held, [axis], [grown], [size])
+    def hold(self, param: relax.Var, axis: int, room: int) -> relax.Var:
+        """A parameter with `room` more places, whose last part is what `param` was."""
+        shape = [*shape_of(param)]
+        shape[axis] += room
+        held = relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
+        part = relax.op.strided_slice(held, [axis], [room], [shape[axis]])
         self._bindings.insert(0, relax.VarBinding(param, self._builder.normalize(part)))
         return held
+
+    def after(
+        self, held: relax.Var, begin: int, value: relax.Expr, axis: int, end: int
+    ) -> relax.Expr:
+        """The places `begin` to `end` of a state, and a value."""
+        dropped = self._emit(relax.op.strided_slice(held, [axis], [begin], [end]))
+        return self._emit(relax.op.concat([dropped, value], axis))
 
     def last(self, value: relax.Expr, axis: int, count: int) -> relax.Expr:
         """The last positions of one dimension."""

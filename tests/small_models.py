@@ -95,3 +95,10 @@ def answer(model: ts.Model) -> np.ndarray:
     """From an input that only depends on its shape."""
     shape = model.inputs[0].shape
     return model(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+
+
+def copied(model: Model) -> int:
+    """Bytes that runs of a model copy, once with each plan."""
+    graph = model.graph
+    copies = [node for node in graph.nodes if node.kernel == "tvm_stretch.copy"]
+    return sum(graph.tensors[node.outputs[0]].bytes for node in copies)

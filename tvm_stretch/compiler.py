@@ -27,7 +27,7 @@ from tvm_stretch.frontend import require_file
 from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
 from tvm_stretch.named_arguments import named_arguments
-from tvm_stretch.passes.carry_states import States
+from tvm_stretch.passes.carry_states import Rooms, States
 from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting
@@ -35,7 +35,7 @@ from tvm_stretch.request import Request
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, with_plans
-from tvm_stretch.search.any_length import remembering, sized_networks
+from tvm_stretch.search.any_length import remembering, shared_rooms, sized_networks
 from tvm_stretch.search.choose import choose, find, predict
 from tvm_stretch.search.front import PlanFront, front_of
 from tvm_stretch.search.lengths import SizedNetwork, model_of_lengths
@@ -163,12 +163,15 @@ def compile(
         widen = site.lacks_half or request.precision != "float32"
         precision, states = request.precision, request.states
         name, share = name_of(source), ShareConstants()
+        rooms: Rooms | None = None  # those that the longest length needs, once it has been read
 
         @remembering
         def read(sizes: Mapping[str, int]) -> SizedNetwork:
-            found = read_network(source, request.shapes, precision, states, widen, sizes)
-            return SizedNetwork(sizes, *found).sharing(share)
+            given = request.shapes, precision, states, widen, sizes, rooms
+            return SizedNetwork(sizes, *read_network(source, *given)).sharing(share)
 
+        if states is not None and request.lengths is not None:
+            rooms = shared_rooms(request.lengths, read)
         networks, spans = sized_networks(request.lengths, read, site)
         mod, notes = networks[0].mod, networks[0].notes
         site = site.in_precision(precision, has_integers(mod["main"]))

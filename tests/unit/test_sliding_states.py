@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from small_models import copied
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError
@@ -67,13 +68,6 @@ def follow(model: ts.Model, steps: int, rows: int = 1, width: int = WIDTH) -> np
         past = grown[:, :, rows:]
         np.testing.assert_array_equal(model.states["past"], past)
     return past
-
-
-def copied(model: ts.Model) -> int:
-    """Bytes that the steps of a model copy."""
-    graph = model.graph
-    copies = [node for node in graph.nodes if node.kernel == "tvm_stretch.copy"]
-    return sum(graph.tensors[node.outputs[0]].bytes for node in copies)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -10,7 +10,7 @@ import tvm
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
 from tvm_stretch.build.precision import BFLOAT, PRECISIONS, WIDE_SUMS
 from tvm_stretch.frontend.load import WIDENED, Shapes, load_network
-from tvm_stretch.passes.carry_states import States
+from tvm_stretch.passes.carry_states import Rooms, States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.progress import say
 
@@ -22,6 +22,7 @@ def read_network(
     states: States | None = None,
     widen: bool = False,
     sizes: Mapping[str, int] | None = None,
+    rooms: Rooms | None = None,
 ) -> tuple[tvm.IRModule, list[str]]:
     """The network as canonical Relax, and remarks for people; see `load_network` for the rest.
 
@@ -30,7 +31,7 @@ def read_network(
         UnsupportedError: it computes what we do not.
     """
     say("reading the network")
-    mod = load_network(source, shapes, states, widen, sizes)
+    mod = load_network(source, shapes, states, widen, sizes, rooms)
     notes = [describe_integers(mod["main"])]
     if precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
         notes.append("float16 is computed in float32, as not all processors have its arithmetic")

@@ -22,7 +22,7 @@ from tvm_stretch.frontend.tflite_reader import is_tflite, read_tflite
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
-from tvm_stretch.passes.carry_states import States, carry_states
+from tvm_stretch.passes.carry_states import Rooms, States, carry_states
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 from tvm_stretch.passes.name_operators import keep_names
@@ -51,6 +51,7 @@ def load_network(
     states: States | None = None,  # inputs that hold what outputs had after the last run
     widen: bool = False,  # whether an ONNX network of float16 becomes one of float32
     sizes: Mapping[str, int] | None = None,  # of dimensions that the network or `shapes` name
+    rooms: Rooms | None = None,  # of states that several sizes share
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
@@ -69,7 +70,7 @@ def load_network(
     check_sizes(mod)
     with blaming(mod):
         if states is not None:
-            mod = carry_states(mod, states, fixed=bool(sizes))  # lengths share their states
+            mod = carry_states(mod, states, rooms)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
         return settle_guards(_canonicalise(guarded))

@@ -114,8 +114,8 @@ class State:
     output: int  # its position in `outputs` and `kept`
     axis: int = 0
     grown: int = 0  # rows along `axis` that a run appends; the input's first ones are as many
-    # distance in bytes from the input to the output, which is the next input as it lies; 0 if they
-    # have memory of their own
+    # distance in bytes from the input to the output, which is the next input as it lies: of several
+    # lengths, the greatest one. 0 if they have memory of their own
     slide: int = 0
 
 
@@ -141,6 +141,7 @@ class LengthSpec:
     held: tuple[Port, ...] = ()
     kept: tuple[Port, ...] = ()
     guards: tuple[Guard, ...] = ()
+    slides: tuple[int, ...] = ()  # for each state, as `State.slide`
 
 
 @dataclass(frozen=True)

@@ -114,15 +114,15 @@ def lower(
         inputs=first.inputs,
         held=first.held,
         states=tuple(
-            State(state.result, state.axis, state.grown, slide)
-            for state, slide in zip(states, slides, strict=True)
+            State(state.result, state.axis, state.grown, max(own))
+            for state, own in zip(states, slides, strict=True)
         ),
         outputs=first.outputs,
         kept=first.kept,
         guards=first.guards,
         lengths=tuple(
-            replace(own, name=length_name(sizes), sizes=dict(sizes))
-            for own, sizes in zip(ports, lengths, strict=False)
+            replace(own, name=length_name(sizes), sizes=dict(sizes), slides=tuple(own_slides))
+            for own, sizes, *own_slides in zip(ports, lengths, *slides, strict=False)
         ),
         prepare=tuple(map(table.add_step, walk.prepare)),
         nodes=tuple(table.add_step(step) for draft in drafts for step in draft.steps),

@@ -9,6 +9,9 @@ computes ``present = concat((held[.., grown:, ..], new))``, which is the next `h
 `slide` bytes after `held`, the old rows lie where `present` has them and need no copy. A run that
 fails has only replaced dropped rows, so the state is as it was.
 
+Lengths append different numbers of rows to one state, so each slides by bytes of its own; rows that
+are no part of the state move along, as many as the longest length appends.
+
 Nothing slides unless the CPU alone reads and writes both, in all plans: other processors know a
 tensor by its address.
 """
@@ -31,48 +34,46 @@ def slide_states(
     plans: Sequence[tuple[Sequence[View], Sequence[View], Sequence[RegionSteps]]],
     states: Sequence[Kept],
     results: int,  # the caller's
-) -> list[int]:
-    """For each state, the bytes by which its memory slides in a run, or 0.
+) -> list[tuple[int, ...]]:
+    """For each state, the bytes by which its memory slides in a run of each plan, or zeros.
 
     The copies that sliding replaces are removed from the regions.
     """
     slides = []
     for place, state in enumerate(states):
-        slide, copies = 0, list[Found]()
+        found = []
         for inputs, outputs, regions in plans:
             held = inputs[len(inputs) - len(states) + place].buffer
-            own = _copy_of_rest(held, outputs[state.result].buffer, regions)
-            if not state.grown or state.result < results or own is None:
-                break
-            slide = own[1].inputs[0].layout.start
-            copies.append(own)
-        if len(copies) != len(plans):
-            slide, copies = 0, []
-        for region, step in copies:
+            found.append(_copies(held, outputs[state.result].buffer, regions))
+        own = tuple(_distance([step for _, step in copies]) for copies in found)
+        if not state.grown or state.result < results or 0 in own:
+            slides.append((0,) * len(plans))
+            continue
+        for region, step in (one for copies in found for one in copies):
             region.steps.remove(step)
-        slides.append(slide)
+        slides.append(own)
     return slides
 
 
-def _copy_of_rest(held: Buffer, present: Buffer, regions: Sequence[RegionSteps]) -> Found | None:
-    """The step that copies what a run keeps of `held` to the same place in `present`."""
-    found = None
+def _copies(held: Buffer, present: Buffer, regions: Sequence[RegionSteps]) -> list[Found]:
+    """The steps that copy parts of `held` to `present`; none if another processor reads either."""
+    found = []
     for region in regions:
         for step in region.steps:
             roots = [view.buffer.root for view in (*step.inputs, *step.outputs)]
             if region.processor and (held in roots or present in roots):
-                return None
-            if step.kernel == COPY_KERNEL and roots == [held, present] and _is_shifted(step):
-                found = region, step
+                return []
+            if step.kernel == COPY_KERNEL and roots == [held, present]:
+                found.append((region, step))
     return found
 
 
-def _is_shifted(step: DraftNode) -> bool:
-    """Whether source and target differ by an aligned number of bytes at the front."""
-    source, target = step.inputs[0].layout, step.outputs[0].layout
-    return (
-        target.start == 0
-        and source.start % ALIGNMENT == 0
-        and source.strides == target.strides
-        and source.shape == target.shape
-    )
+def _distance(copies: Sequence[DraftNode]) -> int:
+    """The aligned number of bytes by which all sources lie behind their targets; 0 if none is."""
+    distances = set()
+    for copy in copies:
+        source, target = copy.inputs[0].layout, copy.outputs[0].layout
+        same = source.strides == target.strides and source.shape == target.shape
+        distances.add(source.start - target.start if same else 0)
+    distance = distances.pop() if len(distances) == 1 else 0
+    return distance if distance > 0 and distance % ALIGNMENT == 0 else 0

@@ -20,7 +20,7 @@ from tvm_stretch.ir.expressions import shape_of, tensor_types
 from tvm_stretch.lowering.executor_graph import Span
 from tvm_stretch.progress import say
 from tvm_stretch.search.choose import predict
-from tvm_stretch.search.lengths import SizedNetwork
+from tvm_stretch.search.lengths import SizedNetwork, rooms_of_states
 from tvm_stretch.search.site import Site
 
 _ROUND = 8  # above 16, sizes are multiples: kernels compute several rows at once
@@ -40,6 +40,14 @@ def remembering(read: Read) -> Read:
         return known[key]
 
     return remembered
+
+
+def shared_rooms(lengths: Lengths, read: Read) -> dict[str, tuple[int, int]]:
+    """What the longest length appends to each state; nothing where inputs are padded."""
+    given = [(name, one) for name, one in read_lengths(lengths).items() if isinstance(one, list)]
+    if len(given) < len(lengths):
+        return {}
+    return rooms_of_states(read({name: max(one) for name, one in given}))
 
 
 def sized_networks(

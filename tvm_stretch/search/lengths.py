@@ -114,6 +114,13 @@ def _check_states(networks: Sequence[SizedNetwork]) -> None:
                 )
 
 
+def rooms_of_states(network: SizedNetwork) -> dict[str, tuple[int, int]]:
+    """The dimension in which a run makes a state longer, and by how much, for those that grow."""
+    _, states = read_states(network.mod["main"])
+    pairs = zip(_held(network.mod), states, strict=True)
+    return {param.name: (state.axis, state.grown) for param, state in pairs if state.grown}
+
+
 def _held(mod: tvm.IRModule) -> list[tvm.relax.Var]:
     """The parameters that are states."""
     _, states = read_states(mod["main"])

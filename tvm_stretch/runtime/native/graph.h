@@ -90,7 +90,9 @@ struct PortSpec {
 struct StateSpec {
   size_t input;
   size_t output;
-  int64_t slide;  // bytes from the input to the output, which is the next input; 0: apart
+  // Bytes from the input to the output, which is the next input: of several lengths, the most of
+  // them. 0: apart.
+  int64_t slide;
 };
 
 // The ports of the networks whose inputs have one of the lengths for which a graph was compiled.
@@ -99,6 +101,7 @@ struct LengthSpec {
   std::vector<int64_t> inputs;   // their tensors, in the order of the graph's inputs
   std::vector<int64_t> outputs;  // their tensors, in the order of the graph's outputs
   std::vector<GuardSpec> guards;
+  std::vector<int64_t> slides;  // of the states; 0 for those that are apart
   std::vector<std::pair<std::string, int64_t>> sizes_by_name;  // of the dimensions with names
   std::vector<int64_t> sizes;                                  // of the graph's spans
 

@@ -100,6 +100,22 @@ void CheckGrowth(const GraphSpec& graph, const Reader& list) {
   }
 }
 
+// By how much each state slides in runs of a length.
+std::vector<int64_t> ReadSlides(const Reader& length, const GraphSpec& graph) {
+  std::vector<int64_t> slides;
+  if (length.Has("slides")) {
+    for (const Reader& item : length["slides"].List()) slides.push_back(item.Int(0, kMaxBytes));
+  }
+  slides.resize(std::max(slides.size(), graph.states.size()));
+  for (size_t i = 0; i < slides.size(); ++i) {
+    const int64_t most = i < graph.states.size() ? graph.states[i].slide : 0;
+    if (slides[i] > most || slides[i] % kAlignment != 0 || (slides[i] > 0) != (most > 0)) {
+      RefuseGraph("a slide of whole vectors for each state that slides", length.where());
+    }
+  }
+  return slides;
+}
+
 }  // namespace
 
 void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
@@ -177,6 +193,7 @@ void ReadLengths(const Reader& root, GraphSpec* graph) {
         RefuseGraph("states of one shape", item.where());
       }
     }
+    length.slides = ReadSlides(item, *graph);
     graph->lengths.push_back(std::move(length));
   }
   if (!graph->lengths.empty()) return;
@@ -184,6 +201,7 @@ void ReadLengths(const Reader& root, GraphSpec* graph) {
   for (const PortSpec& port : graph->inputs) only.inputs.push_back(port.tensor);
   for (const PortSpec& port : graph->outputs) only.outputs.push_back(port.tensor);
   only.guards = ReadGuards(root, graph->tensors);
+  for (const StateSpec& state : graph->states) only.slides.push_back(state.slide);
   graph->lengths.push_back(std::move(only));
 }
 

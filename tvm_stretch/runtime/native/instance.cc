@@ -200,15 +200,24 @@ void Instance::Advance() {
 
 void Instance::Slide(const StateSpec& state) {
   char* const first = memory_.inputs[state.input];
-  char* next = inputs_[state.input] + state.slide;
+  char* next = outputs_[state.output];
   if (next + state.slide > first + BytesToSlide(spec_, state)) {
     std::memmove(first, next, spec_.input(state.input).bytes);
     next = first;
   }
   inputs_[state.input] = next;
-  outputs_[state.output] = next + state.slide;
-  BindInput(state.input, inputs_[state.input]);
-  BindOutput(state.output, outputs_[state.output]);
+  BindInput(state.input, next);
+}
+
+// Each length appends a number of rows of its own.
+void Instance::PlaceNextStates() {
+  const std::vector<int64_t>& slides = spec_.lengths[length()].slides;
+  for (size_t i = 0; i < slides.size(); ++i) {
+    if (slides[i] == 0) continue;
+    const StateSpec& state = spec_.states[i];
+    outputs_[state.output] = inputs_[state.input] + slides[i];
+    BindOutput(state.output, outputs_[state.output]);
+  }
 }
 
 void Instance::ResetStates() {

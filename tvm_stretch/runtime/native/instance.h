@@ -111,6 +111,7 @@ class Instance {
   void BindRegions(BoundPlan* plan);
   void DropTasks();
   void Slide(const StateSpec& state);
+  void PlaceNextStates();
   Cores CoresForRun() const;
   void TryAgain();
   bool IsLost() const;

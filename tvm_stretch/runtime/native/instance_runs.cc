@@ -11,6 +11,7 @@ namespace tvm_stretch {
 
 void Instance::Run(bool traced) {
   if (stream_) stream_->Forget();
+  PlaceNextStates();
   TryAgain();
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
