@@ -69,7 +69,7 @@ def _copies(held: Buffer, present: Buffer, regions: Sequence[RegionSteps]) -> li
 
 
 def _distance(copies: Sequence[DraftNode]) -> int:
-    """The aligned number of bytes by which all sources lie behind their targets; 0 if none is."""
+    """The aligned number of bytes from all targets to their sources; 0 if there is none."""
     distances = set()
     for copy in copies:
         source, target = copy.inputs[0].layout, copy.outputs[0].layout
