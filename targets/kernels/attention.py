@@ -307,7 +307,8 @@ class _Band:
         finish: _Finish,
     ) -> tirx.Stmt:
         """A product in register tiles; a last vector may overlap the one before."""
-        width, (depth, columns) = self.cfg.lanes, size
+        depth, columns = size
+        width = min(self.cfg.lanes, 1 << columns.bit_length() - 1)  # few columns: fewer lanes
         count, (most, vectors) = -(-columns // width), tile
 
         def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:

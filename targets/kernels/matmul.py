@@ -12,7 +12,8 @@ A tile is ``rows`` rows times ``vectors`` vectors of a row; it stays in register
         out = epilogue(acc)
 
 If vectors do not divide the columns, the last vector ends with the row and recomputes some columns
-with the same results, so that no column is computed separately.
+with the same results, so that no column is computed separately. Fewer columns than a vector has
+lanes make a narrower vector: heads of attention may have 4 or 8 of them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from .loops import (
 from .machine import VectorMachine
 from .template import Template
 
+_LEAST_LANES = 4
+"""Every CPU has vectors of this width."""
+
 
 @dataclass(frozen=True)
 class MatmulShape(Layer):
@@ -67,6 +71,14 @@ class MatmulShape(Layer):
     def size(self) -> tuple[int, int, int]:
         """Rows, depth and columns."""
         return self.a[-2], self.a[-1], self.b[-1]
+
+
+def lanes_within(columns: int, machine: VectorMachine) -> int:
+    """The lanes of the widest vector within a row; 0 if there is none."""
+    lanes = machine.lanes
+    while lanes > columns and machine.kind == "core" and lanes > _LEAST_LANES:
+        lanes //= 2
+    return lanes if lanes <= columns else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +107,10 @@ class MatmulConfig(Template, MatmulShape):
     ) -> Iterable[Template]:
         if min(len(layer.a), len(layer.b)) < 2 or 0 in (*layer.a, *layer.b):
             return []
-        base = taken(cls, layer, lanes=machine.lanes)
-        if base.size[2] < machine.lanes:
+        lanes = lanes_within(layer.size[2], machine)
+        if lanes == 0:
             return []
+        base = taken(cls, layer, lanes=lanes)
         return [replace(base, rows=p, vectors=o) for p, o in register_tiles(machine)]
 
     def cycles(self, machine: VectorMachine) -> float:

@@ -34,6 +34,8 @@ SHAPES = {
     "a mask of all": AttentionShape((3, 9, 8), (3, 8, 19), (3, 19, 17), (9, 19), 0.5),
     "keys of all heads": AttentionShape((4, 7, 8), (1, 8, 21), (4, 21, 17)),
     "values of all heads": AttentionShape((4, 7, 8), (4, 8, 21), (21, 17)),
+    "narrow heads": AttentionShape((2, 9, 4), (2, 4, 21), (2, 21, 4)),
+    "few keys": AttentionShape((3, 9, 8), (3, 8, 5), (3, 5, 6)),
     "one query": AttentionShape((3, 1, 20), (3, 43, 20), (3, 43, 16), None, 0.5, True),
     "few queries": AttentionShape((2, 3, 5), (2, 18, 5), (2, 18, 16), (2, 1, 18), 1.0, True),
 }
@@ -99,8 +101,8 @@ def test_hidden_keys_and_hidden_rows() -> None:
     np.testing.assert_allclose(got[:, rest], right, rtol=2e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("sizes", [(4, 5, 5), (4, 9, 5), (0, 9, 9)], ids=str)
-def test_no_template_for_rows_below_a_vector(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(4, 3, 5), (4, 9, 3), (0, 9, 9)], ids=str)
+def test_no_template_for_rows_below_the_least_vector(sizes: tuple[int, int, int]) -> None:
     queries, keys, width = sizes
     shape = AttentionShape((queries, 6), (6, keys), (keys, width))
     assert choose(shape, AVX2) is None
