@@ -24,6 +24,8 @@
 // in it any more. Without `what`, nothing fails any more.
 #include "mock_opencl.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <csignal>
 
@@ -42,6 +44,17 @@ bool IsSvm(char* host) {
   if (after == svm.begin()) return false;
   --after;
   return host < after->first + after->second;
+}
+
+std::atomic<int> waited_on{-1};  // the first core of the thread that slept last; -1 if none did
+
+int FirstAllowedCore() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof(cores), &cores);
+  int core = 0;
+  while (core < CPU_SETSIZE && !CPU_ISSET(core, &cores)) ++core;
+  return core;
 }
 
 std::atomic<int64_t> context_hint{0}, queue_hint{0};  // of the last one that was made
@@ -199,6 +212,7 @@ void mock_opencl_fail(const char* what, int skip, int code) {
   what == nullptr ? Script::Get().Clear() : Script::Get().Add(what, skip, code);
 }
 int mock_opencl_live() { return live; }
+int mock_opencl_waited_on() { return waited_on.exchange(-1); }
 
 cl_int clGetPlatformIDs(cl_uint, cl_platform_id* ids, cl_uint* count) {
   if (ids != nullptr) *ids = &platform;
@@ -443,6 +457,7 @@ cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint count, const 
 }
 
 cl_int clWaitForEvents(cl_uint count, const cl_event* events) {
+  waited_on = FirstAllowedCore();
   for (cl_uint i = 0; i < count; ++i) WaitFor(events[i]);
   return Script::Get().Next("WaitForEvents");
 }

@@ -16,6 +16,7 @@
 #include "cores.h"
 #include "kernels.h"
 #include "opencl/cl.h"
+#include "opencl/host_cores.h"
 #include "random_graph.h"
 #include "random_runs.h"
 
@@ -137,6 +138,17 @@ constexpr const char* kOverlapping = R"json({"format":"tvm_stretch.graph","versi
  "arena_bytes":256,"weights_bytes":128,"prepared_bytes":0,"threads":1,"package_version":"0",
  "target":{},"cpu_features":[]})json";
 
+constexpr const char* kAlone = R"json({"format":"tvm_stretch.graph","version":5,
+ "inputs":[{"name":"a","tensor":0}],"outputs":[{"name":"y","tensor":1}],
+ "tensors":[
+ {"shape":[16],"dtype":"float32","kind":"input","buffer":0,"offset":0,"bytes":64},
+ {"shape":[16],"dtype":"float32","kind":"output","buffer":0,"offset":0,"bytes":64}],
+ "prepare":[],"nodes":[{"kernel":"negative","name":"n0","inputs":[0],"outputs":[1]}],
+ "processors":[{"name":"cpu","kind":"cpu"},{"name":"opencl","kind":"opencl"}],"regions":[
+ {"name":"r0","processor":1,"nodes":[0],"after":[],"receives":[0],"sends":[1]}],
+ "arena_bytes":64,"weights_bytes":128,"prepared_bytes":0,"threads":1,"package_version":"0",
+ "target":{},"cpu_features":[]})json";
+
 // A device with memory of its own copies out the first region's result while it computes the next.
 TEST_P(OpenCLMock, CopiesOverlapKernels) {
   const char* memory = std::getenv("TVM_STRETCH_OPENCL_MEMORY");
@@ -149,6 +161,24 @@ TEST_P(OpenCLMock, CopiesOverlapKernels) {
     auto y = Call(module, "invoke", Filled({16}, 3), Filled({16}, 4)).cast<ffi::Tensor>();
     EXPECT_EQ(testing::First(y), 7);
   }
+}
+
+// The device computes all of y = -a: the caller's thread waits asleep, and not on the CPU's cores.
+TEST_P(OpenCLMock, TheCallerOfADeviceAloneKeepsOffTheCpusCores) {
+  if (GetParam() != kBells || AllowedCores().size() < 2) GTEST_SKIP() << "no cores of a driver";
+  static const auto opencl = ffi::Function::GetGlobalRequired("tvm_stretch.create_opencl_code");
+  ffi::Module module = Create(kAlone, ffi::Module(ffi::make_object<Kernels>()),
+                              opencl(ffi::String(GetParam())).cast<ffi::Module>());
+  const auto waited_on = reinterpret_cast<int (*)()>(dlsym(library_, "mock_opencl_waited_on"));
+  waited_on();
+  auto y = Call(module, "invoke", Filled({16}, 3)).cast<ffi::Tensor>();
+  EXPECT_EQ(testing::First(y), -3);
+  EXPECT_EQ(waited_on(), opencl::DriverCores().front());
+  const Cores before = AllowedCores();
+  Call(module, "set_affinity", ffi::String(std::to_string(before.front())));
+  Call(module, "invoke", Filled({16}, 3));
+  EXPECT_EQ(waited_on(), before.front()) << "the user's cores go before";
+  EXPECT_EQ(AllowedCores(), before);
 }
 
 TEST_P(OpenCLMock, InstancesOnThreads) {

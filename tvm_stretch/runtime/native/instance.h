@@ -112,7 +112,7 @@ class Instance {
   void DropTasks();
   void Slide(const StateSpec& state);
   void PlaceNextStates();
-  Cores CoresForRun() const;
+  Cores CoresForRun(bool only_waits) const;
   void TryAgain();
   bool IsLost() const;
   void Begin(bool traced);

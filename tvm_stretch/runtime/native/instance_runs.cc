@@ -37,7 +37,7 @@ StreamResult Instance::RunFrame(const std::vector<const char*>& frame,
                                 const StreamOptions& options) {
   if (!stream_) stream_.emplace(spec_, program_->kernels(), memory_);
   stops_stream_ = false;
-  const CoresScope scope(CoresForRun());
+  const CoresScope scope(CoresForRun(false));
   UseThreads(spec_.threads);
   const int64_t number = TakeNumber(this);
   StreamResult result{};
@@ -117,9 +117,12 @@ void Instance::SetAffinity(Cores cores) {
   for (const auto& device : devices_) device->SetAffinity(affinity_);
 }
 
-Cores Instance::CoresForRun() const {
+// A thread that only waits for a device leaves the CPU's cores to other runs, and is awake again as
+// soon as the device's own thread on that core goes to sleep.
+Cores Instance::CoresForRun(bool only_waits) const {
   if (!affinity_.empty() || taken_.empty()) return affinity_;
-  return Without(AllowedCores(), taken_);
+  const Cores allowed = AllowedCores(), others = Without(allowed, taken_);
+  return only_waits ? Without(allowed, others) : others;
 }
 
 // Uses the plans of failed processors again, once these have recovered.
@@ -152,9 +155,9 @@ std::string Instance::Health() const {
 }
 
 void Instance::RunTasks(const BoundPlan& plan) {
-  const CoresScope scope(CoresForRun());
-  UseThreads(spec_.threads);
   const bool is_alone = plan.tasks.size() == 1 && plan.pauses.empty();
+  const CoresScope scope(CoresForRun(is_alone && plan.on_cpu.empty()));
+  if (!plan.on_cpu.empty()) UseThreads(spec_.threads);
   for (Task* pause : plan.pauses) pause->Start();
   for (Task* task : plan.on_devices) is_alone ? task->StartAlone() : task->Start();
   bool failed = false;

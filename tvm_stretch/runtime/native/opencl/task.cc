@@ -73,6 +73,7 @@ void OpenCLTask::Reset(bool traced) {
   dependency_failure_.reset();
   is_settled_ = false;
   traced_ = traced;
+  is_alone_ = false;
   started_ = false;
   cancelled_ = false;
   pending_ = num_after_;
@@ -86,6 +87,11 @@ void OpenCLTask::Start() {
   if (previous_ == nullptr) submitter_->Begin();
   started_ = true;
   submitter_->SubmitReady();
+}
+
+void OpenCLTask::StartAlone() {
+  is_alone_ = true;
+  Start();
 }
 
 void OpenCLTask::OnDependency(const Failure& failure) {
@@ -217,7 +223,7 @@ void OpenCLTask::ListenTo(cl_event event) {
 
 const Failure& OpenCLTask::Wait() {
   if (state_ == kPending) submitter_->AwaitSubmission([this] { return state_ != kPending; });
-  if (!has_listeners() && state_ == kOnDevice) Await();
+  if (!has_listeners() && state_ == kOnDevice && !is_complete()) Await();
   const Failure& failure = Task::Wait();
   while (in_callback_) std::this_thread::yield();  // the callback uses this task until it returns
   if (failure) submitter_->DrainAfterError();
@@ -225,6 +231,8 @@ const Failure& OpenCLTask::Wait() {
 }
 
 void OpenCLTask::Await() {
+  // A thread that polls would take the core from kernels that are the driver's threads there.
+  if (bell_ != nullptr && is_alone_) return Settle(SleepUntil(events_.back().get()));
   // A traced run needs the driver's times, which come a little later.
   const bool is_done = bell_ != nullptr && AwaitCount() && !traced_;
   Settle(is_done ? CL_COMPLETE : AwaitEvent());
@@ -253,12 +261,13 @@ cl_int OpenCLTask::AwaitEvent() {
   const int64_t until = Now() + kPollNanoseconds;
   cl_int status = StatusOf(event);
   while (status > CL_COMPLETE && may_poll && Now() < until) status = StatusOf(event);
-  if (status > CL_COMPLETE) {
-    cl_int code = CL().WaitForEvents(1, &event);
-    status = StatusOf(event);
-    if (status > CL_COMPLETE) status = code;  // the wait itself failed
-  }
-  return status;
+  return status > CL_COMPLETE ? SleepUntil(event) : status;
+}
+
+cl_int OpenCLTask::SleepUntil(cl_event event) {
+  const cl_int code = CL().WaitForEvents(1, &event);
+  const cl_int status = StatusOf(event);
+  return status > CL_COMPLETE ? code : status;  // else the wait itself failed
 }
 
 void OpenCLTask::Settle(cl_int status) {

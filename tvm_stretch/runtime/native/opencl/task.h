@@ -32,6 +32,7 @@ class OpenCLTask final : public Task {
 
   void Reset(bool traced) override;
   void Start() override;
+  void StartAlone() override;
   const Failure& Wait() override;
   void Cancel() override;
   std::vector<Span> Spans() const override;
@@ -57,6 +58,7 @@ class OpenCLTask final : public Task {
   void Await();
   bool AwaitCount();
   cl_int AwaitEvent();
+  cl_int SleepUntil(cl_event event);
   void Settle(cl_int status);
   cl_int FirstError(cl_int last) const;
   Failure OwnFailure(cl_int last);
@@ -72,6 +74,7 @@ class OpenCLTask final : public Task {
   const int32_t work_items_;
   const bool last_event_tells_;  // else every command's event is checked
 
+  bool is_alone_ = false;  // the run's only task: its caller waits on the driver's core
   std::atomic<bool> started_{false};
   std::atomic<bool> cancelled_{false};
   std::atomic<int> pending_{0};  // tasks of other processors that are not complete
