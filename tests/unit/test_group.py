@@ -272,6 +272,45 @@ def test_a_failure_takes_another_plan_and_touches_no_other_member(
     group.close()
 
 
+def test_a_run_that_failed_is_repeated_before_others_of_its_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They wait with other arrays, which have no one truth value when they are compared."""
+    gate, inputs = threading.Event(), [X, 2 * X, 3 * X]
+
+    def lost(x: Any) -> None:
+        assert gate.wait(10) and x is inputs[0]
+        raise DeviceError("the gpu is gone")
+
+    gpu, cpu = way("gpu", "gpu", 1, lost), way("cpu", "gpu cpu", 5, lambda x: x[0, 0])
+    group = group_of(monkeypatch, [[gpu, cpu], [way("other", "dsp", 1)]])
+    group.members["0"].shares = {gpu: 1.0}
+    futures = [group.submit(0, x) for x in inputs]
+    gate.set()
+    assert [future.result(10) for future in futures] == [1, 2, 3]
+    group.close()
+
+
+def test_a_queue_of_many_runs_costs_each_of_them_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread takes one after the other, and looks only at the run that is next."""
+    gate, looks, threads = threading.Event(), list[str](), set[int]()
+
+    def run(_x: Any) -> bool:
+        threads.add(threading.get_ident())
+        return gate.wait(10)
+
+    group = group_of(monkeypatch, [[way(name, "gpu", 1, run)] for name in ("one", "two")])
+    ask = Group._way
+    monkeypatch.setattr(
+        Group, "_way", lambda self, job, free: looks.append("") or ask(self, job, free)
+    )
+    futures = [group.submit(index % 2, X) for index in range(200)]
+    gate.set()
+    assert all(future.result(10) for future in futures)
+    assert len(looks) <= 2 * len(futures) and len(threads) == 1
+    group.close()
+
+
 def test_a_member_without_another_plan_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
         raise DeviceError("the gpu is gone")

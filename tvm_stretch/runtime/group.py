@@ -15,6 +15,7 @@ earlier there.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -38,7 +39,7 @@ _REST = 16
 """A plan that failed is tried again after this number of runs of its member."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     member: Member
     inputs: tuple[tuple[Any, ...], dict[str, Any]]
@@ -47,9 +48,9 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     failed: set[Way] = field(default_factory=set)
 
-    @property
-    def urgency(self) -> tuple[float, float, int]:
-        return -self.member.priority, self.due, self.number
+
+def _urgency(job: _Job) -> tuple[float, float, int]:
+    return -job.member.priority, job.due, job.number
 
 
 class Group:
@@ -108,7 +109,7 @@ class Group:
         self.processors = sorted({p for m in self.members.values() for w in m.ways for p in w.uses})
         self._leases = Leases(leases, self.processors) if leases else None
         self._lock = threading.Lock()
-        self._waiting: list[_Job] = []
+        self._waiting: list[_Job] = []  # the most urgent first
         self._leased: dict[str, float] = {}  # processors, and when their runs are expected to end
         self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(len(self.processors), "tvm_stretch_group")
@@ -178,13 +179,18 @@ class Group:
 
     def _enqueue(self, job: _Job) -> None:
         with self._lock:
-            self._waiting.append(job)
-            self._start_all()
+            bisect.insort(self._waiting, job, key=_urgency)
+            begun = self._begin_all()
+        for each in begun:
+            self._threads.submit(self._work, *each)
 
-    def _start_all(self) -> None:
-        """Start the runs whose processors are free, the most urgent first."""
+    def _begin_all(self) -> list[tuple[_Job, Way]]:
+        """Lease free processors to waiting runs, the most urgent first; the lock is held."""
+        begun: list[tuple[_Job, Way]] = []
         free = {p for p in self.processors if p not in self._leased}
-        for job in sorted(self._waiting, key=lambda job: job.urgency):
+        for job in tuple(self._waiting):
+            if not free:
+                break
             way = self._way(job, free)
             if way is None:
                 free -= self._wanted(job).uses  # no less urgent run may take them
@@ -194,7 +200,8 @@ class Group:
             free -= way.uses
             end = time.perf_counter() + way.seconds
             self._leased.update(dict.fromkeys(way.uses, end))
-            self._threads.submit(self._run, job, way)
+            begun.append((job, way))
+        return begun
 
     def _wanted(self, job: _Job) -> Way:
         """The chosen plan of a run's member, or the fastest of others after a failure."""
@@ -221,29 +228,39 @@ class Group:
         wait = max(0.0, *(self._leased.get(name, now) - now for name in wanted.uses), 0.0)
         return fastest if startable and fastest.seconds < wait + wanted.seconds else None
 
-    def _run(self, job: _Job, way: Way) -> None:
-        """Run a job on a thread of ours, and hand its processors back."""
+    def _work(self, job: _Job, way: Way) -> None:
+        """Run a job on a thread of ours, then jobs that its end lets begin.
+
+        The thread goes on by itself, because waking another one takes as long as a small model.
+        """
+        begun = [(job, way)]
+        while begun:
+            first, *others = begun
+            for other in others:
+                self._threads.submit(self._work, *other)
+            begun = self._run(*first)
+
+    def _run(self, job: _Job, way: Way) -> list[tuple[_Job, Way]]:
+        """Run a job, and hand its processors back; returns the jobs that begin then."""
         again = False
         try:
-            if not job.failed and not job.future.set_running_or_notify_cancel():
-                return
-            args, kwargs = job.inputs
-            with self._leases.held(way.uses) if self._leases else contextlib.nullcontext():
-                answer = way.model(*args, **kwargs)
-            job.future.set_result(answer)
-        except Exception as error:
+            if job.failed or job.future.set_running_or_notify_cancel():
+                args, kwargs = job.inputs
+                with self._leases.held(way.uses) if self._leases else contextlib.nullcontext():
+                    answer = way.model(*args, **kwargs)
+                job.future.set_result(answer)
+        except BaseException as error:
             again = isinstance(error, DeviceError) and self._may_repeat(job, way, error)
             if not again:
                 job.future.set_exception(error)
-        finally:
-            with self._lock:
-                for other in job.member.ways:
-                    other.rest = max(0, other.rest - 1)
-                for name in way.uses:
-                    del self._leased[name]
-                if again:
-                    self._waiting.append(job)
-                self._start_all()
+        with self._lock:
+            for other in job.member.ways:
+                other.rest = max(0, other.rest - 1)
+            for name in way.uses:
+                del self._leased[name]
+            if again:
+                bisect.insort(self._waiting, job, key=_urgency)
+            return self._begin_all()
 
     def _may_repeat(self, job: _Job, way: Way, error: DeviceError) -> bool:
         """Whether another plan of the member may give the answer of a run that failed."""
