@@ -21,19 +21,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import tvm
-import tvm_ffi.libinfo
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import opencl_graphs as graphs  # noqa: E402  stands beside the tests that share it
+from native.build_native import built  # noqa: E402
 
 SMALL = 64
 
@@ -138,23 +137,13 @@ def _busy_ns(thread: int) -> int:
 
 def driver(rounds: int) -> tuple[float, float]:
     """Microseconds of the driver's own enqueue, and of enqueue and wait."""
-    native = ROOT / "tvm_stretch" / "runtime" / "native"
-    library = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
-    sources = [native / "cores.cc"]
-    sources += [native / "opencl" / f"{name}.cc" for name in ("driver", "device", "host_cores")]
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "opencl_driver"
-        command = ["g++", "-O2", "-std=c++17", f"-I{native}", f"-L{library}", "-o", program]
-        command += [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-        command += [ROOT / "benchmarks" / "opencl_driver.cc", *sources]
-        command += ["-ltvm_ffi", "-ldl", "-lpthread", f"-Wl,-rpath,{library}"]
-        subprocess.run(command, check=True)
-        runs = [
-            subprocess.run(
-                [program, str(SMALL), str(rounds), "20"], check=True, capture_output=True, text=True
-            ).stdout.split()
-            for _ in range(5)
-        ]
+    program = built("opencl_driver") / "opencl_driver"
+    runs = [
+        subprocess.run(
+            [program, str(SMALL), str(rounds), "20"], check=True, capture_output=True, text=True
+        ).stdout.split()
+        for _ in range(5)
+    ]
     enqueue, wait = np.median(np.array(runs, float), axis=0)
     return float(enqueue), float(wait)
 
