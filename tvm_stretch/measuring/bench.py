@@ -52,6 +52,7 @@ class NetworkTiming:
     # features of the nodes in place, in the order they run; copies left out
     kernels: list[Features]
     total: Timing  # the time of a run as the caller sees it
+    traced: list[int]  # nanoseconds of each node in a traced run, where no launch hides
 
 
 class Bench:
@@ -90,10 +91,12 @@ class Bench:
 
     def measure_network(self, name: str, prepared: Prepared) -> NetworkTiming:
         """Measure every kernel of a network in its context, and the network as a whole."""
-        rows, total = self._rows(prepared, network=name)
+        rows, total, traced = self._rows(prepared, network=name)
         features = {kernel: found.features for kernel, found in prepared.kernels.items()}
         placed = in_place(prepared.model.graph, features)
-        return NetworkTiming(rows, [kernel for kernel in placed if kernel is not None], total)
+        return NetworkTiming(
+            rows, [kernel for kernel in placed if kernel is not None], total, traced
+        )
 
     def timed(self, model: Model) -> Callable[[], int]:
         """A function that runs the model once on the bench's device, and returns nanoseconds."""
@@ -107,8 +110,8 @@ class Bench:
             raise _no_answer("the nanoseconds of a run", text)
         return int(text)
 
-    def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing]:
-        """Rows of the kernels and of the run's overhead, and the time of the whole run.
+    def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing, list[int]]:
+        """Rows of the kernels and of the run's overhead, times of the whole run and of its nodes.
 
         Samples run a second time with emptied caches, as a network's weights come from memory.
         """
@@ -134,11 +137,12 @@ class Bench:
         core = on_quickest_core(lambda: sum(kernels_and_whole()))
         with core if launched_here else contextlib.nullcontext():
             *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
+        alone = [timing.nanoseconds for timing in timings]
         if is_gpu:
             timings = launched_together(timings, total.nanoseconds - copies.nanoseconds)
         rows = self._kernel_rows(model, kernels, timings, origin)
         if "network" in origin or packet_ns:  # long runs: their overhead would be noise
-            return rows, total
+            return rows, total, alone
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
         run = RunFeatures.of(len(nodes))
         each = replace(total, nanoseconds=max(1, beside))
@@ -146,7 +150,7 @@ class Bench:
         if self.device is None and not is_gpu:  # the caches are the CPU's
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
-        return rows, total
+        return rows, total, alone
 
     def _kernel_rows(
         self,
