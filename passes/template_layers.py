@@ -5,7 +5,7 @@
     y = conv2d(x: (N, C, L, 1), w)   ->   the same: register tiles extend along rows
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
-                                          see `transposed.py`
+                                          see `transposed.py`, also for conv1d_transpose
     y = matmul(subtract(astype(x, "int32"), zero), w)
                                      ->   y = integer_matmul(x, w) - zero * sum(w), for x of 8 bits
 
@@ -213,9 +213,13 @@ def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     if images is None:
         return None
 
+    batch, channels, *sizes = shape_of(call.args[0])
+    row = relax.ShapeExpr([batch, channels, 1, *sizes])
+    data = relax.op.reshape(call.args[0], row) if len(sizes) == 1 else call.args[0]
+
     def conv(image: np.ndarray) -> relax.Expr:
         padding, groups = images.padding(image), images.groups
-        return relax.op.nn.conv2d(call.args[0], constant(image), padding=padding, groups=groups)
+        return relax.op.nn.conv2d(data, constant(image), padding=padding, groups=groups)
 
     return _Layer(
         tuple(map(conv, images.weights)),
@@ -229,6 +233,7 @@ _LAYERS = {
     "relax.matmul": _matmul,
     "relax.nn.conv1d": _conv1d,
     "relax.nn.conv2d": _column,
+    "relax.nn.conv1d_transpose": _transposed,
     "relax.nn.conv2d_transpose": _transposed,
 }
 

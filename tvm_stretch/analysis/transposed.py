@@ -6,6 +6,8 @@ A transposed convolution of stride s consists of s x s images with interleaved p
 convolution of the input; here the images are channels at first.  If the stride divides the kernel,
 one convolution computes all images. Otherwise images have different numbers of taps and are
 separate convolutions (with zeros as taps, infinities in float would become NaN).
+
+A transposed convolution along one axis is that of an image of one row.
 """
 
 from __future__ import annotations
@@ -59,17 +61,21 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
     """The convolutions that compute ``call`` with ``weight``; None if there are none.
 
     Args:
-        call: a call of ``nn.conv2d_transpose``.
-        weight: as IOHW, with its taps already dilated.
+        call: a call of ``nn.conv2d_transpose`` or ``nn.conv1d_transpose``.
+        weight: as IOHW, or as IOW, with its taps already dilated.
     """
-    attrs, shape = call.attrs, shape_of(call)
-    strides, kernel = [int(s) for s in attrs.strides], weight.shape[2:]
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "IOHW", "NCHW"):
+    attrs, result = call.attrs, shape_of(call)
+    layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout
+    axes = len(result) - 2
+    if layouts not in (("NCHW", "IOHW", "NCHW"), ("NCW", "IOW", "NCW")):
         return None
+    weight = weight.reshape(*weight.shape[:2], *_as_image(weight.shape[2:], 1))
+    strides, kernel = _as_image(attrs.strides, 1), weight.shape[2:]
+    shape = [*result[:2], *_as_image(result[2:], 1)]
     if 0 in shape or any(k < s for k, s in zip(kernel, strides, strict=True)):
         return None
-    begin, groups = [int(p) for p in attrs.padding[:2]], int(attrs.groups)
-    sizes = shape_of(call.args[0])[2:]
+    begin, groups = _as_image(attrs.padding[:axes], 0), int(attrs.groups)
+    sizes = _as_image(shape_of(call.args[0])[2:], 1)
     rows, columns = (
         _axis_geometry(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)
     )
@@ -85,10 +91,17 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
 
     def back(*values: relax.Expr) -> relax.Expr:
         value = values[0] if together else relax.op.concat(list(values), axis=1)
-        return _between(value, shape, (rows, columns), strides, beside)
+        image = _between(value, shape, (rows, columns), strides, beside)
+        return image if axes == len(sizes) else relax.op.reshape(image, relax.ShapeExpr(result))
 
     each, beside = prod(strides) if together else 1, together and groups > 1
     return Images(tuple(images), (rows, columns), groups, each, beside, back)
+
+
+def _as_image(sizes: Sequence[int], other: int) -> list[int]:
+    """Numbers for rows and columns, of which there is ``other`` for rows if one is given."""
+    given = [int(size) for size in sizes]
+    return [other] * (2 - len(given)) + given
 
 
 def _between(
