@@ -155,10 +155,35 @@ class _Body:
         rows = math.prod(before[:-1])
         if not before or rows < count or rows % count:
             raise _refuse(f"scores of {count} rows", f"state {param.name!r}", f"shape {before}")
-        best = self._emit(relax.op.argmax(outputs[source.output], axis=-1))
-        best = self._emit(relax.op.reshape(best, (count, rows // count)))
-        best = self.last(best, 1, 1)  # of several positions, the last one counts
-        return self._emit(relax.op.astype(self._emit(relax.op.reshape(best, shape)), dtype))
+        scores = relax.op.reshape(outputs[source.output], (count, rows // count, before[-1]))
+        scores = self.last(self._emit(scores), 1, 1)  # of several positions, the last one counts
+        best = self._emit(relax.op.reshape(self.greatest(scores), shape))
+        return self._emit(relax.op.astype(best, dtype))
+
+    def greatest(self, scores: relax.Expr) -> relax.Expr:
+        """The first place of the greatest score in the last dimension, as of ``R.argmax``.
+
+        That compares one score after the other; these passes over a row are vectors. After a NaN it
+        begins anew, so places up to the last NaN do not count, unless that is the last place.
+        """
+        dtype, width = str(scores.ty.dtype), shape_of(scores)[-1]
+        if dtype in ("float16", "bfloat16"):
+            scores, dtype = self._emit(relax.op.astype(scores, "float32")), "float32"
+        places, none = constant(np.arange(width, dtype="int32")), constant(np.int32(width))
+        if "float" not in dtype:
+            hits = relax.op.equal(scores, self._emit(relax.op.max(scores, -1, keepdims=True)))
+        else:
+            lowest = constant(np.asarray(-np.inf, dtype))
+            is_number = self._emit(relax.op.less_equal(scores, constant(np.asarray(np.inf, dtype))))
+            nan = self._emit(relax.op.where(is_number, constant(np.int32(-1)), places))
+            last = self._emit(relax.op.max(nan, -1, keepdims=True))
+            counts = self._emit(relax.op.greater(places, last))
+            rest = self._emit(relax.op.where(counts, scores, lowest))
+            best = self._emit(relax.op.max(rest, -1, keepdims=True))
+            hits = relax.op.logical_and(counts, self._emit(relax.op.equal(scores, best)))
+        found = self._emit(relax.op.where(self._emit(hits), places, none))
+        first = self._emit(relax.op.min(found, -1))
+        return self._emit(relax.op.minimum(first, constant(np.int32(width - 1))))
 
     def hold(self, param: relax.Var, axis: int, room: int) -> relax.Var:
         """A parameter with `room` more places, whose last part is what `param` was."""

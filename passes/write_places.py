@@ -1,0 +1,86 @@
+"""Write places of a cache where they lie, without moving their axis to the front and back.
+
+    a = R.permute_dims(cache, (2, 0, 1, 3))        (1, 2, 1024, 64) -> (1024, 1, 2, 64)
+    b = R.scatter_nd(a, places, rows)              places: (k, 1), rows: (k, 1, 2, 64)
+    c = R.permute_dims(b, (1, 2, 0, 3))
+
+        ->   c = R.scatter_nd(cache as (2, 1024, 64), [[[0, place], ..], [[1, place], ..]], rows')
+
+Exporters write a cache of fixed size at a position in this way. Both transposes move the whole
+cache; only the rows are transposed now, and reshapes are views.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.ir.call_rewriter import SourceRewriter
+from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
+from tvm_stretch.ir.operators import kind_of
+
+
+@tvm.transform.module_pass(opt_level=0, name="WritePlaces")
+class WritePlaces:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _Writer(SourceRewriter):
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
+        if kind_of(call) != "permute_dims":
+            return None
+        scatter = self.definition(call.args[0])
+        if kind_of(scatter) != "scatter_nd" or str(scatter.attrs.reduction) != "update":
+            return None
+        moved, back = self.definition(scatter.args[0]), _axes(call)
+        count, *depth = shape_of(scatter.args[1])
+        if kind_of(moved) != "permute_dims" or depth != [1]:
+            return None
+        there = _axes(moved)
+        if [there[axis] for axis in back] != [*range(len(there))]:
+            return None
+        cache, axis = moved.args[0], there[0]
+        shape = shape_of(cache)
+        outer, inner = prod(shape[:axis]), prod(shape[axis + 1 :])
+        return relax.op.reshape(
+            self.emit(
+                relax.op.scatter_nd(
+                    self.emit(relax.op.reshape(cache, (outer, shape[axis], inner))),
+                    self.pairs(outer, count, scatter.args[1]),
+                    self.rows(scatter.args[2], back, (outer, count, inner)),
+                    "update",
+                )
+            ),
+            shape,
+        )
+
+    def pairs(self, outer: int, count: int, places: relax.Expr) -> relax.Expr:
+        """For each piece of the cache before the axis, its number beside each place."""
+        numbers = np.arange(outer, dtype=str(places.ty.dtype)).reshape(outer, 1, 1)
+        pieces = constant(np.broadcast_to(numbers, (outer, count, 1)).copy())
+        one = self.emit(relax.op.reshape(places, (1, count, 1)))
+        return self.emit(relax.op.concat([pieces, self.emit(_repeated(one, outer))], 2))
+
+    def rows(self, rows: relax.Expr, back: list[int], shape: tuple[int, int, int]) -> relax.Expr:
+        """The written rows, in the order of the cache."""
+        return self.emit(relax.op.reshape(self.emit(relax.op.permute_dims(rows, back)), shape))
+
+
+def _repeated(places: relax.Expr, outer: int) -> relax.Expr:
+    return relax.op.broadcast_to(places, (outer, *shape_of(places)[1:]))
+
+
+def _axes(call: Any) -> list[int]:
+    """The axes of a transpose; by default it reverses them."""
+    rank = len(shape_of(call))
+    if call.attrs.axes is None:
+        return [*reversed(range(rank))]
+    return [int(axis) % rank for axis in call.attrs.axes]

@@ -1,0 +1,89 @@
+"""Places of a cache are written without moving the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from relax_helpers import answers
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import kind_of
+
+SHAPE, AXIS = (1, 2, 9, 16), 2
+BACK = (1, 2, 0, 3)
+
+
+def static_cache(count: int = 1, back: tuple[int, ...] = BACK) -> onnx.ModelProto:
+    """What exporters make of ``cache[:, :, position] = rows``, and a sum of all places."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["position", "last"], ["places"]),
+        helper.make_node("Transpose", ["past"], ["front"], perm=[2, 0, 1, 3]),
+        helper.make_node("ScatterND", ["front", "places", "rows"], ["written"]),
+        helper.make_node("Transpose", ["written"], ["present"], perm=back),
+        helper.make_node("ReduceSum", ["present", "axes"], ["sums"], keepdims=0),
+    ]
+    turned = [(SHAPE[2], SHAPE[0], SHAPE[1], SHAPE[3])[axis] for axis in back]
+    inputs = [
+        helper.make_tensor_value_info("past", TensorProto.FLOAT, SHAPE),
+        helper.make_tensor_value_info("position", TensorProto.INT64, [count]),
+        helper.make_tensor_value_info("rows", TensorProto.FLOAT, [count, 1, 2, 16]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("sums", TensorProto.FLOAT, None),
+        helper.make_tensor_value_info("present", TensorProto.FLOAT, turned),
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.array([1]), "last"),
+        onnx.numpy_helper.from_array(np.array([AXIS]), "axes"),
+    ]
+    graph = helper.make_graph(nodes, "cache", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def kinds(network: onnx.ModelProto) -> list[str]:
+    main = load_network(network)["main"]
+    calls = (binding.value for block in main.body.blocks for binding in block.bindings)
+    return [kind_of(call) for call in calls if isinstance(call, relax.Call)]
+
+
+@pytest.mark.parametrize("positions", [[0], [4], [8], [-1], [-9], [3, 7], [8, 0, -4]])
+def test_places_are_written_bit_for_bit(positions: list[int]) -> None:
+    network = static_cache(len(positions))
+    assert kinds(network).count("permute_dims") <= 1  # of the rows
+    rng = np.random.default_rng(0)
+    past = rng.standard_normal(SHAPE).astype("float32")
+    past[0, 0, 1], past[0, 1, 4] = np.nan, np.inf  # they stay, or are replaced
+    rows = rng.standard_normal((len(positions), 1, 2, 16)).astype("float32")
+    wanted = past.copy()
+    wanted[:, :, positions] = rows.transpose(1, 2, 0, 3)
+    _, present = answers(load_network(network), past, np.array(positions), rows)
+    np.testing.assert_array_equal(present.view("int32"), wanted.view("int32"))
+
+
+@pytest.mark.parametrize("back", [(1, 0, 2, 3), (0, 1, 2, 3)])
+def test_other_transposes_stay(back: tuple[int, ...]) -> None:
+    """Those that are no inverse of the first one."""
+    assert "permute_dims" in kinds(static_cache(back=back))
+
+
+def test_steps_fill_a_cache() -> None:
+    """A place beyond the cache is refused, and the states stay as they were."""
+    model = ts.compile(static_cache(), ["llvm"], states={"past": "present"}, cpu_threads=1)
+    cache = np.zeros(SHAPE, "float32")
+    rng = np.random.default_rng(1)
+    for position in (0, 1, 2, 8, 2):
+        rows = rng.integers(-9, 9, (1, 1, 2, 16)).astype("float32")
+        cache[:, :, position] = rows[0]
+        np.testing.assert_array_equal(model(np.array([position]), rows), cache.sum(AXIS))
+        np.testing.assert_array_equal(model.states["past"], cache)
+    with pytest.raises(ts.StretchError, match="expected -9 to 8"):
+        model(np.array([SHAPE[AXIS]]), rows)
+    np.testing.assert_array_equal(model.states["past"], cache)
+    instance = model.create_instance()
+    assert not instance.states["past"].any()
+    model.reset()
+    assert not model.states["past"].any()
