@@ -26,11 +26,13 @@ from tvm.s_tir.schedule import ScheduleError
 
 from .across_pixels import across_pixels
 from .flat import through_memory
+from .footprint import footprint
 from .loop_axes import Axis, fits_vectors, interleaved_block, jumps, merge_loops, transposed_axis
 from .loops import STACK_BYTES
 from .machine import VectorMachine
 from .nan import with_known_reducers
 from .rows import rows_of_chain
+from .squares import in_squares
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _CHEAP_CALLS = {"prim.if_then_else", "prim.likely"}
@@ -48,6 +50,8 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
     _inline(sch)
     if machine.kind == "dsp" and (flat := _flat(func, sch, machine)) is not None:
         return flat
+    if machine.kind == "core" and (squares := _in_squares(func, sch, machine)) is not None:
+        return squares
     if (chain := _by_rows(sch, machine)) is not None:
         return chain.mod["main"]
     for name in _block_names(sch):
@@ -78,6 +82,27 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
     if not axis.vectorizable or axis.extent < lanes or fits_vectors(axis, lanes):
         return None
     return through_memory(func, statement, axis.extent, lanes)
+
+
+def _in_squares(
+    func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine
+) -> tirx.PrimFunc | None:
+    """One elementwise block that reads an operand along another axis than it writes."""
+    names, trial = _block_names(sch), sch.copy()
+    if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+        return None
+    if not isinstance(statement.body, tirx.BufferStore):
+        return None
+    if {*_CHEAP_CALLS, _ROUND} & _calls(statement.body):
+        return None
+    try:
+        axes = merge_loops(trial, names[0])
+    except (ScheduleError, ValueError):
+        return None
+    if footprint(statement).pinned:
+        return None
+    threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
+    return in_squares(func, statement, axes, machine.plain.lanes, threads)
 
 
 def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | None:

@@ -14,6 +14,7 @@ from . import integer_window as integer_window
 from . import integer_winograd as integer_winograd
 from . import matmul as matmul
 from . import matrix_conv as matrix_conv
+from . import norm as norm
 from . import softmax as softmax
 from . import window as window
 from . import winograd as winograd

@@ -32,10 +32,10 @@ from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.bfloat import BfloatShape
 from tvm_stretch.targets.kernels.gpu.mean import MeanShape
-from tvm_stretch.targets.kernels.gpu.norm import NormShape
 from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import MatmulShape
+from tvm_stretch.targets.kernels.norm import NormShape
 from tvm_stretch.targets.kernels.softmax import SoftmaxShape
 from tvm_stretch.targets.kernels.template import choose
 

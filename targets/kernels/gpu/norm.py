@@ -17,30 +17,22 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from ..fused import FusedKernel
+from ..layers import Layer
 from ..loops import f32, load, scratch, store, unravelled, within
 from ..machine import VectorMachine
+from ..norm import NormShape, norm_meaning
 from ..template import Template
 from .groups import join_items, launch, shares
 
 
 @dataclass(frozen=True)
-class NormShape:
-    """A tensor whose rows, along the last axis, are normalised."""
-
-    shape: tuple[int, ...]
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class GroupNormConfig(Template):
+class GroupNormConfig(Template, NormShape):
     """A normalisation, and the work-items that share a row."""
 
     template: ClassVar[str] = "group_norm"
-    layers: ClassVar[tuple[type, ...]] = (NormShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (NormShape,)
     machines: ClassVar[tuple[str, ...]] = ("gpu",)
 
-    shape: tuple[int, ...]
-    epsilon: float
     items: int
 
     @property
@@ -67,23 +59,7 @@ class GroupNormConfig(Template):
         return prod(self.shape) * 8.0 / machine.lanes
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        (x,) = operands
-        extent = self.shape[-1]
-        k, j = (te.reduce_axis((0, extent), name) for name in "kj")
-        rows = self.shape[:-1]
-        total = te.compute(rows, lambda *row: te.sum(x(*row, k.var), axis=k), name="total")
-        apart = te.compute(self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
-        squares = te.compute(
-            rows,
-            lambda *row: te.sum(apart(*row, j.var) * apart(*row, j.var), axis=j),
-            name="squares",
-        )
-        return te.compute(
-            self.shape,
-            lambda *at: apart[at] / tirx.sqrt(squares[at[:-1]] / extent + f32(self.epsilon)),
-            name="norm",
-            attrs=self.annotation,
-        )
+        return norm_meaning(self, operands[0], self.annotation)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         del machine
