@@ -69,6 +69,7 @@ class AttentionShape(Layer):
     mask: tuple[int, ...] | None = None
     scale: float = 1.0  # of the scores
     in_place: bool = False  # whether keys are (keys, depth)
+    zeroes_nan: bool = False  # whether shares that are no numbers become 0
 
     @property
     def scores(self) -> MatmulShape:
@@ -165,7 +166,12 @@ class AttentionConfig(Template, AttentionShape):
         total = te.compute(
             (*stack, rows), lambda *at: te.sum(power(*at, j.var), axis=j), name="total"
         )
-        share = te.compute(x.shape, lambda *at: power[at] / total[at[:-1]], name="share")
+
+        def share_of(*at: Expr) -> Expr:
+            value = power[at] / total[at[:-1]]
+            return tirx.Select(tirx.isnan(value), f32(0.0), value) if self.zeroes_nan else value
+
+        share = te.compute(x.shape, share_of, name="share")
 
         def element(*at: Expr) -> Expr:
             *s, row, column = at
@@ -398,6 +404,13 @@ class _Band:
                 ]
             )
 
+        def nothing(i: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(self.scores, f32(0.0), row, i * width + v))
+
+        # a score that is no number makes the sum none, and with it all shares of the row
+        hidden = tirx.isnan(load(self.inverse, row))
+        cleared = block([loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row)])
+        zeroed = [tirx.IfThenElse(hidden, cleared, None)] if self.cfg.zeroes_nan else []
         return within(
             [total],
             [
@@ -405,5 +418,6 @@ class _Band:
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
                 store(self.inverse, f32(1.0) / joined(total, width, add), row),
+                *zeroed,
             ],
         )

@@ -101,6 +101,22 @@ def test_hidden_keys_and_hidden_rows() -> None:
     np.testing.assert_allclose(got[:, rest], right, rtol=2e-5, atol=5e-6)
 
 
+@MACHINES
+@pytest.mark.parametrize("name", ["a mask of all", "few queries"])
+def test_shares_that_are_no_numbers_become_zero(name: str, machine: VectorMachine) -> None:
+    """All shares of a row with a score that is none, or of one whose keys are all hidden."""
+    shape = replace(SHAPES[name], zeroes_nan=True)
+    q, k, v, mask = operands(shape)
+    q[0, 0, 0] = np.nan
+    mask[..., -1, 1:] = -np.inf
+    mask[(0,) * (mask.ndim - 1)] = -np.inf
+    got = result(shape, machine, q, k, v, mask)
+    right = 2 * np.nan_to_num(expected(shape, q, k, v, mask))
+    assert not right[:, 0].any() or name != "a mask of all"
+    assert right[1, 1].any() and not got[0, 0].any()
+    np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("sizes", [(4, 3, 5), (4, 9, 3), (0, 9, 9)], ids=str)
 def test_no_template_for_rows_below_the_least_vector(sizes: tuple[int, int, int]) -> None:
     queries, keys, width = sizes
@@ -125,6 +141,22 @@ def names(mod: tvm.IRModule, lanes: int = 8) -> list[str]:
 def test_found_in_a_network() -> None:
     mod = module(attention, (2, 9, 12), (2, 17, 12), (2, 17, 16))
     assert names(mod) == ["attention"]
+
+
+def zeroed(q: relax.Expr, k: relax.Expr, v: relax.Expr, zero: float = 0.0) -> relax.Expr:
+    """As PyTorch exports it: shares that are no numbers become 0."""
+    emit = relax.BlockBuilder.current().emit
+    shares = emit(nn.softmax(emit(op.matmul(q, k))))
+    return op.matmul(op.where(op.isnan(shares), relax.const(np.float32(zero)), shares), v)
+
+
+def test_shares_that_are_zeroed_are_part_of_it() -> None:
+    assert names(module(zeroed, (2, 9, 12), (2, 12, 17), (2, 17, 16))) == ["attention"]
+
+
+def test_shares_that_become_another_number_stay() -> None:
+    sizes = (2, 9, 12), (2, 12, 17), (2, 17, 16)
+    assert "attention" not in names(module(lambda *x: zeroed(*x, zero=1.0), *sizes))
 
 
 def test_few_queries_read_keys_as_they_are() -> None:

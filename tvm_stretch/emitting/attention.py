@@ -1,6 +1,8 @@
 """Attention among the operators of a network: matmul, scale, mask, softmax, matmul.
 
 y = matmul(softmax(add(multiply(matmul(q, k), scale), mask)), v)   ->   Attention(q, k, v, mask, ..)
+
+Shares that are no numbers, as in rows that a mask hides completely, may become 0.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ class AttentionReader:
     def read(self, call: relax.Call) -> Attention | None:
         """The attention of a product of shares and values; None if it is another product."""
         shares, v = call.args
-        softmax = self.only(shares, "nn.softmax")
+        softmax = self.zeroed(shares)
+        has_zeros = softmax is not None
+        if softmax is None:
+            softmax = self.only(shares, "nn.softmax")
         if (
             softmax is None
             or int(softmax.attrs.axis) % len(shape_of(shares)) != len(shape_of(shares)) - 1
@@ -61,7 +66,19 @@ class AttentionReader:
         is_plain = all(str(o.ty.dtype) == "float32" for o in operands)
         if not is_plain or len({*operands}) < len(operands) or len(shape_of(v)) < 2:
             return None
-        return self.placed(operands, scale)
+        found = self.placed(operands, scale)
+        return replace(found, shape=replace(found.shape, zeroes_nan=has_zeros))
+
+    def zeroed(self, shares: relax.Expr) -> relax.Call | None:
+        """The softmax of ``where(isnan(softmax), 0, softmax)``, which PyTorch exports."""
+        chosen = self.only(shares, "where")
+        test = None if chosen is None else self.only(chosen.args[0], "isnan")
+        if chosen is None or test is None or test.args[0] != chosen.args[2]:
+            return None
+        zero, x = chosen.args[1:]
+        made = self.definitions.get(x)
+        is_zero = isinstance(zero, GenericConst) and not zero.value.numpy().any()
+        return made if is_zero and kind_of(made) == "nn.softmax" and self.uses[x] == 2 else None
 
     def only(self, x: relax.Expr, kind: str) -> relax.Call | None:
         """The call of this kind that computes ``x``, which has one reader."""
