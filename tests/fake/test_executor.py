@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -402,9 +403,10 @@ def test_ten_thousand_runs_leave_nothing_behind() -> None:
                 log(model, 1), log(model, 2)
 
     runs(1000)
+    gc.collect()
     before = handles()
     assert not keeps_growing(lambda: runs(10_000))
-    assert handles() == before
+    assert handles() <= before
     check(model, FORK)
 
 
