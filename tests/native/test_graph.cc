@@ -131,6 +131,26 @@ TEST(Graph, SlidesOfStates) {
   EXPECT_EQ(ErrorOf(Sliding("0", "1")).find("slide"), std::string::npos);
 }
 
+// The same graph with one length, whose runs slide by these bytes.
+std::string SlidingLength(const std::string& slides) {
+  const std::string length = R"("lengths":[{"name":"n=1","sizes":{"n":1},"inputs":[],)"
+                             R"("held":[{"name":"x","tensor":0}],"outputs":[],)"
+                             R"("kept":[{"name":"y","tensor":1}],"guards":[],"slides":)";
+  return Sliding("64").insert(1, length + slides + "}],");
+}
+
+TEST(Graph, SlidesOfLengths) {
+  const GraphSpec graph = GraphSpec::FromJSON(SlidingLength("[64]"));
+  EXPECT_EQ(graph.lengths.at(0).slides, std::vector<int64_t>{64});
+  for (const char* wrong : {"[]", "[0]", "[32]", "[128]", "[64,64]"}) {
+    EXPECT_NE(ErrorOf(SlidingLength(wrong)).find("a slide of whole vectors"), std::string::npos)
+        << wrong;
+  }
+  for (const char* wrong : {"[-64]", "[9223372036854775807]", "[\"64\"]", "64", "{}"}) {
+    EXPECT_NE(ErrorOf(SlidingLength(wrong)).find("slides"), std::string::npos) << wrong;
+  }
+}
+
 TEST(Graph, TruncatedTextIsRefused) {
   std::string json = SmallGraph();
   for (size_t size = 0; size < json.size(); ++size) {
