@@ -66,7 +66,7 @@ def test_places_are_written_bit_for_bit(positions: list[int]) -> None:
 
 @pytest.mark.parametrize("back", [(1, 0, 2, 3), (0, 1, 2, 3)])
 def test_other_transposes_stay(back: tuple[int, ...]) -> None:
-    """Those that are no inverse of the first one."""
+    """A second transpose that does not undo the first one stays, and the first one with it."""
     assert "permute_dims" in kinds(static_cache(back=back))
 
 
