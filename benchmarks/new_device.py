@@ -5,7 +5,8 @@
     python -m benchmarks.new_device --like wide --folder narrow --cpu haswell
 
 `--folder` holds networks of the new device, measured as for `benchmarks.cost_model`. Each row of
-the table is a model, judged on them; no model has seen a network:
+the table is a model, judged on them; no model has seen a network, also none of the folder `--like`,
+which `ts.tune.measure` may have written too:
 
     like alone       the other device's samples, nothing measured on the new device
     a minute, like   `ts.tune.measure(budget=60, like=...)`: samples by what they tell
@@ -50,10 +51,9 @@ def chosen(dataset: Dataset, batches: set[int]) -> Dataset:
 
 
 def models(
-    processor: Processor, few: Dataset, every: Dataset, like: Dataset
+    processor: Processor, few: Dataset, every: Dataset, similar: MeasuredModel
 ) -> Iterator[tuple[str, int, MeasuredModel]]:
     """The rows of the table: name, measured kernels, model."""
-    similar = learn(like, processor, intervals=False).without_trees()
     count = len({row.batch for row in few.rows})
     yield "like alone", 0, similar
     yield "a minute, like", _kernels(few), learn(few, processor, [similar], intervals=False)
@@ -91,18 +91,20 @@ def main() -> None:
     options = parser.parse_args()
     targets = [target_of(name, options.cpu) for name in options.target]
     processor = make_processors(targets, 1)[1][-1]
+    similar = learn(samples_of(options.like, processor), processor, intervals=False)
     with tempfile.TemporaryDirectory() as scratch:
+        like, new = Path(scratch, "like"), Path(scratch, "new")
+        like.mkdir()
+        similar.save(like / f"{processor.name}.json")
         start = time.monotonic()
-        ts.tune.measure(
-            targets, budget=options.budget, like=options.like, cache=scratch, cpu_threads=1
-        )
+        ts.tune.measure(targets, budget=options.budget, like=like, cache=new, cpu_threads=1)
         print(f"{time.monotonic() - start:.0f} s for measuring and learning\n", flush=True)
-        few = samples_of(Path(scratch), processor)
+        few = samples_of(new, processor)
     every = samples_of(options.folder, processor)
     networks = [n for n in read_networks(options.folder, processor.name) if n.quiet]
     usual = pace_of(every.rows, processor)
     print("| model | kernels | networks within 10 % | mean error | bias |\n|" + " --- |" * 5)
-    for name, kernels, model in models(processor, few, every, samples_of(options.like, processor)):
+    for name, kernels, model in models(processor, few, every, similar.without_trees()):
         off = [*errors(model, networks, usual).values()]
         within = sum(abs(error) <= 0.1 for error in off)
         print(
