@@ -122,8 +122,11 @@ def test_winners_go_before_the_model() -> None:
 
 
 def test_layers_of_a_network() -> None:
-    kinds = [type(layer) for layer in layers_of({"one": network(), "two": network()}, processor())]
-    assert kinds == [ConvConfig, WindowConfig, ConvConfig]
+    networks, tuned = {"one": network(), "two": network()}, Tuned({}, {}, {}, {})
+    found = layers_of(networks, processor(), tuned)
+    assert [type(layer) for layer in found] == [ConvConfig, WindowConfig, ConvConfig]
+    known = replace(tuned, winners={found[1]: found[1]})
+    assert layers_of(networks, processor(), known) == [found[0], found[2]]
 
 
 def tuned_by(bank: Callable[[Any, Any, Any], Any], path: Path, budget: float = 60.0) -> Tuned:
@@ -255,7 +258,7 @@ def test_answers_are_compared(tmp_path: Path) -> None:
 
     found = tuned(tmp_path / "right.json", ahead=1)
     assert len(found.winners) == 1 and not found.dropped
-    with patch("tvm_stretch.measuring.tune_gpu._convolved", lambda *_: np.ones((1, 6, 3, 3))):
+    with patch("tvm_stretch.measuring.tune_gpu.convolved", lambda *_: np.ones((1, 6, 3, 3))):
         found = tuned(tmp_path / "wrong.json")
     assert not found.winners
     assert all("numbers are wrong" in reason for reason in found.dropped.values())

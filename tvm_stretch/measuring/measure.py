@@ -1,6 +1,7 @@
 """``ts.tune.measure()`` times kernels on the device and learns a cost model of each processor.
 
-On a GPU it first tries the best configurations of the networks' layers, and keeps the fastest.
+On a GPU it first tries the best configurations of the networks' layers, and of pairs of layers
+that one kernel can compute, and keeps the fastest.
 
     models = ts.tune.measure(["llvm", "opencl"], budget=300, cache="costs")
         costs/cpu.jsonl, costs/opencl.jsonl       measurements, one line each
@@ -36,6 +37,7 @@ from tvm_stretch.measuring.dataset import require_networks
 from tvm_stretch.measuring.fleet import Fleet, measure_fleet
 from tvm_stretch.measuring.similar import Folders, folders_of, similar_models
 from tvm_stretch.measuring.tune_gpu import tune
+from tvm_stretch.measuring.tune_pairs import tune_pairs
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.progress import Progress, reporting, say
@@ -66,8 +68,8 @@ def measure(
         resume: go on with the measurements that the folder holds; False starts again.
         cache: folder where measurements and models go; by default the user's cache.
         networks: networks, by name, whose kernels are measured first, in place. On a GPU, the
-            configurations of their layers are tried before, in at most half of the budget;
-            ``compile`` uses the fastest ones.
+            configurations of their layers are tried before, and pairs of layers as one kernel and
+            as two, in at most half of the budget; ``compile`` uses the fastest ones.
         like: folders of measurements of similar devices. Then a budget of 60 seconds is enough:
             kernels are measured first that tell most about the difference, and the model of the
             closest device is corrected.
@@ -133,7 +135,8 @@ def measure(
                     if not resume:
                         tuned.unlink(missing_ok=True)
                     end = start + share / 2
-                    workshop = tune(workshop, bench, networks or {}, tuned, end, ahead=ahead)
+                    for tuning in (tune, tune_pairs):
+                        workshop = tuning(workshop, bench, networks or {}, tuned, end, ahead=ahead)
                     bench = Bench(workshop, device)
                     share = max(1.0, share - (time.monotonic() - start))
                 if processor.packet_ns:

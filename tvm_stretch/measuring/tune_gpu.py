@@ -79,7 +79,7 @@ def tune(
     """
     processor = workshop.processor
     tuned = Tuned.read(path, processor)
-    layers = [layer for layer in layers_of(networks, processor) if layer not in tuned.winners]
+    layers = layers_of(networks, processor, tuned)
     for start in range(0, len(layers), _TOGETHER):
         if time.monotonic() > end:
             say(f"{processor.name}: {len(layers) - start} layers are not tuned; measure again")
@@ -93,21 +93,17 @@ def tune(
     if layers:
         dropped = f", {len(tuned.dropped)} configurations dropped" if tuned.dropped else ""
         say(f"{processor.name}: {len(tuned.winners)} layers tuned{dropped}")
-    return Workshop([tuned.apply(processor), *_host_of(workshop)])
+    return workshop.on(tuned.apply(processor))
 
 
-def _host_of(workshop: Workshop) -> list[Processor]:
-    return [] if workshop.host is workshop.processor else [workshop.host]
-
-
-def layers_of(networks: Mapping[str, object], processor: Processor) -> list[Layer]:
-    """The convolutions and dense layers of networks, each once."""
-    asked = Asked()
+def layers_of(networks: Mapping[str, object], processor: Processor, tuned: Tuned) -> list[Layer]:
+    """The convolutions and dense layers of networks that are not measured yet, each once."""
+    asked = Asked(tuned.table)
     machine = with_winners(processor, asked).machine
     for network in networks.values():
         phase: Any = BlockChannels({processor.name: machine})  # mypy sees no pass
         phase(load_network(network))
-    return [layer for layer in asked.layers if getattr(layer, "kind", "depthwise") == "depthwise"]
+    return [layer for layer in asked.unknown if getattr(layer, "kind", "depthwise") == "depthwise"]
 
 
 def _tune(layers: Sequence[Layer], bank: _Bank, tuned: Tuned, candidates: int) -> bool:
@@ -177,9 +173,9 @@ class _Bank:
 
     def build(self, trials: Sequence[Trial]) -> Model:
         """A network of the trials' layers with their configurations."""
-        own = self.workshop
-        processor = with_winners(own.processor, {bare_layer(t.config): t.config for t in trials})
-        return Workshop([processor, *_host_of(own)]).network(_network(trials)).model
+        winners = {bare_layer(trial.config): trial.config for trial in trials}
+        processor = with_winners(self.workshop.processor, winners)
+        return self.workshop.on(processor).network(_network(trials)).model
 
     def _measure(self, trials: Sequence[Trial], built: Model | None) -> list[int | str]:
         assert built is not None
@@ -214,20 +210,26 @@ def _as_list(answers: Any) -> list[Any]:
 
 def _trial(layer: Layer) -> Trial:
     """A layer with operands of whole numbers, and the answer by NumPy."""
+    data, weight = operands_of(layer)
+    return Trial(layer, data, weight, convolved(layer, data, weight))
+
+
+def operands_of(layer: Layer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Data and weights of small whole numbers."""
     dice = np.random.default_rng(0)
     channels = layer.channels if isinstance(layer, WindowConfig) else layer.in_channels
     outputs = layer.channels if isinstance(layer, WindowConfig) else layer.out_channels
     shape = (outputs, channels // _groups(layer), *layer.kernel)
     data = dice.integers(-2, 3, (layer.batch, channels, *layer.in_size)).astype("float32")
     weight = dice.integers(-1, 2, shape).astype("float32")
-    return Trial(layer, data, weight, _convolved(layer, data, weight))
+    return data, weight
 
 
 def _groups(layer: Layer) -> int:
     return layer.channels if isinstance(layer, WindowConfig) else layer.groups
 
 
-def _convolved(
+def convolved(
     layer: Layer, data: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """The convolution, tap by tap; exact for whole numbers."""

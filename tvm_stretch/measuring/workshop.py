@@ -45,6 +45,10 @@ class Workshop:
         self.processor = processors[0]
         self.host = processors[-1]
 
+    def on(self, processor: Processor) -> Workshop:
+        """One that compiles for another form of its processor."""
+        return Workshop([processor, *([] if self.host is self.processor else [self.host])])
+
     @functools.cached_property
     def reference(self) -> Model:
         """The reference kernel as a model, compiled once for all devices."""

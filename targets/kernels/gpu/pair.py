@@ -14,22 +14,26 @@ says that this is faster; MobileNetV2 at batch 1 and 16: `benchmarks/log/gpu.md`
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from tvm import te, tirx
 
+from ..conv import ConvConfig
 from ..features import EpilogueWork
 from ..fused import FusedKernel
+from ..layers import taken
 from ..loops import within
 from ..machine import VectorMachine
 from ..template import Template
-from .conv import GroupConvConfig, group_conv_cycles
+from ..window import WindowConfig
+from .conv import GroupConvConfig, group_conv_candidates, group_conv_cycles
 from .group_features import GroupPairFeatures
 from .groups import QUAD
 from .machine import GpuMachine
@@ -57,6 +61,32 @@ _SMALLEST_GROUP, _LARGEST_GROUP = 64, 512
 _DRIVERS_BYTES = 64  # of local memory, which NVIDIA's driver needs itself
 
 
+class PairTile(NamedTuple):
+    """How a work-group computes a pair; see `GroupPairConfig`."""
+
+    group_pixels: int
+    pixels: int
+    columns: int
+    slices: int
+
+
+APART = PairTile(0, 0, 0, 0)
+"""Stands for two kernels, where they measured faster."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both layers, however they are computed: what `GpuMachine.winners` has a tile for."""
+
+    window: WindowConfig
+    conv: ConvConfig
+
+    @staticmethod
+    def of_kernels(window: WindowConfig, conv: ConvConfig) -> Pair:
+        """The pair that two kernels compute."""
+        return Pair(taken(WindowConfig, window), taken(ConvConfig, conv, oc_blocks=1, pixels=1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupPairConfig(Template):
     """Both convolutions, and how a work-group computes them."""
@@ -71,6 +101,11 @@ class GroupPairConfig(Template):
 
     template: ClassVar[str] = "group_pair"
     machines: ClassVar[tuple[str, ...]] = ("gpu", "core")
+
+    @property
+    def tile(self) -> PairTile:
+        """How a work-group computes it."""
+        return PairTile(self.group_pixels, self.pixels, self.columns, self.slices)
 
     @property
     def quads(self) -> int:
@@ -237,24 +272,41 @@ def _fits(config: GroupPairConfig, gpu: GpuMachine) -> bool:
     )
 
 
+def _config(
+    window: GroupWindowConfig, conv: GroupConvConfig, inner: int, tile: PairTile
+) -> GroupPairConfig:
+    return GroupPairConfig(window=window, conv=conv, inner=inner, **tile._asdict())
+
+
 def _configs(
     window: GroupWindowConfig, conv: GroupConvConfig, inner: int, gpu: GpuMachine
 ) -> Iterator[GroupPairConfig]:
     outputs = conv.out_blocks * (conv.lanes // QUAD)
-    for group_pixels, pixels, columns, slices in product(_GROUP_PIXELS, _PIXELS, _COLUMNS, _SLICES):
-        if group_pixels % pixels or outputs % columns:
+    for tile in itertools.starmap(PairTile, product(_GROUP_PIXELS, _PIXELS, _COLUMNS, _SLICES)):
+        if tile.group_pixels % tile.pixels or outputs % tile.columns:
             continue
-        found = GroupPairConfig(
-            window=window,
-            conv=conv,
-            inner=inner,
-            group_pixels=group_pixels,
-            pixels=pixels,
-            columns=columns,
-            slices=slices,
-        )
+        found = _config(window, conv, inner, tile)
         if _fits(found, gpu):
             yield found
+
+
+def pair_tiles(pair: Pair, gpu: GpuMachine) -> list[PairTile]:
+    """All tiles that a pair may have, the best by the model first."""
+    window = taken(GroupWindowConfig, pair.window, tile=(1, 1), group_items=1)
+    conv = group_conv_candidates(pair.conv, gpu, 1)[0]
+    if not (gpu.local_on_chip and is_pair(window, conv)):
+        return []
+    assert isinstance(conv, GroupConvConfig)
+    found = sorted(_configs(window, conv, 2, gpu), key=lambda c: pair_cycles(c, gpu).total)
+    return [config.tile for config in found]
+
+
+def pair_candidates(pair: Pair, gpu: GpuMachine, count: int) -> list[PairTile]:
+    """Up to ``count`` tiles of a pair to try, the best by the model, one of each kind."""
+    kinds: dict[tuple[int, ...], PairTile] = {}
+    for tile in pair_tiles(pair, gpu):
+        kinds.setdefault(tile[1:], tile)
+    return [*kinds.values()][:count]
 
 
 def is_pair(window: Template, conv: Template) -> bool:
@@ -274,10 +326,16 @@ def is_pair(window: Template, conv: Template) -> bool:
 def choose_pair(
     window: Template, conv: Template, inner: int, gpu: GpuMachine
 ) -> GroupPairConfig | None:
-    """The configuration of a pair of kernels; None where two kernels are faster by their models."""
+    """The configuration of a pair of kernels, as it was measured or by the models of both.
+
+    None where two kernels are faster.
+    """
     if not (gpu.local_on_chip and is_pair(window, conv)):
         return None
     assert isinstance(window, GroupWindowConfig) and isinstance(conv, GroupConvConfig)
+    measured = gpu.winners.find(Pair.of_kernels(window, conv))
+    if measured is not None:
+        return None if measured == APART else _config(window, conv, inner, measured)
     found = min(
         _configs(window, conv, inner, gpu),
         key=lambda config: pair_cycles(config, gpu).total,

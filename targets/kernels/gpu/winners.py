@@ -1,6 +1,6 @@
 """Configurations that measured best on one device: they go before the models of their templates.
 
-Winners({ConvConfig(..): GroupConvConfig(..), WindowConfig(..): GroupWindowConfig(..)})
+Winners({ConvConfig(..): GroupConvConfig(..), Pair(..): PairTile(..), Pair(..): APART, ..})
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ class Winners:
 
 
 class Asked(Winners):
-    """A table of nothing that notes what it is asked for."""
+    """A table that notes what it is asked for in vain."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers: dict[Any, None] = {}
+    def __init__(self, found: Mapping[Any, Any]) -> None:
+        super().__init__(found)
+        self.unknown: dict[Any, None] = {}
 
     def find(self, layer: Hashable) -> Any:
-        """None; the layer is one of `layers` from now on."""
-        self.layers[layer] = None
+        """As of `Winners`; without a configuration the layer is one of `unknown` from now on."""
+        known = super().find(layer)
+        if known is None:
+            self.unknown[layer] = None
+        return known
 
     def __eq__(self, other: object) -> bool:
         return self is other  # caches must ask each table
