@@ -52,35 +52,11 @@ class NormShape(Layer):
     epsilon: float
 
 
-def norm_meaning(layer: NormShape, x: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
-    """The normalisation in plain loops."""
-    extent = layer.shape[-1]
-    k, j = (te.reduce_axis((0, extent), name) for name in "kj")
-    rows = layer.shape[:-1]
-    total = te.compute(rows, lambda *row: te.sum(x(*row, k.var), axis=k), name="total")
-    apart = te.compute(layer.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
-    squares = te.compute(
-        rows,
-        lambda *row: te.sum(apart(*row, j.var) * apart(*row, j.var), axis=j),
-        name="squares",
-    )
-    return te.compute(
-        layer.shape,
-        lambda *at: apart[at] / tirx.sqrt(squares[at[:-1]] / extent + f32(layer.epsilon)),
-        name="norm",
-        attrs=annotation,
-    )
-
-
 @dataclass(frozen=True)
-class NormConfig(Template, NormShape):
-    """A normalisation in vectors of ``lanes``."""
+class NormTemplate(Template, NormShape):
+    """A normalisation, however it is computed."""
 
-    template: ClassVar[str] = "norm"
     layers: ClassVar[tuple[type[Layer], ...]] = (NormShape,)
-    machines: ClassVar[tuple[str, ...]] = ("core",)
-
-    lanes: int
 
     @property
     def operands(self) -> int:
@@ -94,6 +70,34 @@ class NormConfig(Template, NormShape):
     def out_shape(self) -> tuple[int, ...]:
         return self.shape
 
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The normalisation in plain loops."""
+        (x,), extent, rows = operands, self.shape[-1], self.shape[:-1]
+        k, j = (te.reduce_axis((0, extent), name) for name in "kj")
+        total = te.compute(rows, lambda *row: te.sum(x(*row, k.var), axis=k), name="total")
+        apart = te.compute(self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
+        squares = te.compute(
+            rows,
+            lambda *row: te.sum(apart(*row, j.var) * apart(*row, j.var), axis=j),
+            name="squares",
+        )
+        return te.compute(
+            self.shape,
+            lambda *at: apart[at] / tirx.sqrt(squares[at[:-1]] / extent + f32(self.epsilon)),
+            name="norm",
+            attrs=self.annotation,
+        )
+
+
+@dataclass(frozen=True)
+class NormConfig(NormTemplate):
+    """A normalisation in vectors of ``lanes``."""
+
+    template: ClassVar[str] = "norm"
+    machines: ClassVar[tuple[str, ...]] = ("core",)
+
+    lanes: int
+
     @classmethod
     def configure(cls, layer: NormShape, machine: VectorMachine, block: int) -> Iterable[Template]:
         """The configuration, if a row fills a vector."""
@@ -102,9 +106,6 @@ class NormConfig(Template, NormShape):
 
     def cycles(self, machine: VectorMachine) -> float:
         return prod(self.shape) * 4.0 / self.lanes
-
-    def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        return norm_meaning(self, operands[0], self.annotation)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         kind = PARALLEL if machine.threads > 1 else SERIAL

@@ -13,39 +13,25 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from tvm import te, tirx
+from tvm import tirx
 from tvm.ir import Expr
 
 from ..fused import FusedKernel
-from ..layers import Layer
 from ..loops import f32, load, scratch, store, unravelled, within
 from ..machine import VectorMachine
-from ..norm import NormShape, norm_meaning
+from ..norm import NormShape, NormTemplate
 from ..template import Template
 from .groups import join_items, launch, shares
 
 
 @dataclass(frozen=True)
-class GroupNormConfig(Template, NormShape):
+class GroupNormConfig(NormTemplate):
     """A normalisation, and the work-items that share a row."""
 
     template: ClassVar[str] = "group_norm"
-    layers: ClassVar[tuple[type[Layer], ...]] = (NormShape,)
     machines: ClassVar[tuple[str, ...]] = ("gpu",)
 
     items: int
-
-    @property
-    def operands(self) -> int:
-        return 1
-
-    @property
-    def sampled(self) -> object:
-        return None
-
-    @property
-    def out_shape(self) -> tuple[int, ...]:
-        return self.shape
 
     @classmethod
     def configure(cls, layer: NormShape, machine: VectorMachine, block: int) -> Iterable[Template]:
@@ -57,9 +43,6 @@ class GroupNormConfig(Template, NormShape):
 
     def cycles(self, machine: VectorMachine) -> float:
         return prod(self.shape) * 8.0 / machine.lanes
-
-    def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        return norm_meaning(self, operands[0], self.annotation)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         del machine
