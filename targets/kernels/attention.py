@@ -85,16 +85,16 @@ class AttentionShape(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Template, AttentionShape):
-    """An attention, its band of rows and its register tiles: (rows, vectors) of both products."""
+    """An attention, its band of rows and the register tiles of both products."""
 
     template: ClassVar[str] = "attention"
     layers: ClassVar[tuple[type[Layer], ...]] = (AttentionShape,)
     machines: ClassVar[tuple[str, ...]] = ("core",)
 
-    lanes: int
+    lanes: int  # of the softmax
     band: int
-    of_scores: tuple[int, int]
-    of_values: tuple[int, int]
+    of_scores: tuple[int, int, int]  # rows, vectors, and the lanes of a vector
+    of_values: tuple[int, int, int]
 
     @property
     def operands(self) -> int:
@@ -119,14 +119,14 @@ class AttentionConfig(Template, AttentionShape):
         if scores is None or values is None:
             return []
         tiles = {"of_scores": scores, "of_values": values}
-        sizes = {name: (tile.rows, tile.vectors) for name, tile in tiles.items()}
+        sizes = {name: (tile.rows, tile.vectors, tile.lanes) for name, tile in tiles.items()}
         return [taken(cls, layer, lanes=machine.lanes, band=band, **sizes)]
 
     def cycles(self, machine: VectorMachine) -> float:
         """Cycles of one core: those of both products, and the exponentials."""
         products = (
-            MatmulConfig(a=a, b=b, lanes=self.lanes, rows=rows, vectors=vectors)
-            for a, b, (rows, vectors) in (
+            MatmulConfig(a=a, b=b, lanes=lanes, rows=rows, vectors=vectors)
+            for a, b, (rows, vectors, lanes) in (
                 (self.scores.a, self.scores.b, self.of_scores),
                 ((*self.scores.batch, self.q[-2], self.v[-2]), self.v, self.of_values),
             )
@@ -306,16 +306,15 @@ class _Band:
 
     def product(
         self,
-        tile: tuple[int, int],  # rows and vectors of a register tile
+        tile: tuple[int, int, int],  # rows, vectors and lanes of a register tile
         size: tuple[int, ...],  # depth and columns
         left: Callable[[Expr, Expr], Expr],  # from row and depth
         right: Callable[[Expr, Expr], Expr],  # from depth and column
         finish: _Finish,
     ) -> tirx.Stmt:
         """A product in register tiles; a last vector may overlap the one before."""
-        depth, columns = size
-        width = min(self.cfg.lanes, 1 << columns.bit_length() - 1)  # few columns: fewer lanes
-        count, (most, vectors) = -(-columns // width), tile
+        (depth, columns), (most, vectors, width) = size, tile
+        count = -(-columns // width)
 
         def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
             def column(o: Expr, v: Expr) -> Expr:

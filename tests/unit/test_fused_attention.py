@@ -14,7 +14,7 @@ from tvm import relax, te, topi
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.targets.kernels.attention import AttentionShape
+from tvm_stretch.targets.kernels.attention import AttentionConfig, AttentionShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
@@ -76,6 +76,13 @@ def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
     arrays = operands(shape)
     got = result(shape, machine, *arrays)
     np.testing.assert_allclose(got, 2 * expected(shape, *arrays), rtol=2e-5, atol=5e-6)
+
+
+def test_each_product_has_lanes_of_its_own() -> None:
+    """Heads of 4 have narrower vectors than their 21 keys."""
+    config = choose(SHAPES["narrow heads"], AVX2)
+    assert isinstance(config, AttentionConfig)
+    assert (config.lanes, config.of_scores[2], config.of_values[2]) == (8, 8, 4)
 
 
 def test_scores_are_read_once_before_their_product() -> None:
