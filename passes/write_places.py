@@ -5,9 +5,11 @@
     c = R.permute_dims(b, (1, 2, 0, 3))
 
         ->   c = R.scatter_nd(cache as (2, 1024, 64), [[[0, place], ..], [[1, place], ..]], rows')
+             b = R.permute_dims(c, (2, 0, 1, 3))     where something else reads it
 
 Exporters write a cache of fixed size at a position in this way. Both transposes move the whole
-cache; only the rows are transposed now, and reshapes are views.
+cache; only the rows are transposed now, and reshapes are views. The cache is written once, whatever
+else reads `a` or `b`.
 """
 
 from __future__ import annotations
@@ -29,38 +31,55 @@ class WritePlaces:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
+        return rewrite_functions(
+            mod, lambda mod, function: _Writer(mod, _moved_back(function)).visit_expr(function)
+        )
+
+
+def _moved_back(function: relax.Function) -> dict[relax.Var, list[list[int]]]:
+    """For each variable, the axes of the transposes that read it."""
+    found: dict[relax.Var, list[list[int]]] = {}
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if kind_of(binding.value) == "permute_dims":
+                found.setdefault(binding.value.args[0], []).append(_axes(binding.value))
+    return found
 
 
 @relax.expr_functor.mutator
 class _Writer(SourceRewriter):
+    def __init__(self, mod: tvm.IRModule, back: dict[relax.Var, list[list[int]]]) -> None:
+        super().__init__(mod)
+        self.back = back
+        self.written: relax.Var | None = None  # what the visited binding binds
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.written = binding.var
+        super().visit_var_binding_(binding)
+
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
-        if kind_of(call) != "permute_dims":
+        if kind_of(call) != "scatter_nd" or str(call.attrs.reduction) != "update":
             return None
-        scatter = self.definition(call.args[0])
-        if kind_of(scatter) != "scatter_nd" or str(scatter.attrs.reduction) != "update":
-            return None
-        moved, back = self.definition(scatter.args[0]), _axes(call)
-        count, *depth = shape_of(scatter.args[1])
+        moved = self.definition(call.args[0])
+        count, *depth = shape_of(call.args[1])
         if kind_of(moved) != "permute_dims" or depth != [1]:
             return None
         there = _axes(moved)
-        if [there[axis] for axis in back] != [*range(len(there))]:
+        back = [there.index(axis) for axis in range(len(there))]
+        if back not in self.back.get(self.written, []):
             return None
         cache, axis = moved.args[0], there[0]
         shape = shape_of(cache)
         outer, inner = prod(shape[:axis]), prod(shape[axis + 1 :])
-        return relax.op.reshape(
-            self.emit(
-                relax.op.scatter_nd(
-                    self.emit(relax.op.reshape(cache, (outer, shape[axis], inner))),
-                    self.pairs(outer, count, scatter.args[1]),
-                    self.rows(scatter.args[2], back, (outer, count, inner)),
-                    "update",
-                )
-            ),
-            shape,
+        written = self.emit(
+            relax.op.scatter_nd(
+                self.emit(relax.op.reshape(cache, (outer, shape[axis], inner))),
+                self.pairs(outer, count, call.args[1]),
+                self.rows(call.args[2], back, (outer, count, inner)),
+                "update",
+            )
         )
+        return relax.op.permute_dims(self.emit(relax.op.reshape(written, shape)), there)
 
     def pairs(self, outer: int, count: int, places: relax.Expr) -> relax.Expr:
         """For each piece of the cache before the axis, its number beside each place."""

@@ -17,8 +17,13 @@ SHAPE, AXIS = (1, 2, 9, 16), 2
 BACK = (1, 2, 0, 3)
 
 
-def static_cache(count: int = 1, back: tuple[int, ...] = BACK) -> onnx.ModelProto:
-    """What exporters make of ``cache[:, :, position] = rows``, and a sum of all places."""
+def static_cache(
+    count: int = 1, back: tuple[int, ...] = BACK, also: str | None = None
+) -> onnx.ModelProto:
+    """What exporters make of ``cache[:, :, position] = rows``, and a sum of all places.
+
+    The cache that is turned, before or after it is written, may have one more reader.
+    """
     nodes = [
         helper.make_node("Unsqueeze", ["position", "last"], ["places"]),
         helper.make_node("Transpose", ["past"], ["front"], perm=[2, 0, 1, 3]),
@@ -26,6 +31,8 @@ def static_cache(count: int = 1, back: tuple[int, ...] = BACK) -> onnx.ModelProt
         helper.make_node("Transpose", ["written"], ["present"], perm=back),
         helper.make_node("ReduceSum", ["present", "axes"], ["sums"], keepdims=0),
     ]
+    if also:
+        nodes.append(helper.make_node("ReduceSum", [also, "front_axis"], ["more"], keepdims=0))
     turned = [(SHAPE[2], SHAPE[0], SHAPE[1], SHAPE[3])[axis] for axis in back]
     inputs = [
         helper.make_tensor_value_info("past", TensorProto.FLOAT, SHAPE),
@@ -36,9 +43,12 @@ def static_cache(count: int = 1, back: tuple[int, ...] = BACK) -> onnx.ModelProt
         helper.make_tensor_value_info("sums", TensorProto.FLOAT, None),
         helper.make_tensor_value_info("present", TensorProto.FLOAT, turned),
     ]
+    if also:
+        outputs.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, None))
     constants = [
         onnx.numpy_helper.from_array(np.array([1]), "last"),
         onnx.numpy_helper.from_array(np.array([AXIS]), "axes"),
+        onnx.numpy_helper.from_array(np.array([0]), "front_axis"),
     ]
     graph = helper.make_graph(nodes, "cache", inputs, outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
@@ -62,6 +72,22 @@ def test_places_are_written_bit_for_bit(positions: list[int]) -> None:
     wanted[:, :, positions] = rows.transpose(1, 2, 0, 3)
     _, present = answers(load_network(network), past, np.array(positions), rows)
     np.testing.assert_array_equal(present.view("int32"), wanted.view("int32"))
+
+
+@pytest.mark.parametrize("also", ["front", "written"])
+def test_what_else_reads_the_turned_cache(also: str) -> None:
+    """The cache is written once, and turned once for the other reader."""
+    network = static_cache(also=also)
+    found = kinds(network)
+    assert (found.count("scatter_nd"), found.count("permute_dims")) == (1, 1)
+    rng = np.random.default_rng(0)
+    past = rng.standard_normal(SHAPE).astype("float32")
+    rows = rng.standard_normal((1, 1, 2, 16)).astype("float32")
+    wanted = past.copy()
+    wanted[:, :, [4]] = rows.transpose(1, 2, 0, 3)
+    _, present, more = answers(load_network(network), past, np.array([4]), rows)
+    np.testing.assert_array_equal(present, wanted)
+    np.testing.assert_allclose(more, (past if also == "front" else wanted).sum(AXIS), rtol=1e-5)
 
 
 @pytest.mark.parametrize("back", [(1, 0, 2, 3), (0, 1, 2, 3)])
