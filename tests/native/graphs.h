@@ -28,6 +28,28 @@ inline std::string SmallGraph() {
 "package_version":"0","target":{},"cpu_features":[]})";
 }
 
+// A state of 4 x 16 numbers of which a run writes two rows, "rows" at "places", and which is the
+// output too.
+inline std::string WritingGraph() {
+  return R"({"format":"tvm_stretch.graph","version":5,
+"inputs":[{"name":"places","tensor":0},{"name":"rows","tensor":1}],"outputs":[],
+"held":[{"name":"past","tensor":2}],
+"kept":[{"name":"present","tensor":3},{"name":"starts","tensor":4}],
+"states":[{"output":0,"starts":1,"row":64}],
+"tensors":[
+ {"shape":[2,1],"dtype":"int64","kind":"input","buffer":0,"offset":0,"bytes":16},
+ {"shape":[2,16],"dtype":"float32","kind":"input","buffer":1,"offset":0,"bytes":128},
+ {"shape":[4,16],"dtype":"float32","kind":"input","buffer":2,"offset":0,"bytes":256},
+ {"shape":[4,16],"dtype":"float32","kind":"output","buffer":0,"offset":0,"bytes":256},
+ {"shape":[2],"dtype":"int64","kind":"output","buffer":1,"offset":0,"bytes":16}],
+"prepare":[],
+"nodes":[{"kernel":"tvm_stretch.write","name":"w","inputs":[0,1],"outputs":[3,4]}],
+"processors":[{"name":"cpu","kind":"cpu"}],
+"regions":[{"name":"r0","processor":0,"nodes":[0],"after":[],"receives":[0,1],"sends":[3,4]}],
+"arena_bytes":0,"weights_bytes":128,"prepared_bytes":0,"threads":1,
+"package_version":"0","target":{},"cpu_features":[]})";
+}
+
 // The graph with the first `from` replaced by `to`.
 inline std::string Changed(const std::string& from, const std::string& to) {
   std::string text = SmallGraph();

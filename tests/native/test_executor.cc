@@ -55,6 +55,42 @@ TEST(Executor, InvokeWithoutOutputsReturnsNewOnes) {
   EXPECT_EQ(first.ndim(), 2);
 }
 
+ffi::Tensor Places(int64_t first, int64_t second) {
+  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(testing::HostAllocator(), {2, 1},
+                                                DLDataType{kDLInt, 64, 1}, DLDevice{kDLCPU, 0});
+  static_cast<int64_t*>(tensor.data_ptr())[0] = first;
+  static_cast<int64_t*>(tensor.data_ptr())[1] = second;
+  return tensor;
+}
+
+// The first number of each row of the state.
+std::vector<float> RowsOf(const ffi::Module& module) {
+  const auto state = Call(module, "state", ffi::String("past")).cast<ffi::Tensor>();
+  const auto* numbers = static_cast<const float*>(state.data_ptr());
+  return {numbers[0], numbers[16], numbers[32], numbers[48]};
+}
+
+TEST(Executor, WritesRowsOfAState) {
+  ffi::Module module = Create(testing::WritingGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  using Rows = std::vector<float>;
+  Call(module, "invoke", Places(0, 2), Filled({2, 16}, 1.0f));
+  EXPECT_EQ(RowsOf(module), (Rows{1, 0, 1, 0}));
+  Call(module, "invoke", Places(3, 3), Filled({2, 16}, 2.0f));
+  EXPECT_EQ(RowsOf(module), (Rows{1, 0, 1, 2}));
+  Call(module, "invoke", Places(INT64_MIN, INT64_MAX), Filled({2, 16}, 3.0f));  // clamped
+  EXPECT_EQ(RowsOf(module), (Rows{3, 0, 1, 3}));
+  Call(module, "set_input", ffi::String("places"), Places(1, 2));
+  Call(module, "set_input", ffi::String("rows"), Filled({2, 16}, 9.0f));
+  Call(module, "run", false);  // only to measure it
+  EXPECT_EQ(RowsOf(module), (Rows{3, 0, 1, 3}));
+  Call(module, "set_input", ffi::String("past"), Filled({4, 16}, 4.0f));
+  Call(module, "invoke", Places(1, 1), Filled({2, 16}, 5.0f));
+  EXPECT_EQ(RowsOf(module), (Rows{4, 5, 4, 4}));
+  Call(module, "reset");
+  Call(module, "invoke", Places(2, 2), Filled({2, 16}, 6.0f));
+  EXPECT_EQ(RowsOf(module), (Rows{0, 0, 6, 0}));
+}
+
 // The small graph for 1 to 16 rows, whose padding repeats the last one.
 std::string PaddedGraph(const std::string& span) {
   std::string text = SmallGraph();

@@ -151,6 +151,36 @@ TEST(Graph, SlidesOfLengths) {
   }
 }
 
+// The message about the graph of written rows with the first `from` replaced.
+std::string ErrorOfWriting(const std::string& from, const std::string& to) {
+  std::string text = testing::WritingGraph();
+  text.replace(text.find(from), from.size(), to);
+  return ErrorOf(text);
+}
+
+TEST(Graph, WrittenRows) {
+  const StateSpec state = GraphSpec::FromJSON(testing::WritingGraph()).states.at(0);
+  EXPECT_EQ(state.starts, 1);
+  EXPECT_EQ(state.row, 64);
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[0],"outputs":[3,4])"},
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[0,1],"outputs":[3])"},
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[1,1],"outputs":[3,4])"},  // no integers
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[0,2],"outputs":[3,4])"},  // other rows
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[4,1],"outputs":[3,4])"},  // too deep
+      {R"("inputs":[0,1],"outputs":[3,4])", R"("inputs":[0,1],"outputs":[3,3])"},
+      {R"("shape":[2,1],"dtype":"int64")", R"("shape":[2,1],"dtype":"uint64")"},
+      {R"("shape":[2,1],"dtype":"int64")", R"("shape":[1,2],"dtype":"int64")"},
+  };
+  for (const auto& [from, to] : wrong) {
+    EXPECT_NE(ErrorOfWriting(from, to).find("places and rows"), std::string::npos) << to;
+  }
+  EXPECT_NE(ErrorOfWriting(R"("starts":1)", R"("starts":0)").find("starts of rows"),
+            std::string::npos);
+  EXPECT_NE(ErrorOfWriting(R"("starts":1)", R"("starts":2)").find("starts"), std::string::npos);
+  EXPECT_NE(ErrorOfWriting(R"("row":64)", R"("row":0)").find("row"), std::string::npos);
+}
+
 TEST(Graph, TruncatedTextIsRefused) {
   std::string json = SmallGraph();
   for (size_t size = 0; size < json.size(); ++size) {

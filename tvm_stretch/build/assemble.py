@@ -17,7 +17,14 @@ from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.codec import target_data
 from tvm_stretch.ir.views import ALIGNMENT
-from tvm_stretch.lowering.executor_graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
+from tvm_stretch.lowering.executor_graph import (
+    COPY_KERNEL,
+    CPU,
+    WRITE_KERNEL,
+    Graph,
+    Node,
+    ProcessorSpec,
+)
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
 from tvm_stretch.lowering.weights import WeightsBlob
@@ -144,7 +151,7 @@ def _name_kernels(
     known: dict[tuple[Any, ...], str] = {}
 
     def renamed(node: Node, processor: int) -> Node:
-        if node.kernel == COPY_KERNEL:
+        if node.kernel in (COPY_KERNEL, WRITE_KERNEL):
             return node
         strides = tuple(graph.tensors[i].strides for i in (*node.inputs, *node.outputs))
         key = (node.kernel, processor, strides if any(strides) else ())

@@ -13,6 +13,9 @@ STATES = "states"
 """The attribute of ``main``: text of the number of the caller's results, and for each of the last
 parameters a `Kept`."""
 
+WRITES_PLACES = "tvm_stretch.writes_places"
+"""The attribute of a kernel that copies a tensor and then writes rows at places of it."""
+
 
 @dataclass(frozen=True)
 class Greedy:

@@ -36,6 +36,9 @@ from tvm_stretch.ir.provenance import Provenance, to_data
 FORMAT = Format("tvm_stretch.graph", 5, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
 """Name of the one kernel that every processor provides: it copies input 0 to output 0."""
+WRITE_KERNEL = "tvm_stretch.write"
+"""Name of a kernel of the CPU that writes rows (input 1) at places (input 0) of a tensor (output 0)
+and tells with which bytes the rows begin (output 1)."""
 
 TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
 
@@ -117,6 +120,10 @@ class State:
     # distance in bytes from the input to the output, which is the next input as it lies: of several
     # lengths, the greatest one. 0 if they have memory of their own
     slide: int = 0
+    # position in `outputs` and `kept` of the first bytes of the rows that a run writes, if the rest
+    # of the output is a copy of the input that the executor makes; otherwise -1
+    starts: int = -1
+    row: int = 0  # bytes of such a row
 
 
 @dataclass(frozen=True)

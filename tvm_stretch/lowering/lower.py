@@ -25,7 +25,7 @@ from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.guards import read_guards
-from tvm_stretch.ir.states import read_states
+from tvm_stretch.ir.states import Kept, read_states
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.dependences import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.executor_graph import (
@@ -49,6 +49,7 @@ from tvm_stretch.lowering.placed_tensors import (
 from tvm_stretch.lowering.sliding_states import slide_states
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import WeightsBlob
+from tvm_stretch.lowering.written_states import Written, write_states
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def lower(
     held, states = read_states(mod["main"])
     seen = [(own.inputs, outputs, own.regions) for own, outputs in zip(walks, visited, strict=True)]
     slides = slide_states(seen, states, held or 0)
+    written = write_states(seen, states, held or 0, walk.kernels)
     drafts = [
         _draft(own, outputs, alignment, shared=not (streams or apart))
         for own, outputs in zip(walks, visited, strict=True)
@@ -113,10 +115,7 @@ def lower(
     graph = Graph(
         inputs=first.inputs,
         held=first.held,
-        states=tuple(
-            State(state.result, state.axis, state.grown, max(own))
-            for state, own in zip(states, slides, strict=True)
-        ),
+        states=_states(states, slides, written),
         outputs=first.outputs,
         kept=first.kept,
         guards=first.guards,
@@ -140,6 +139,23 @@ def lower(
         ),
     )
     return Lowered(graph, weights.tensor(), weights.own_bytes, walk.kernels)
+
+
+def _states(
+    states: Sequence[Kept], slides: Sequence[tuple[int, ...]], written: Sequence[Written | None]
+) -> tuple[State, ...]:
+    """The states, and how each comes to its next value."""
+    return tuple(
+        State(
+            state.result,
+            state.axis,
+            state.grown,
+            max(own),
+            starts=rows.starts if rows else -1,
+            row=rows.row if rows else 0,
+        )
+        for state, own, rows in zip(states, slides, written, strict=True)
+    )
 
 
 def length_name(sizes: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "workspace.h"
+#include "written_rows.h"
 
 namespace tvm_stretch {
 namespace {
@@ -18,6 +19,7 @@ ffi::Function MakeCopyKernel() {
 KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor)
     : library_(std::move(library)) {
   functions_.emplace(kCopyKernel, MakeCopyKernel());
+  functions_.emplace(kWriteKernel, MakeWriteKernel());
   if (processor == kCpu) {
     for (const NodeSpec& node : graph.prepare) Find(node);
   }

@@ -89,6 +89,38 @@ void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
   }
 }
 
+int64_t Elements(const std::vector<int64_t>& shape, size_t first, size_t last) {
+  int64_t count = 1;
+  for (size_t i = first; i < last; ++i) count *= shape[i];  // of a tensor that was read
+  return count;
+}
+
+// Places are indices of the first axes; each holds a row of what is written.
+void CheckWrite(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
+                const std::string& where) {
+  constexpr const char* kWanted = "places and rows, a tensor that has them, and starts";
+  if (node.inputs.size() != 2 || node.outputs.size() != 2) RefuseGraph(kWanted, where);
+  const TensorSpec &places = tensors[node.inputs[0]], &rows = tensors[node.inputs[1]];
+  const TensorSpec &all = tensors[node.outputs[0]], &starts = tensors[node.outputs[1]];
+  const size_t rank = places.shape.size();
+  const int64_t depth = rank == 0 ? 0 : places.shape.back();
+  bool fits = depth >= 1 && depth <= static_cast<int64_t>(all.shape.size()) &&
+              rows.dtype == all.dtype && places.dtype.code == kDLInt && places.dtype.lanes == 1 &&
+              (places.dtype.bits == 32 || places.dtype.bits == 64) && starts.dtype.bits == 64 &&
+              starts.dtype.code == kDLInt && starts.dtype.lanes == 1;
+  for (const TensorSpec* tensor : {&places, &rows, &all, &starts}) {
+    fits = fits && tensor->bytes > 0 && tensor->strides == DenseStrides(tensor->shape, where);
+  }
+  if (!fits) RefuseGraph(kWanted, where);
+  const auto before = static_cast<size_t>(depth);
+  const int64_t count = Elements(places.shape, 0, rank - 1);
+  const int64_t row = Elements(all.shape, before, all.shape.size());
+  if (starts.shape != std::vector<int64_t>{count} ||
+      Elements(rows.shape, 0, rows.shape.size()) != count * row) {
+    RefuseGraph(kWanted, where);
+  }
+}
+
 NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) {
   const int64_t last = static_cast<int64_t>(tensors.size()) - 1;
   NodeSpec node{reader["kernel"].Str(),
@@ -103,6 +135,7 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
     }
     return node;
   }
+  if (node.kernel == kWriteKernel) CheckWrite(node, tensors, reader.where());
   for (const std::vector<int64_t>* ids : {&node.inputs, &node.outputs}) {
     for (int64_t id : *ids) {
       if (tensors[id].offset % static_cast<int64_t>(kAlignment) != 0) {

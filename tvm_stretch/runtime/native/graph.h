@@ -24,6 +24,8 @@ inline constexpr size_t kAlignment = 64;
 // The largest page size of phones; memory that devices map starts at multiples of it.
 inline constexpr size_t kPageBytes = 16384;
 inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
+// Writes rows (input 1) at places (input 0) of a tensor, and where they begin; see written_rows.h.
+inline constexpr const char* kWriteKernel = "tvm_stretch.write";
 inline constexpr const char* kCpuKind = "cpu";
 inline constexpr size_t kCpu = 0;  // its position among the processors
 
@@ -93,6 +95,10 @@ struct StateSpec {
   // Bytes from the input to the output, which is the next input: of several lengths, the most of
   // them. 0: apart.
   int64_t slide;
+  // The output that has the first bytes of the rows that a run writes, and the bytes of a row, if
+  // the rest of the next input is a copy of this one; otherwise -1.
+  int64_t starts;
+  int64_t row;
 };
 
 // The ports of the networks whose inputs have one of the lengths for which a graph was compiled.

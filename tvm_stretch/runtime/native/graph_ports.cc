@@ -116,6 +116,20 @@ std::vector<int64_t> ReadSlides(const Reader& length, const GraphSpec& graph) {
   return slides;
 }
 
+// The output with the first bytes of the rows that a run writes to a state, and a row's bytes.
+std::pair<int64_t, int64_t> ReadWrittenRows(const Reader& state, const GraphSpec& graph) {
+  const int64_t last = static_cast<int64_t>(graph.outputs.size()) - 1;
+  const int64_t starts = state.Has("starts") ? state["starts"].Int(-1, last) : -1;
+  if (starts < 0) return {-1, 0};
+  const TensorSpec& tensor = graph.tensors[graph.outputs[starts].tensor];
+  const bool is_list = tensor.shape.size() == 1 && tensor.dtype.code == kDLInt &&
+                       tensor.dtype.bits == 64 && tensor.dtype.lanes == 1;
+  if (!is_list || starts < static_cast<int64_t>(graph.results)) {
+    RefuseGraph("an output of its own for the starts of rows", state.where());
+  }
+  return {starts, state["row"].Int(1, kMaxBytes)};
+}
+
 }  // namespace
 
 void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
@@ -149,7 +163,8 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     if (slide % kAlignment != 0 || (slide > 0 && output < graph->results)) {
       RefuseGraph("a slide of whole vectors to an output of its own", item.where());
     }
-    graph->states.push_back(StateSpec{input, output, slide});
+    const auto [starts, row] = ReadWrittenRows(item, *graph);
+    graph->states.push_back(StateSpec{input, output, slide, starts, row});
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
     RefuseGraph("a state for each held input", list.where());

@@ -102,6 +102,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
       memory_(PlaceMemory()),
       inputs_(memory_.inputs),
       outputs_(memory_.outputs),
+      written_(spec_),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
       chooser_(ExpectedTimes(spec_), PacesOf(spec_)),
@@ -224,6 +225,7 @@ void Instance::ResetStates() {
   for (const StateSpec& state : spec_.states) {
     std::memset(inputs_[state.input], 0, spec_.input(state.input).bytes);
   }
+  written_.Forget();
 }
 
 void Instance::CreateDevices() {

@@ -20,6 +20,7 @@
 #include "program.h"
 #include "spare.h"
 #include "stream.h"
+#include "written_rows.h"
 
 namespace tvm_stretch {
 
@@ -53,6 +54,9 @@ class Instance {
 
   // All states are zero again.
   void ResetStates();
+
+  // The caller has written to the memory of a state.
+  void StateIsSet() { written_.Forget(); }
 
   // Throws InputError if the last run had values that its guards forbid.
   void CheckValues() const { guards_[last_length()].Check(); }
@@ -132,6 +136,7 @@ class Instance {
   const MemoryMap memory_;
   std::vector<char*> inputs_;   // `memory_.inputs`, but those of states change places with
   std::vector<char*> outputs_;  // their outputs
+  WrittenRows written_;
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
   std::vector<BoundPlan> plans_;

@@ -22,6 +22,7 @@ void Instance::Run(bool traced) {
   Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
   ran_spare_ = IsLost();
   if (ran_spare_) {
+    written_.CatchUp(inputs_, outputs_);
     Begin(traced);
     failure = Attempt([this, traced] { RunSpare(traced); });
   }
@@ -31,6 +32,7 @@ void Instance::Run(bool traced) {
   }
   ForgetNumber(number);
   if (failure) throw *failure;
+  written_.Remember(outputs_, last_length());
 }
 
 StreamResult Instance::RunFrame(const std::vector<const char*>& frame,
@@ -62,6 +64,7 @@ Failure Instance::RunPlans(bool traced) {
   std::vector<bool> without = lost_on_;  // processors that failed
   for (;;) {
     const bool is_sample = !traced && chooser_.WantsSample();
+    written_.CatchUp(inputs_, outputs_);
     Begin(traced || is_sample);
     RunTasks(plan());
     Failure failure;

@@ -32,6 +32,7 @@ size_t Staging::LengthWith(size_t i, const DLTensor& tensor, size_t current) con
 
 void Staging::Set(Instance* instance, size_t i, const DLTensor& tensor) {
   CopyToContiguous(tensor, instance->input(i));
+  if (i >= spec_.arguments) instance->StateIsSet();
   if (i < spec_.arguments) set_[i] = spec_.lengths[instance->length()].inputs[i];
 }
 
