@@ -5,7 +5,7 @@
 
 The executor exchanges both memories after a run, so `present` is the cache of a run before. It
 lacks the rows that were written since, and `starts` tells which. Before the next run the executor
-copies these, or the whole cache where it does not know what is missing: at first, after a run that
+copies these, or the whole cache where it does not know the missing rows: at first, after a run that
 failed, and after a state was set. A run never writes to `held`.
 
 Only the CPU may read and write both, in all plans: other processors know a tensor by its address.

@@ -95,7 +95,7 @@ int64_t Elements(const std::vector<int64_t>& shape, size_t first, size_t last) {
   return count;
 }
 
-// Places are indices of the first axes; each holds a row of what is written.
+// Places are indices of the first axes; each holds a row of the input.
 void CheckWrite(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
                 const std::string& where) {
   constexpr const char* kWanted = "places and rows, a tensor that has them, and starts";
