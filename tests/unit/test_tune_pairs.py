@@ -153,9 +153,13 @@ def tuned_by(
     return Tuned.read(path, processor())
 
 
-@pytest.mark.parametrize("apart_ns", [90, 120])
+@pytest.mark.parametrize("apart_ns", [90, 101, 120])
 def test_the_fastest_right_form_wins(tmp_path: Path, apart_ns: int) -> None:
-    """Of all tiles the second one is fastest, and the third would be, if its answer were right."""
+    """Of all tiles the second one is fastest, and the third would be, if its answer were right.
+
+    By chance, the first one seems to be faster once.
+    """
+    timed: list[int] = []
     first, second, third, *_ = pair_candidates(JOINED, H100, 6)
 
     def failure(_trial: Any, model: Any, _bench: Any) -> str:
@@ -163,10 +167,13 @@ def test_the_fastest_right_form_wins(tmp_path: Path, apart_ns: int) -> None:
 
     def times(models: Any, _bench: Any) -> dict[PairTile, int]:
         assert third not in models
-        return {tile: {APART: apart_ns, second: 100}.get(tile, 150) for tile in models}
+        timed.append(len(models))
+        usual = {APART: apart_ns, second: 100, first: 80 if len(timed) == 1 else 130}
+        return {tile: usual.get(tile, 150) for tile in models}
 
     found = tuned_by(tmp_path / "opencl.tuned.json", failure, times)
-    best = APART if apart_ns < 100 else second
+    best = second if apart_ns > 110 else APART
+    assert timed == [6, 3]
     assert found.pairs == {JOINED: best} and len(found.dropped) == 1
     assert kernels(found.apply(processor()), network(384, 14, 64)) == 1 + (best == APART)
     assert first != best
