@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, converter
+from tvm_stretch.frontend.onnx_ops.elementwise import constant
 from tvm_stretch.frontend.onnx_ops.layers import spatial_padding, window_attributes
 
 _POOLS = {
@@ -82,15 +84,15 @@ def _roi_align(node: Node) -> relax.Expr:
         raise node.refuse("mode avg", "mode max, which ONNX and TVM define differently")
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     half_pixel = node.attr("coordinate_transformation_mode", default) == "half_pixel"
-    rois = node[1]
-    if half_pixel:
-        rois = relax.op.subtract(rois, node.scalar(0.5, node.dtype(1)))
+    scale, rois = node.attr("spatial_scale", 1.0), node[1]
+    if half_pixel:  # a half of a pixel of the feature map
+        rois = relax.op.subtract(rois, node.scalar(0.5 / scale, node.dtype(1)))
     batch = relax.op.astype(relax.op.expand_dims(node[2], axis=1), node.dtype(1))
     return relax.op.vision.roi_align(
         node[0],
         node.emit(relax.op.concat([batch, rois], axis=1)),
         pooled_size=(node.attr("output_height", 1), node.attr("output_width", 1)),
-        spatial_scale=node.attr("spatial_scale", 1.0),
+        spatial_scale=scale,
         sample_ratio=node.attr("sampling_ratio", 0),
         aligned=half_pixel,
     )
@@ -112,3 +114,17 @@ def _grid_sample(node: Node) -> relax.Expr:
         padding_mode=node.attr("padding_mode", "zeros"),
         align_corners=bool(node.attr("align_corners", 0)),
     )
+
+
+@converter("AffineGrid")
+def _affine_grid(node: Node) -> relax.Expr:
+    """ONNX's own function squeezes a batch of one away."""
+    sizes = node.ints(1, "size")[2:]
+    steps = [np.linspace(-1, 1, size) for size in sizes]
+    if not node.attr("align_corners", 0):
+        steps = [(2 * np.arange(size) + 1) / size - 1 for size in sizes]
+    axes = np.meshgrid(*steps, indexing="ij")[::-1]  # the last axis is x
+    places = np.stack([*axes, np.ones(sizes)], axis=-1).reshape(-1, len(sizes) + 1)
+    turned = node.emit(relax.op.permute_dims(node[0], [0, 2, 1]))
+    grid = node.emit(relax.op.matmul(constant(places, node.dtype()), turned))
+    return relax.op.reshape(grid, [node.shape()[0], *sizes, len(sizes)])
