@@ -147,7 +147,7 @@ def _exported(
     def build(quick: bool) -> Sample:
         import torch
 
-        _import_torchvision()
+        import_torchvision()
         torch.manual_seed(0)
         size = small if quick else published
         net = make(size)
@@ -163,7 +163,7 @@ def _exported(
     return Network(tuple(dict.fromkeys(("torch", "onnxscript", "torchvision", package))), build)
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """The published torchvision is built for CUDA: beside a torch without, its operators fail.
 
     No network here needs them, but its modules ask for the names of two.
