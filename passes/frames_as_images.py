@@ -5,7 +5,8 @@
              y1 = conv2d(x1, w1: (O, 3 * C, 3, 3))
 
 Kernel templates know images only. A convolution reads the frames below its kernel as channels, so
-all its sums are those of one 2-D layer. Operators between two layers are computed on frames, too;
+all its sums are those of one 2-D layer. A transposed convolution of stride 2 along time computes
+two frames of the result for each place, as channels of transposed 2-D layers. Operators between two layers are computed on frames, too;
 the transposes that are left are those of inputs and results.
 """
 
@@ -24,6 +25,7 @@ from tvm_stretch.ir.call_rewriter import SourceRewriter
 from tvm_stretch.ir.expressions import constant, is_float, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import POINTWISE, kind_of
 
+_LAYERS = ("nn.conv3d", "nn.conv3d_transpose")
 _VIDEO = [0, 2, 1, 3, 4]
 """Exchanges channels and time."""
 
@@ -33,7 +35,7 @@ class FramesAsImages:
     """See the module docstring. A network without 3-D convolutions stays as it is."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if not any(kind_of(binding.value) == "nn.conv3d" for _, binding in calls_of(mod["main"])):
+        if not any(kind_of(binding.value) in _LAYERS for _, binding in calls_of(mod["main"])):
             return mod
         return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
 
@@ -161,6 +163,45 @@ def convolution(s: _Writer, call: relax.Call) -> relax.Expr | None:
     return s.video(made, shape_of(call)[0])
 
 
+def transposed(s: _Writer, call: relax.Call) -> relax.Expr | None:
+    """Frame ``stride * q + phase`` is made of the frames ``q - m``, by taps ``stride * m + phase``.
+
+    The taps of a phase read their frames as channels, and the phases are channels of the result.
+    """
+    attrs, weight = call.attrs, s.constant(call.args[1])
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    if weight is None or layouts != ("NCDHW", "IODHW", "NCDHW") or attrs.groups != 1:
+        return None
+    batch, outputs, results, *_ = shape_of(call)
+    taps, stride, front = weight.shape[2], int(attrs.strides[0]), int(attrs.padding[0])
+    first, places = front // stride, -(-taps // stride)
+    count = (front + results - 1) // stride + 1 - first
+    single = places == 1 and count != shape_of(call.args[0])[2]
+    if single or not stride <= taps or front >= taps or any(int(d) != 1 for d in attrs.dilation):
+        return None
+    read = s.read(call.args[0], _Time(places, 1, 1, places - 1 - first, count), 0.0)[::-1]
+    _, planes = _apart(call, taps, attrs.dilation)
+    planes["output_padding"] = [int(p) for p in attrs.output_padding[1:]]
+
+    def layer(filters: list[np.ndarray]) -> relax.Expr:
+        frames = read[: len(filters)]
+        data = frames[0] if len(frames) == 1 else s.emit(relax.op.concat(frames, axis=1))
+        flat = constant(np.concatenate(filters))
+        return s.emit(relax.op.nn.conv2d_transpose(data, flat, **planes))
+
+    phases = [[weight[:, :, t] for t in range(p, taps, stride)] for p in range(stride)]
+    if taps % stride == 0:
+        made = layer([np.concatenate(each, axis=1) for each in zip(*phases, strict=True)])
+    else:
+        made = s.emit(relax.op.concat([layer(phase) for phase in phases], axis=1))
+    image = shape_of(made)[2:]
+    skip, whole = front - first * stride, (batch, count * stride, outputs, *image)
+    if (skip, results) != (0, count * stride):
+        made = s.emit(relax.op.reshape(made, whole))
+        made = s.emit(relax.op.strided_slice(made, [1], [skip], [skip + results]))
+    return s.video(relax.op.reshape(made, (batch * results, outputs, *image)), batch)
+
+
 def _apart(call: relax.Call, kernel: int, dilation: Sequence[int]) -> tuple[_Time, dict[str, Any]]:
     """How a layer slides along time, and along the axes of images."""
     attrs = call.attrs
@@ -251,6 +292,7 @@ def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
 
 _RULES: dict[str, Rule] = {
     "nn.conv3d": convolution,
+    "nn.conv3d_transpose": transposed,
     **dict.fromkeys(("nn.max_pool3d", "nn.avg_pool3d"), pool),
     **dict.fromkeys(POINTWISE, pointwise),
     "concat": concat,

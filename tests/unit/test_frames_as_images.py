@@ -131,3 +131,33 @@ def test_a_network_of_videos(batch: int) -> None:
     model = ts.compile(network, "llvm", cpu_threads=1)
     assert "conv3d" not in str(model.profile())
     assert_same(run_onnxruntime(network, inputs), [model(**inputs)])
+
+
+TRANSPOSED = {  # weights, strides, padding, frames that output_padding adds
+    "a_tap_for_each_frame": ((8, 6, 2, 2, 2), 2, 0, 0),
+    "phases_of_other_lengths": ((8, 6, 3, 3, 3), 2, 1, 1),
+    "phases_of_two_taps": ((8, 6, 4, 4, 4), 2, 1, 0),
+    "one_frame_after_the_other": ((8, 6, 3, 3, 3), 1, 0, 0),
+    "much_padding": ((8, 6, 7, 3, 3), (3, 2, 2), (4, 0, 1, 5, 1, 0), 0),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed(name: str, batch: int) -> None:
+    shape, strides, padding, more = TRANSPOSED[name]
+    mod = module(
+        lambda x: nn.conv3d_transpose(
+            x, random_const(*shape), strides=strides, padding=padding, output_padding=more
+        ),
+        (batch, 8, 3, 4, 5),
+    )
+    after = simplified(mod)
+    assert_same_numerics(mod, after)
+    assert "nn.conv3d_transpose" not in kinds(after)
+
+
+def test_transposed_frames_without_a_tap_stay() -> None:
+    weight = random_const(4, 2, 2, 3, 3)
+    mod = module(lambda x: nn.conv3d_transpose(x, weight, strides=[3, 2, 2]), (1, 4, 3, 4, 5))
+    assert_unchanged(FramesAsImages(), mod)

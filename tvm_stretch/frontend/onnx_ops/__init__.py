@@ -3,6 +3,7 @@
 from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     activation,
     blocks,
+    einsum,
     elementwise,
     gather,
     layers,

@@ -195,9 +195,3 @@ def _right(node: Node) -> relax.Expr:
     if node.attr("transB", 0):
         b = np.ascontiguousarray(b.T) if isinstance(b, np.ndarray) else relax.op.permute_dims(b)
     return as_expr(b)
-
-
-@converter("Einsum")
-def _einsum(node: Node) -> relax.Expr:
-    operands = tuple(node[i] for i in range(len(node.inputs)))
-    return relax.op.einsum(operands, node.attr("equation").replace(" ", ""))
