@@ -6,8 +6,8 @@
 
 Kernel templates know images only. A convolution reads the frames below its kernel as channels, so
 all its sums are those of one 2-D layer. A transposed convolution of stride 2 along time computes
-two frames of the result for each place, as channels of transposed 2-D layers. Operators between two layers are computed on frames, too;
-the transposes that are left are those of inputs and results.
+two frames of the result for each place, as channels of transposed 2-D layers. Operators between two
+layers are computed on frames, too; the transposes that are left are those of inputs and results.
 """
 
 from __future__ import annotations
