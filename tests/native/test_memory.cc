@@ -7,6 +7,7 @@
 
 #include "graph.h"
 #include "memory.h"
+#include "ports.h"
 
 namespace tvm_stretch {
 namespace {
@@ -118,6 +119,32 @@ TEST(Fingerprint, EveryByteAndTheLengthCount) {
     byte = 0;
   }
   EXPECT_EQ(seen.size(), 201u);
+}
+
+TEST(NewTensor, LargeOnesTakeTheBlocksOfFreedOnes) {
+  constexpr DLDataType kFloat{kDLFloat, 32, 1};
+  const auto first_of = [](const ffi::Tensor& tensor) {
+    return static_cast<float*>(tensor.GetDLTensorPtr()->data);
+  };
+  ffi::Tensor tensor = NewTensor({1000, 1000}, kFloat);
+  float* const block = first_of(tensor);
+  block[999] = 42.0f;
+  tensor = NewTensor({1000, 1001}, kFloat);  // another size, while the first one is in use
+  EXPECT_NE(first_of(tensor), block);
+  const ffi::Tensor same = NewTensor({1000000}, kFloat);
+  EXPECT_EQ(first_of(same), block);
+  EXPECT_EQ(block[999], 42.0f);  // new pages would be zero
+  EXPECT_NE(first_of(NewTensor({1000000}, kFloat)), block);
+}
+
+TEST(NewTensor, NotAllFreedBlocksAreKept) {
+  constexpr DLDataType kByte{kDLUInt, 8, 1};
+  std::vector<ffi::Tensor> tensors;
+  for (int64_t i = 0; i < 20; ++i) tensors.push_back(NewTensor({(1 << 20) + i * 64}, kByte));
+  tensors.clear();
+  NewTensor({int64_t{65} << 20}, kByte);  // too large to keep
+  const ffi::Tensor last = NewTensor({(1 << 20) + 19 * 64}, kByte);
+  EXPECT_NE(last.GetDLTensorPtr()->data, nullptr);
 }
 
 }  // namespace
