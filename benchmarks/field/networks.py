@@ -2,8 +2,8 @@
 
 timm/swin_tiny_patch4_window7_224, transformers/bert, diffusers/UNet2DModel
 
-Networks of timm come at their own size, networks of transformers have two narrow layers, and networks
-of diffusers two narrow blocks: more layers would need the same operators.
+Networks of timm come at their own size, networks of transformers have two narrow layers, and
+networks of diffusers two narrow blocks: more layers would need the same operators.
 """
 
 from __future__ import annotations

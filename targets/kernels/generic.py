@@ -31,6 +31,7 @@ from .loop_axes import Axis, fits_vectors, interleaved_block, jumps, merge_loops
 from .loops import STACK_BYTES
 from .machine import VectorMachine
 from .nan import with_known_reducers
+from .reduced import reduced_rows
 from .rows import rows_of_chain
 from .squares import in_squares
 
@@ -50,8 +51,10 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
     _inline(sch)
     if machine.kind == "dsp" and (flat := _flat(func, sch, machine)) is not None:
         return flat
-    if machine.kind == "core" and (squares := _in_squares(func, sch, machine)) is not None:
-        return squares
+    if machine.kind == "core":
+        for rule in (_in_squares, _in_rows):
+            if (whole := rule(func, sch, machine)) is not None:
+                return whole
     if (chain := _by_rows(sch, machine)) is not None:
         return chain.mod["main"]
     for name in _block_names(sch):
@@ -103,6 +106,25 @@ def _in_squares(
         return None
     threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
     return in_squares(func, statement, axes, machine.plain.lanes, threads)
+
+
+def _in_rows(
+    func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine
+) -> tirx.PrimFunc | None:
+    """One reduction of contiguous rows for which `_reduce_in_parts` finds no vectors."""
+    names, trial = _block_names(sch), sch.copy()
+    if len(names) != 1 or _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+        return None
+    try:
+        axes = merge_loops(trial, names[0])
+    except (ScheduleError, ValueError):
+        return None
+    last, lanes = axes[-1], machine.lanes
+    width = _part(last, lanes)
+    if fits_vectors(last, width) and _fills(width, lanes) and width < last.extent:
+        return None
+    threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
+    return reduced_rows(func, statement, axes, machine.plain.lanes, threads)
 
 
 def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | None:
@@ -331,6 +353,11 @@ def _fills(width: int, lanes: int) -> bool:
     return width >= 0.6 * -(-width // lanes) * lanes
 
 
+def _part(last: Axis, lanes: int) -> int:
+    """The number of partial results that divides a reduced axis."""
+    return _divisor(last.extent, max(1, min(4, last.extent // (8 * lanes))) * lanes, lanes)
+
+
 def _reduce_in_parts(
     sch: s_tir.Schedule, name: str, axes: Sequence[Axis], points: int, machine: VectorMachine
 ) -> None:
@@ -339,8 +366,7 @@ def _reduce_in_parts(
     last = axes[-1]
     if last.spatial or last.pinned or any(s not in (0, 1) for s in last.strides):
         raise ScheduleError("the reduced axis is not innermost")
-    most = max(1, min(4, last.extent // (8 * machine.lanes))) * machine.lanes
-    width = _divisor(last.extent, most, machine.lanes)
+    width = _part(last, machine.lanes)
     if not _fills(width, machine.lanes) or width == last.extent:
         raise ScheduleError("no vector width divides the axis")
     spatial = [a for a in axes if a.spatial]
