@@ -2,10 +2,12 @@
 
     x = [3, 9, 5, 9], k = 2   ->   [1, 3]
 
-    for place in row:                          # `kept`: the best k values so far, sorted
-      if place < k or x[place] precedes kept[k - 1]:
-        where = number of kept values that precede x[place]    # bisection; ties keep their order
-        shift the values from `where` on by one, and insert x[place]
+    for 64 places of a row:
+      if these are of the first k, or any x[place] may precede kept[k - 1]:    # in vectors
+        for place in them:                     # `kept`: the best k values so far, sorted
+          if place < k or x[place] precedes kept[k - 1]:
+            where = number of kept values that precede x[place]  # bisection; ties keep their order
+            shift the values from `where` on by one, in vectors, and insert x[place]
 
 Few values of a long row are inserted, so the time is about that of reading the row. NaN is larger
 than every number, as in ONNX Runtime, NumPy and PyTorch.
@@ -19,6 +21,14 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_stretch.ir.steps import steps_call
+
+_LANES = 16
+_LOOK = 64
+"""Places that are looked at together."""
+_FEW = 3
+"""Kept values that are shifted one by one: a vector would wait for the last one that was stored."""
+_LEAST = 256
+"""Places of a row that are worth it: in a shorter one, most looks find one of the best."""
 
 
 def top_k_call(bb: relax.BlockBuilder, x: relax.Expr, k: int, *, largest: bool) -> relax.Call:
@@ -36,39 +46,81 @@ def _kernel(rows: int, extent: int, k: int, dtype: str, *, largest: bool) -> tir
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         x = T.arg("x", tirx.decl_buffer(_long(rows, extent), dtype, "x"))
         places = T.arg("places", tirx.decl_buffer(_long(rows, k), "int64", "places"))
-        kept = T.sblock_alloc_buffer(_long(k), dtype)
-        ends = T.sblock_alloc_buffer(_long(2), "int64")  # bounds of the bisection
-        with T.grid(*_long(rows, extent)) as (row, place), T.sblock("insert"):
+        kept = _Kept(k, dtype, largest)
+        looks = extent // _LOOK if extent >= _LEAST else 0
+        with T.serial(*_long(0, rows)) as row, T.sblock("first"):
             row = T.axis.spatial(*_long(rows), row)
-            place = T.axis.opaque(*_long(extent), place)
-            value = x[row, place]
-            enters = _before(value, kept[k - 1], largest=largest)
-            with T.If(tirx.any(place < k, enters)), T.Then():
-                _bisect(value, kept, ends, tirx.min(place, *_long(k)), largest=largest)
-                last, where = tirx.min(place, *_long(k - 1)), ends[0]
-                with T.serial(*_long(0), last - where) as moved:
-                    to = last - moved
-                    T.buffer_store(kept, kept[to - 1], [to])
-                    T.buffer_store(places, places[row, to - 1], [row, to])
-                T.buffer_store(kept, value, [where])
-                T.buffer_store(places, place, [row, where])
+            with T.serial(*_long(0, looks)) as look:
+                first = look * _LOOK
+                kept.look_at(x, row, first)
+                may_enter = tirx.any(first < k, kept.found[0] != 0)
+                with T.If(may_enter), T.Then(), T.serial(*_long(0, _LOOK)) as place:
+                    kept.offer(x[row, first + place], first + place)
+            with T.serial(*_long(looks * _LOOK, extent)) as place:
+                kept.offer(x[row, place], place)
+            with T.serial(*_long(0, k)) as place:
+                T.buffer_store(places, kept.places[place].astype("int64"), [row, place])
     return builder.get()
 
 
-def _bisect(
-    value: Expr, kept: tirx.Buffer, ends: tirx.Buffer, count: Expr, *, largest: bool
-) -> None:
-    """Set ``ends[0]`` to the number of kept values that precede a value."""
-    T.buffer_store(ends, tirx.const(0, "int64"), [0])
-    T.buffer_store(ends, count, [1])
-    halvings = _long(0, int(kept.shape[0]).bit_length())
-    with T.serial(*halvings), T.If(ends[0] < ends[1]), T.Then():
-        middle = (ends[0] + ends[1]) // 2
-        with T.If(_before(value, kept[middle], largest=largest)):
-            with T.Then():
-                T.buffer_store(ends, middle, [1])
-            with T.Else():
-                T.buffer_store(ends, middle + 1, [0])
+class _Kept:
+    """The best values of a row so far, and statements that change them."""
+
+    def __init__(self, k: int, dtype: str, largest: bool) -> None:
+        room = _long(k + 2 * _LANES)  # whole vectors are shifted
+        self.k, self.largest = k, largest
+        self.moved = _LANES if k > _FEW else 1
+        self.values = T.sblock_alloc_buffer(room, dtype)
+        self.places = T.sblock_alloc_buffer(room, "int32")
+        self.ends = T.sblock_alloc_buffer(_long(3), "int64")  # of the bisection
+        self.found = T.sblock_alloc_buffer(_long(_LANES), "int32")
+
+    def look_at(self, x: tirx.Buffer, row: Expr, first: Expr) -> None:
+        """Set ``found[0]`` to 0 if none of the next values precedes the last kept one."""
+        last = self.values[self.k - 1]
+        one, none = tirx.const(1, "int32"), tirx.const(0, "int32")
+        with T.vectorized(*_long(0, _LANES)) as lane:
+            T.buffer_store(self.found, none, [lane])
+        with T.unroll(*_long(0, _LOOK // _LANES)) as part, T.vectorized(*_long(0, _LANES)) as lane:
+            value = x[row, first + part * _LANES + lane]
+            after = value <= last if self.largest else value >= last  # false with NaN
+            seen = self.found[lane] | tirx.Select(after, none, one)
+            T.buffer_store(self.found, seen, [lane])
+        for half in (_LANES >> i for i in range(1, _LANES.bit_length())):
+            with T.vectorized(*_long(0, half)) as lane:
+                both = self.found[lane] | self.found[lane + half]
+                T.buffer_store(self.found, both, [lane])
+
+    def offer(self, value: Expr, place: Expr) -> None:
+        """Insert a value if it is among the best."""
+        enters = _before(value, self.values[self.k - 1], largest=self.largest)
+        with T.If(tirx.any(place < self.k, enters)), T.Then():
+            self._bisect(value, tirx.min(place, *_long(self.k)))
+            where = self.ends[0]
+            moved = tirx.min(place, *_long(self.k - 1)) - where
+            parts = (moved + (self.moved - 1)) // self.moved
+            with T.serial(tirx.const(0, "int64"), parts) as part:
+                first = where + (parts - 1 - part) * self.moved
+                for kept in (self.values, self.places):
+                    with T.vectorized(*_long(0, self.moved)) as lane:
+                        T.buffer_store(kept, kept[first + lane], [first + lane + 1])
+            T.buffer_store(self.values, value, [where])
+            T.buffer_store(self.places, place.astype("int32"), [where])
+
+    def _bisect(self, value: Expr, count: Expr) -> None:
+        """Set ``ends[0]`` to the number of kept values that precede a value, without branches."""
+        ends, one, none = self.ends, *_long(1, 0)
+        T.buffer_store(ends, none, [0])
+        T.buffer_store(ends, count, [1])  # places that are left
+        with T.serial(*_long(0, self.k.bit_length())):
+            half = ends[1] // 2
+            before = _before(value, self.values[ends[0] + half], largest=self.largest)
+            # not tirx.Not: TVM makes a >= b of not a < b, which NaN tells apart
+            after = tirx.Select(tirx.any(before, ends[1] == 0), none, one)
+            T.buffer_store(ends, after, [2])
+            T.buffer_store(ends, ends[0] + ends[2] * (half + one), [0])
+            rest = tirx.Select(ends[2] > 0, ends[1] - half - one, half)
+            T.buffer_store(ends, rest, [1])
 
 
 def _before(a: Expr, b: Expr, *, largest: bool) -> Expr:

@@ -91,6 +91,25 @@ def test_top_k_of_many(order: str) -> None:
     np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("k", [1, 3, 20])
+def test_top_k_of_long_rows_with_equals_and_nan(k: int, largest: int) -> None:
+    x = np.random.default_rng(k).integers(0, 50, (3, 700)).astype("float32")
+    x[1, [5, 300, 690]] = NAN
+    x[2, :650] = NAN
+    model = one("TopK", x, np.array([k]), outputs=2, largest=largest)
+    _, places = answers(model, x)
+    order = np.where(np.isnan(x), INF, x) * (-1 if largest else 1)
+    np.testing.assert_array_equal(places, np.argsort(order, kind="stable")[:, :k])
+
+
+@pytest.mark.parametrize("exponent", [2, 3])
+def test_powers_of_integers_are_exact(exponent: int) -> None:
+    x = np.array([[-3, 7, 2**31 + 1, 2_000_003]])
+    (got,) = answers(one("Pow", x, np.array([exponent])), x)
+    np.testing.assert_array_equal(got, x**exponent)
+
+
 def test_all_of_a_row_are_sorted_and_none_too() -> None:
     mod = module(lambda x: relax.op.argsort(x, 1), (2, 50))
     x = np.random.default_rng(0).standard_normal((2, 50)).astype("float32")

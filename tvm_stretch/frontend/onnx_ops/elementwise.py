@@ -80,6 +80,11 @@ def _pow(node: Node) -> relax.Expr:
         return relax.op.power(node[0], node[1])
     if "float" in base:
         return relax.op.power(node[0], relax.op.astype(node[1], base))
+    given = node.inputs[1]
+    if isinstance(given, np.ndarray) and given.size == 1 and given.item() in (2, 3):
+        square = node.emit(relax.op.multiply(node[0], node[0]))
+        power = square if given.item() == 2 else node.emit(relax.op.multiply(square, node[0]))
+        return relax.op.broadcast_to(power, np.broadcast_shapes(node.shape(), given.shape))
     wide = [node.emit(relax.op.astype(node[i], "float64")) for i in (0, 1)]
     return relax.op.astype(relax.op.power(*wide), base)
 
