@@ -111,17 +111,13 @@ def _in_squares(
 def _in_rows(
     func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine
 ) -> tirx.PrimFunc | None:
-    """One reduction of contiguous rows for which `_reduce_in_parts` finds no vectors."""
+    """One reduction of contiguous rows."""
     names, trial = _block_names(sch), sch.copy()
     if len(names) != 1 or _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
     try:
         axes = merge_loops(trial, names[0])
     except (ScheduleError, ValueError):
-        return None
-    last, lanes = axes[-1], machine.lanes
-    width = _part(last, lanes)
-    if fits_vectors(last, width) and _fills(width, lanes) and width < last.extent:
         return None
     threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
     return reduced_rows(func, statement, axes, machine.plain.lanes, threads)
@@ -353,11 +349,6 @@ def _fills(width: int, lanes: int) -> bool:
     return width >= 0.6 * -(-width // lanes) * lanes
 
 
-def _part(last: Axis, lanes: int) -> int:
-    """The number of partial results that divides a reduced axis."""
-    return _divisor(last.extent, max(1, min(4, last.extent // (8 * lanes))) * lanes, lanes)
-
-
 def _reduce_in_parts(
     sch: s_tir.Schedule, name: str, axes: Sequence[Axis], points: int, machine: VectorMachine
 ) -> None:
@@ -366,7 +357,8 @@ def _reduce_in_parts(
     last = axes[-1]
     if last.spatial or last.pinned or any(s not in (0, 1) for s in last.strides):
         raise ScheduleError("the reduced axis is not innermost")
-    width = _part(last, machine.lanes)
+    most = max(1, min(4, last.extent // (8 * machine.lanes))) * machine.lanes
+    width = _divisor(last.extent, most, machine.lanes)
     if not _fills(width, machine.lanes) or width == last.extent:
         raise ScheduleError("no vector width divides the axis")
     spatial = [a for a in axes if a.spatial]

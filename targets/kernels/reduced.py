@@ -1,4 +1,4 @@
-"""Write a reduction of contiguous rows whose length no vector divides, or of several axes.
+"""Write a reduction of contiguous rows, of any length and of several axes.
 
     for row, k: out[row] = max(out[row], x[row, k])           # 81 elements
 
@@ -8,9 +8,9 @@
              best[0:8] = max(best[0:8], best[8:16]), .. best[0:4], best[0:2], best[0]
              out[row] = best[0]
 
-TVM's rfactor needs a vector that divides the axis, and TVM cannot vectorize the index
-(64 * i + lane) % 3136 // 56 of merged axes. Here the last index alone moves: it may exceed its
-extent, because memory is contiguous.
+TVM's rfactor needs a vector that divides the axis, it joins partial results one by one, and TVM
+cannot vectorize the index (64 * i + lane) % 3136 // 56 of merged axes. Here the last index alone
+moves: it may exceed its extent, because memory is contiguous.
 """
 
 from __future__ import annotations
