@@ -15,7 +15,7 @@ Floating-point sums may be reassociated; nothing else changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import tvm
@@ -281,6 +281,9 @@ def _tile(
     others = [a for a in axes if a.spatial and a is not vector]
     reduced = [a.loop for a in axes if not a.spatial]
     width = _divisor(vector.extent, 2 * machine.lanes, machine.lanes)
+    steps = [step for step in vector.inner if step < vector.extent]
+    if not all(step % width == 0 or width % step == 0 for step in steps):  # not a box of the axes
+        width = _divisor(gcd(vector.extent, *steps), 2 * machine.lanes, machine.lanes)
     if not _fills(width, machine.lanes):
         # no width divides the axis; as the innermost loop the compiler vectorizes it with a tail
         sch.reorder(*(a.loop for a in others), *reduced, vector.loop)

@@ -13,6 +13,7 @@ import operator
 from dataclasses import dataclass
 
 from tvm import relax, tirx
+from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -42,20 +43,28 @@ def _kernel(shape: list[int], dtype: str, running: Running) -> tirx.PrimFunc:
     combine = operator.mul if running.product else operator.add
     unit = tirx.const(int(running.product), dtype)
     back = -1 if running.backwards else 1
+    lanes = next(width for width in (16, 8, 4, 1) if shape[2] % width == 0)
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         x = T.arg("x", tirx.decl_buffer([outer, extent, inner], dtype, "x"))
         y = T.arg("y", tirx.decl_buffer([outer, extent, inner], dtype, "y"))
-        with T.grid(outer, extent, inner) as (before, step, after), T.sblock("run"):
+        vectors = tirx.const(shape[2] // lanes, "int64")
+        with T.grid(outer, extent, vectors) as (before, step, vector), T.sblock("run"):
             before = T.axis.spatial(outer, before)
             step = T.axis.opaque(extent, step)
-            after = T.axis.spatial(inner, after)
+            vector = T.axis.spatial(vectors, vector)
             place = extent - 1 - step if running.backwards else step
             added = place - back if running.exclusive else place
             with T.If(step == 0):
-                with T.Then():
+                with T.Then(), T.vectorized(*_lanes(lanes)) as lane:
+                    after = vector * lanes + lane
                     first = unit if running.exclusive else x[before, place, after]
                     T.buffer_store(y, first, [before, place, after])
-                with T.Else():
+                with T.Else(), T.vectorized(*_lanes(lanes)) as lane:
+                    after = vector * lanes + lane
                     total = combine(y[before, place - back, after], x[before, added, after])
                     T.buffer_store(y, total, [before, place, after])
     return builder.get()
+
+
+def _lanes(count: int) -> tuple[Expr, Expr]:
+    return tirx.const(0, "int64"), tirx.const(count, "int64")

@@ -54,6 +54,8 @@ CASES: dict[str, tuple] = {
     "sum_long": (lambda x: op.sum(x, [1]), [(3, 1021)]),
     "sum_integers": (lambda x: op.sum(x, [1]), [(3, 101)], [LONG]),
     "max_of_difference": (lambda x, y: op.max(op.subtract(x, y), [1]), [(3, 101), (3, 1)]),
+    "max_of_channels": (lambda x: op.max(x, [1]), [(1, 20, 12, 12)]),
+    "sum_of_channels": (lambda x: op.sum(x, [1]), [(2, 5, 24, 3, 8)]),
     "product_odd": (lambda x: op.prod(x, [1]), [(3, 37)]),
     "min_middle": (lambda x: op.min(x, [1]), [(3, 17, 16)]),
     "product": (lambda x: op.prod(x, [1]), [(3, 17, 16)]),
