@@ -96,7 +96,8 @@ class _Rows:
         extents = [int(axis.dom.extent) for axis in self.rows]
 
         def row(number: Expr) -> tirx.Stmt:
-            places, rest = [], number
+            places: list[Expr] = []
+            rest = number
             for extent in reversed(extents):
                 places.insert(0, const(0) if extent == 1 else rest % extent)
                 rest = rest if extent == 1 else rest // extent

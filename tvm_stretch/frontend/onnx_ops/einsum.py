@@ -77,13 +77,13 @@ def _equation(text: str, ranks: Sequence[int]) -> _Equation | None:
     if max(dots) > len(spare) or min(dots) < 0:
         return None
     more = "".join(spare[: max(dots)])
-    written = [
+    left, right = (
         part.replace("...", more[len(more) - count :])
         for part, count in zip(parts, dots, strict=True)
-    ]
+    )
     letters = inputs.replace(",", "").replace(".", "")
     free = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
-    return _Equation(*written, result.replace("...", more) if arrow else more + free)
+    return _Equation(left, right, result.replace("...", more) if arrow else more + free)
 
 
 def _product(node: Node, equation: _Equation, sizes: dict[str, int]) -> relax.Expr:
