@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -20,18 +19,18 @@ from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.targets.kernels.exponentials import (
+    LARGEST,
+    clamp,
+    exponential,
+    let,
+    logarithm,
+    polynomial,
+    with_sign,
+)
+from tvm_stretch.targets.kernels.hyperbolic import acosh, asinh, cosh, sinh
 from tvm_stretch.targets.kernels.loops import f32
 
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits
-_EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
-# log(1 + x) = x - x^2 / 2 + x^3 * P(x) for 1 + x from sqrt(1/2) to sqrt(2)
-_LOG_TERMS = (
-    *(3.3333331174e-1, -2.4999993993e-1, 2.0000714765e-1, -1.6668057665e-1, 1.4249322787e-1),
-    *(-1.2420140846e-1, 1.1676998740e-1, -1.1514610310e-1, 7.0376836292e-2),
-)
-_BITS_OF_ROOT_HALF = 0x3F3504F3
-_LEAST_NORMAL, _LARGEST = float(np.finfo("float32").tiny), float(np.finfo("float32").max)
 # tanh(x) = x * P(x^2) / Q(x^2) for |x| < 7.9, beyond which it is 1 in float32
 _TANH_P = (
     4.89352455891786e-03,
@@ -61,8 +60,6 @@ _ERF_Q = (
     -1.45660718464996e-05,
 )
 
-# sinh(x) = x * P(x^2) for |x| < 1
-_SINH = (1.0, 1.66667160211e-1, 8.33028376239e-3, 2.03721912945e-4)
 # asin(x) = x + x * x^2 * P(x^2) for |x| < 1/2
 _ASIN = (1.666675393e-1, 7.495241741e-2, 4.547710262e-2, 2.414758155e-2, 4.221860161e-2)
 # atan(x) = x + x * x^2 * P(x^2) for |x| < tan(pi / 8)
@@ -139,87 +136,8 @@ class _Expansion:
         )
 
 
-def _polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
-    """``terms[0] + x * (terms[1] + x * (...))``."""
-    total = f32(terms[-1])
-    for term in reversed(terms[:-1]):
-        total = total * x + f32(term)
-    return total
-
-
-def _let(name: str, value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
-    """``body`` of one copy of ``value``; without it nested expansions would grow exponentially."""
-    var = tirx.Var(name, str(value.ty.dtype))
-    return tirx.Let(var, value, body(var))
-
-
-def _clamp(x: tirx.Var, low: float, high: float) -> Expr:
-    """``x`` within bounds; NaN stays NaN, since comparisons with it are false."""
-    raised = tirx.Select(x < f32(low), f32(low), x)
-    return tirx.Select(x > f32(high), f32(high), raised)
-
-
-def _exp(x: Expr, name: str) -> Expr:
-    """2^n * e^r with r in [-ln2/2, ln2/2]; 2^n as two factors, since n may be -150 or 128."""
-
-    def scaled(clamped: Expr, n: Expr) -> Expr:
-        r = clamped - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW)
-        return _let(
-            "whole",
-            n.astype("int32"),
-            lambda whole: (
-                _let("r", r, lambda r: _polynomial(r, _EXP_TERMS))
-                * _power_of_two(whole >> 1)
-                * _power_of_two(whole - (whole >> 1))
-            ),
-        )
-
-    def reduced(clamped: Expr) -> Expr:
-        n = tirx.floor(clamped * f32(_LOG2_E) + f32(0.5))
-        return _let("n", n, lambda n: scaled(clamped, n))
-
-    return _let(name, x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
-
-
-def _log(x: Expr, name: str) -> Expr:
-    """``n * ln 2 + log(m)`` with x = 2^n * m."""
-
-    def of_parts(m: Expr, n: Expr) -> Expr:
-        square = m * m
-        rest = m * square * _polynomial(m, _LOG_TERMS) + n * f32(_LN2_LOW) - f32(0.5) * square
-        return m + rest + n * f32(_LN2_HIGH)
-
-    def apart(bits: Expr, shift: Expr) -> Expr:
-        exponent = (bits - _BITS_OF_ROOT_HALF) >> 23
-        return _let(
-            "exponent",
-            exponent,
-            lambda e: _let(
-                "m",
-                tirx.reinterpret("float32", bits - (e << 23)) - f32(1.0),
-                lambda m: of_parts(m, e.astype("float32") - shift),
-            ),
-        )
-
-    def with_limits(x: Expr) -> Expr:
-        is_tiny = x < f32(_LEAST_NORMAL)
-        normal = tirx.Select(is_tiny, x * f32(1 << 23), x)
-        shift = tirx.Select(is_tiny, f32(23.0), f32(0.0))
-        bits = tirx.reinterpret("int32", normal)
-        number = _let("bits", bits, lambda bits: apart(bits, shift))
-        at_zero = tirx.Select(x == f32(0.0), f32(-math.inf), f32(math.nan))
-        positive = tirx.Select(x > f32(0.0), number, at_zero)
-        return tirx.Select(x > f32(_LARGEST), x, positive)
-
-    return _let(name, x, with_limits)
-
-
-def _power_of_two(exponent: Expr) -> Expr:
-    return tirx.reinterpret("float32", (exponent + 127) << 23)
-
-
 def _sigmoid(x: Expr, name: str) -> Expr:
-    return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x, name))
+    return f32(1.0) / (f32(1.0) + exponential(f32(0.0) - x, name))
 
 
 def _odd_rational(
@@ -228,13 +146,13 @@ def _odd_rational(
     """``x P(x^2) / Q(x^2)``, with ``x`` clamped to ``limit``."""
 
     def ratio(clamped: Expr) -> Expr:
-        return _let(
+        return let(
             "square",
             clamped * clamped,
-            lambda s: clamped * _polynomial(s, numerator) / _polynomial(s, denominator),
+            lambda s: clamped * polynomial(s, numerator) / polynomial(s, denominator),
         )
 
-    return _let(name, x, lambda x: _let("clamped", _clamp(x, -limit, limit), ratio))
+    return let(name, x, lambda x: let("clamped", clamp(x, -limit, limit), ratio))
 
 
 def _tanh(x: Expr, name: str) -> Expr:
@@ -245,38 +163,15 @@ def _erf(x: Expr, name: str) -> Expr:
     return _odd_rational(x, name, 4.0, _ERF_P, _ERF_Q)
 
 
-def _sinh(x: Expr, name: str) -> Expr:
-    def small(x: Expr) -> Expr:
-        return x * _polynomial(x * x, _SINH)
-
-    def either(x: Expr) -> Expr:
-        return tirx.Select(tirx.abs(x) < f32(1.0), small(x), _of_halves(x, -1.0))
-
-    return _let(name, x, either)
-
-
-def _cosh(x: Expr, name: str) -> Expr:
-    return _let(name, x, lambda x: _of_halves(x, 1.0))
-
-
-def _of_halves(x: Expr, sign: float) -> Expr:
-    """``(e^x + sign * e^-x) / 2`` from e^(x/2), which is finite where the result is."""
-
-    def combined(half: Expr) -> Expr:
-        return f32(0.5) * half * half + f32(0.5 * sign) / half / half
-
-    return _let("half", _exp(x * f32(0.5), "halved"), combined)
-
-
 def _asin(x: Expr, name: str) -> Expr:
     def either(x: Expr) -> Expr:
         def of_angle(angle: Expr) -> Expr:
             size = tirx.Select(_is_steep(x), f32(math.pi / 2) - f32(2.0) * angle, angle)
-            return _with_sign(size, x)
+            return with_sign(size, x)
 
         return _small_angle(x, of_angle)
 
-    return _let(name, x, either)
+    return let(name, x, either)
 
 
 def _acos(x: Expr, name: str) -> Expr:
@@ -289,7 +184,7 @@ def _acos(x: Expr, name: str) -> Expr:
 
         return _small_angle(x, of_angle)
 
-    return _let(name, x, either)
+    return let(name, x, either)
 
 
 def _is_steep(x: Expr) -> Expr:
@@ -305,11 +200,11 @@ def _small_angle(x: Expr, body: Callable[[Expr], Expr]) -> Expr:
 
     def angle(sine: Expr) -> Expr:
         square = sine * sine
-        return sine + sine * square * _polynomial(square, _ASIN)
+        return sine + sine * square * polynomial(square, _ASIN)
 
     half = tirx.sqrt(f32(0.5) - f32(0.5) * tirx.abs(x))
     sine = tirx.Select(_is_steep(x), half, tirx.abs(x))
-    return _let("sine", sine, lambda sine: _let("angle", angle(sine), body))
+    return let("sine", sine, lambda sine: let("angle", angle(sine), body))
 
 
 def _atan(x: Expr, name: str) -> Expr:
@@ -326,12 +221,12 @@ def _atan(x: Expr, name: str) -> Expr:
 
         def of_tangent(tangent: Expr) -> Expr:
             square = tangent * tangent
-            angle = nearest + (tangent + tangent * square * _polynomial(square, _ATAN))
-            return _with_sign(angle, x)
+            angle = nearest + (tangent + tangent * square * polynomial(square, _ATAN))
+            return with_sign(angle, x)
 
-        return _let("tangent", over / under, of_tangent)
+        return let("tangent", over / under, of_tangent)
 
-    return _let(name, x, turned)
+    return let(name, x, turned)
 
 
 def _quarters(x: Expr, name: str, shift: int) -> Expr:
@@ -343,35 +238,29 @@ def _quarters(x: Expr, name: str, shift: int) -> Expr:
     def of_rest(rest: Expr, quarter: Expr) -> Expr:
         square = rest * rest
         is_cosine = tirx.any(quarter == f32(1.0), quarter == f32(3.0))
-        value = tirx.Select(is_cosine, _polynomial(square, _COS), rest * _polynomial(square, _SIN))
+        value = tirx.Select(is_cosine, polynomial(square, _COS), rest * polynomial(square, _SIN))
         return tirx.Select(quarter >= f32(2.0), f32(0.0) - value, value)
 
     def reduced(wide: Expr, turns: Expr) -> Expr:
         rest = wide - turns * _f64(_HALF_PI_HIGH) - turns * _f64(_HALF_PI_LOW)
         shifted = turns + _f64(shift)
         quarter = shifted - _f64(4.0) * tirx.floor(shifted * _f64(0.25))
-        return _let(
+        return let(
             "rest",
             rest.astype("float32"),
-            lambda rest: _let("quarter", quarter.astype("float32"), lambda q: of_rest(rest, q)),
+            lambda rest: let("quarter", quarter.astype("float32"), lambda q: of_rest(rest, q)),
         )
 
     def of_wide(wide: Expr) -> Expr:
         turns = tirx.floor(wide * _f64(_TWO_OVER_PI) + _f64(0.5))
-        return _let("turns", turns, lambda turns: reduced(wide, turns))
+        return let("turns", turns, lambda turns: reduced(wide, turns))
 
     def clamped(x: Expr) -> Expr:
-        finite = tirx.abs(x) <= f32(_LARGEST)  # an infinity has no sine
-        within = tirx.Select(finite, _clamp(x, -_MOST_SINE, _MOST_SINE), f32(math.nan))
-        return _let("wide", within.astype("float64"), of_wide)
+        finite = tirx.abs(x) <= f32(LARGEST)  # an infinity has no sine
+        within = tirx.Select(finite, clamp(x, -_MOST_SINE, _MOST_SINE), f32(math.nan))
+        return let("wide", within.astype("float64"), of_wide)
 
-    return _let(name, x, clamped)
-
-
-def _with_sign(size: Expr, x: Expr) -> Expr:
-    """A number that is not negative with the sign of ``x``, which may be that of -0."""
-    sign = tirx.reinterpret("int32", x) & tirx.const(-(1 << 31), "int32")
-    return tirx.reinterpret("float32", tirx.reinterpret("int32", size) | sign)
+    return let(name, x, clamped)
 
 
 def _f64(value: float) -> Expr:
@@ -380,16 +269,18 @@ def _f64(value: float) -> Expr:
 
 
 _EXPANSIONS: dict[str, Expand] = {
-    "tirx.exp": _exp,
-    "tirx.log": _log,
+    "tirx.exp": exponential,
+    "tirx.log": logarithm,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,
     "tirx.erf": _erf,
-    "tirx.sinh": _sinh,
-    "tirx.cosh": _cosh,
+    "tirx.sinh": sinh,
+    "tirx.cosh": cosh,
     "tirx.asin": _asin,
     "tirx.acos": _acos,
     "tirx.atan": _atan,
+    "tirx.asinh": asinh,
+    "tirx.acosh": acosh,
 }
 
 _OF_DOUBLES: dict[str, Expand] = {

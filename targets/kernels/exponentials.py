@@ -1,0 +1,111 @@
+"""Exponentials and logarithms of float32 as arithmetic that vector units have.
+
+They are accurate to a few units in the last place and keep NaN and infinities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+from .loops import f32
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits
+_EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
+# log(1 + x) = x - x^2 / 2 + x^3 * P(x) for 1 + x from sqrt(1/2) to sqrt(2)
+_LOG_TERMS = (
+    *(3.3333331174e-1, -2.4999993993e-1, 2.0000714765e-1, -1.6668057665e-1, 1.4249322787e-1),
+    *(-1.2420140846e-1, 1.1676998740e-1, -1.1514610310e-1, 7.0376836292e-2),
+)
+_BITS_OF_ROOT_HALF = 0x3F3504F3
+LEAST_NORMAL, LARGEST = float(np.finfo("float32").tiny), float(np.finfo("float32").max)
+
+
+def polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
+    """``terms[0] + x * (terms[1] + x * (...))``."""
+    total = f32(terms[-1])
+    for term in reversed(terms[:-1]):
+        total = total * x + f32(term)
+    return total
+
+
+def let(name: str, value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
+    """``body`` of one copy of ``value``; without it nested expansions would grow exponentially."""
+    var = tirx.Var(name, str(value.ty.dtype))
+    return tirx.Let(var, value, body(var))
+
+
+def clamp(x: tirx.Var, low: float, high: float) -> Expr:
+    """``x`` within bounds; NaN stays NaN, since comparisons with it are false."""
+    raised = tirx.Select(x < f32(low), f32(low), x)
+    return tirx.Select(x > f32(high), f32(high), raised)
+
+
+def exponential(x: Expr, name: str) -> Expr:
+    """2^n * e^r with r in [-ln2/2, ln2/2]; 2^n as two factors, since n may be -150 or 128."""
+
+    def scaled(clamped: Expr, n: Expr) -> Expr:
+        r = clamped - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW)
+        return let(
+            "whole",
+            n.astype("int32"),
+            lambda whole: (
+                let("r", r, lambda r: polynomial(r, _EXP_TERMS))
+                * _power_of_two(whole >> 1)
+                * _power_of_two(whole - (whole >> 1))
+            ),
+        )
+
+    def reduced(clamped: Expr) -> Expr:
+        n = tirx.floor(clamped * f32(_LOG2_E) + f32(0.5))
+        return let("n", n, lambda n: scaled(clamped, n))
+
+    return let(name, x, lambda x: let("clamped", clamp(x, -104.0, 89.0), reduced))
+
+
+def logarithm(x: Expr, name: str) -> Expr:
+    """``n * ln 2 + log(m)`` with x = 2^n * m."""
+
+    def of_parts(m: Expr, n: Expr) -> Expr:
+        square = m * m
+        rest = m * square * polynomial(m, _LOG_TERMS) + n * f32(_LN2_LOW) - f32(0.5) * square
+        return m + rest + n * f32(_LN2_HIGH)
+
+    def apart(bits: Expr, shift: Expr) -> Expr:
+        exponent = (bits - _BITS_OF_ROOT_HALF) >> 23
+        return let(
+            "exponent",
+            exponent,
+            lambda e: let(
+                "m",
+                tirx.reinterpret("float32", bits - (e << 23)) - f32(1.0),
+                lambda m: of_parts(m, e.astype("float32") - shift),
+            ),
+        )
+
+    def with_limits(x: Expr) -> Expr:
+        is_tiny = x < f32(LEAST_NORMAL)
+        normal = tirx.Select(is_tiny, x * f32(1 << 23), x)
+        shift = tirx.Select(is_tiny, f32(23.0), f32(0.0))
+        bits = tirx.reinterpret("int32", normal)
+        number = let("bits", bits, lambda bits: apart(bits, shift))
+        at_zero = tirx.Select(x == f32(0.0), f32(-math.inf), f32(math.nan))
+        positive = tirx.Select(x > f32(0.0), number, at_zero)
+        return tirx.Select(x > f32(LARGEST), x, positive)
+
+    return let(name, x, with_limits)
+
+
+def _power_of_two(exponent: Expr) -> Expr:
+    return tirx.reinterpret("float32", (exponent + 127) << 23)
+
+
+def with_sign(size: Expr, x: Expr) -> Expr:
+    """A number that is not negative with the sign of ``x``, which may be that of -0."""
+    sign = tirx.reinterpret("int32", x) & tirx.const(-(1 << 31), "int32")
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", size) | sign)
