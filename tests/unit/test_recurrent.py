@@ -19,11 +19,12 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.ir.recurrences import Recurrence, recurrence_of
+from tvm_stretch.ir.recurrences import UNITS, Recurrence, recurrence_of
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.recurrent import recurrent_kernel
+from tvm_stretch.targets.kernels.recurrent_nest import tile_of
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.opencl_device import local_device
 
@@ -115,6 +116,16 @@ def test_vectors_compute_what_the_plain_loops_say(name: str, machine: str) -> No
 
 def operators_of(model: onnx.ModelProto) -> list[str]:
     return [operator.kind for operator in Operators(load_network(model)["main"])]
+
+
+@pytest.mark.parametrize("gates", [1, 3, 4])
+@pytest.mark.parametrize("name", MACHINES)
+def test_tiles_end_where_blocks_of_weights_do(name: str, gates: int) -> None:
+    machine = MACHINES[name]
+    for sequences in (1, 2, 7):
+        rows, vectors = tile_of(sequences, 256 // machine.lanes, gates, 256, machine)
+        units = vectors * min(machine.lanes, UNITS)
+        assert rows >= 1 and (UNITS % units == 0 or units % UNITS == 0)
 
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
