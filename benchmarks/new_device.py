@@ -39,9 +39,9 @@ _CHANCES = 5
 
 
 def samples_of(folder: Path, processor: Processor) -> Dataset:
-    """The measurements of a folder without those of networks."""
+    """The measurements of a folder without those of networks, and of transfers."""
     dataset = Dataset.open(folder / f"{processor.name}.jsonl")
-    return chosen(dataset, {row.batch for row in dataset.rows if not row.network})
+    return chosen(dataset, {row.batch for row in dataset.rows if row.batch >= 0})
 
 
 def chosen(dataset: Dataset, batches: set[int]) -> Dataset:

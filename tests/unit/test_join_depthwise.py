@@ -136,18 +136,23 @@ def test_a_core_takes_over() -> None:
     np.testing.assert_allclose(result(scheduled), result(joined), rtol=1e-4, atol=1e-4)
 
 
-# MobileNetV2's, as they were measured on an H100 and an H200
+# MobileNetV2's and EfficientNet's, as they were measured on an H100 and an H200
 @pytest.mark.parametrize(
-    ("shape", "stride", "out", "joins"),
+    ("shape", "kernel", "stride", "out", "joins"),
     [
-        ((1, 192, 28, 28), 1, 32, True),
-        ((1, 384, 14, 14), 1, 64, True),
-        ((16, 144, 56, 56), 2, 32, True),
-        ((16, 960, 7, 7), 1, 320, False),  # groups of few pixels compute, and repeat, too much
+        ((1, 192, 28, 28), 3, 1, 32, True),
+        ((1, 384, 14, 14), 3, 1, 64, True),
+        ((16, 144, 56, 56), 3, 2, 32, True),
+        ((16, 960, 7, 7), 3, 1, 320, False),  # groups of few pixels compute, and repeat, too much
+        ((1, 144, 56, 56), 5, 2, 40, True),
+        ((1, 480, 14, 14), 5, 1, 112, False),
+        ((1, 672, 14, 14), 5, 2, 192, False),
     ],
 )
-def test_what_is_joined(shape: tuple[int, ...], stride: int, out: int, joins: bool) -> None:
-    assert len(pairs(lowered(pair(shape, out, strides=stride)))) == joins
+def test_what_is_joined(
+    shape: tuple[int, ...], kernel: int, stride: int, out: int, joins: bool
+) -> None:
+    assert len(pairs(lowered(pair(shape, out, kernel, strides=stride)))) == joins
 
 
 def test_what_stays_apart() -> None:

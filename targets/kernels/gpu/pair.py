@@ -42,7 +42,8 @@ from .tiles import LAUNCH
 from .window import GroupWindowConfig
 
 _BEGIN = 3800.0  # cycles of a launch, until its first numbers are there and after the last
-_DEPTHWISE = 107.0  # cycles of a unit in which a wave computes a quad of a depthwise result
+# cycles of a unit in which a wave computes a quad of a depthwise result of nine taps
+_DEPTHWISE, _TAPS = 107.0, 9
 _STEP, _MULTIPLY = 8.0, 2.3  # the same to multiply a quad of channels: weights, and each pixel
 _WAVES_AT_ONCE = 4  # that a unit of an H100 runs, on which all of this was measured
 _GROUP, _DEPTHWISE_WAIT = 2000.0, 320.0
@@ -203,7 +204,8 @@ class PairCycles:
     """What the model says of a kernel: its units compute, or wait for memory, or move bytes.
 
     Its constants were fitted to 1,863 configurations of 12 pairs at batch 1 and 16 on an H100 and
-    an H200 (median error 8 %); on other GPUs they are orders of magnitude.
+    an H200 (median error 8 %); on other GPUs they are orders of magnitude. All of these pairs have
+    3x3 windows: others take longer by their taps, as six pairs of 5x5 windows did on an H100.
     """
 
     busy: float
@@ -226,7 +228,7 @@ def _beyond(moved: float) -> float:
 def pair_cycles(config: GroupPairConfig, gpu: GpuMachine) -> PairCycles:
     """Cycles by the model."""
     items, groups = config.group_items, config.tiles * config.columns
-    turns = -(-config.quads * config.group_pixels // items)
+    turns = -(-config.quads * config.group_pixels // items) * prod(config.window.kernel) / _TAPS
     waves = -(-items // gpu.wave)
     step = _STEP + _MULTIPLY * config.pixels * _WAVES_AT_ONCE * gpu.wave / gpu.multiply_adds
     step_wait = _STEP_WAIT + _PIXEL_WAIT * config.pixels
