@@ -88,14 +88,18 @@ def _roi_align(node: Node) -> relax.Expr:
     if half_pixel:  # a half of a pixel of the feature map
         rois = relax.op.subtract(rois, node.scalar(0.5 / scale, node.dtype(1)))
     batch = relax.op.astype(relax.op.expand_dims(node[2], axis=1), node.dtype(1))
-    return relax.op.vision.roi_align(
-        node[0],
+    # channels last, so that the places of a sample are computed once for a vector of channels
+    pixels = node.emit(relax.op.permute_dims(node[0], [0, 2, 3, 1]))
+    found = relax.op.vision.roi_align(
+        pixels,
         node.emit(relax.op.concat([batch, rois], axis=1)),
         pooled_size=(node.attr("output_height", 1), node.attr("output_width", 1)),
         spatial_scale=scale,
         sample_ratio=node.attr("sampling_ratio", 0),
         aligned=half_pixel,
+        layout="NHWC",
     )
+    return relax.op.permute_dims(node.emit(found), [0, 3, 1, 2])
 
 
 @converter("GridSample")
