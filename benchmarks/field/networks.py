@@ -66,14 +66,6 @@ DIFFUSERS: Mapping[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
         ((1, 3, 64, 64),),
     ),
     "VQModel": ({"block_out_channels": (64,)}, ((1, 3, 64, 64),)),
-    "UNet1DModel": (
-        {
-            "block_out_channels": (32, 64), "extra_in_channels": 16, "in_channels": 2,
-            "down_block_types": ("DownBlock1DNoSkip", "DownBlock1D"),
-            "up_block_types": ("UpBlock1D", "UpBlock1DNoSkip"),
-        },
-        ((1, 2, 1024), ()),
-    ),
     "UVit2DModel": (
         {
             "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -94,12 +86,11 @@ xception41
 """
 TRANSFORMERS = """
 albert bert bloom canine codegen cohere convbert ctrl data2vec-text distilbert electra ernie esm
-falcon gemma glm gpt_neo gpt_neox granite helium ibert llama mistral mixtral mpt mpnet nemotron
-olmo2 opt phimoe qwen2_moe qwen3_next recurrent_gemma rembert roberta roformer squeezebert
-stablelm starcoder2 xglm xlm xlnet yoso zamba2 beit bit convnextv2 cvt dinov2 dpt focalnet glpn
-ijepa levit mobilenet_v1 mobilevitv2 pvt regnet segformer siglip_vision_model swin2sr vit_mae
-yolos audio-spectrogram-transformer data2vec-audio encodec hubert sew sew-d unispeech-sat wav2vec2
-whisper t5 bart patchtsmixer
+gemma glm gpt_neox granite helium ibert llama mistral mpt mpnet nemotron olmo2 opt qwen3_next
+recurrent_gemma rembert roberta roformer stablelm starcoder2 xglm xlm xlnet yoso zamba2 beit bit
+convnextv2 cvt dinov2 dpt focalnet glpn ijepa levit mobilenet_v1 mobilevitv2 pvt regnet segformer
+siglip_vision_model swin2sr vit_mae yolos audio-spectrogram-transformer data2vec-audio hubert sew
+sew-d unispeech-sat wav2vec2 whisper t5 bart
 """
 NETWORKS = (
     *(f"timm/{name}" for name in TIMM.split()),
