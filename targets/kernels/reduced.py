@@ -58,7 +58,7 @@ def reduced_rows(
     regions = (*statement.reads, *statement.writes)
     if value is None or any(len(region.source.strides) for region in regions):
         return None
-    chains = max(1, min(_CHAINS, last.extent // (2 * lanes)))
+    chains = next(c for c in (_CHAINS, _CHAINS // 2, 1) if last.extent >= 2 * c * lanes)
     rows = _Rows(statement, value, last.extent, lanes * chains)
     kind = PARALLEL if threads else SERIAL
     return scheduled(func, rows.write(kind))
@@ -77,7 +77,7 @@ def _value(update: tirx.BufferStore) -> Expr | None:
 
 
 class _Rows:
-    """A reduction with ``width`` partial results."""
+    """A reduction with ``width`` partial results, a power of two."""
 
     def __init__(self, statement: Any, value: Expr, extent: int, width: int) -> None:
         self.update, self.start = statement.body, statement.init

@@ -51,6 +51,8 @@ CASES: dict[str, tuple] = {
     "max_odd": (lambda x: op.max(x, [-1]), [(2, 3, 83)]),
     "min_image": (op.min, [IMAGE]),
     "sum_odd": (lambda x: op.sum(x, [1, 2], keepdims=True), [(5, 3, 59)]),
+    "sum_of_six_vectors": (lambda x: op.sum(x, [1]), [(3, 55)]),
+    "max_of_six_vectors": (lambda x: op.max(x, [1]), [(3, 50)]),
     "sum_long": (lambda x: op.sum(x, [1]), [(3, 1021)]),
     "sum_integers": (lambda x: op.sum(x, [1]), [(3, 101)], [LONG]),
     "max_of_difference": (lambda x, y: op.max(op.subtract(x, y), [1]), [(3, 101), (3, 1)]),
