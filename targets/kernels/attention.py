@@ -28,6 +28,8 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from .accumulators import Accumulators
+from .attention_features import AttentionFeatures
+from .features import EpilogueWork
 from .fused import FusedKernel
 from .layers import Layer, taken
 from .loops import (
@@ -133,6 +135,25 @@ class AttentionConfig(Template, AttentionShape):
         )
         exponentials = prod(self.stack) * self.q[-2] * self.v[-2] * 10.0 / self.lanes
         return sum(product.cycles(machine) for product in products) + exponentials
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> AttentionFeatures:
+        rows, depth, keys = self.scores.size
+        numbers = prod(self.q) + prod(self.k) + prod(self.v) + prod(self.mask or (0,))
+        return AttentionFeatures(
+            flops=2.0 * prod(self.stack) * rows * keys * (depth + self.v[-1]),
+            in_bytes=item * numbers + epilogue.bytes,
+            weight_bytes=0,
+            out_bytes=epilogue.out_bytes or item * prod(self.out_shape),
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            matrices=prod(self.stack),
+            rows=rows,
+            key_rows=keys,
+            depth_steps=depth,
+            columns=self.v[-1],
+            vector_lanes=self.lanes,
+            item_bytes=item,
+        )
 
     @property
     def sampled(self) -> object:

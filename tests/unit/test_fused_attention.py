@@ -7,14 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
+from cpu_targets import TARGET, built
 from relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
+from tvm_stretch.build.kernels import kernels_alone
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
+from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.attention import AttentionConfig, AttentionShape
+from tvm_stretch.targets.kernels.attention_features import AttentionFeatures
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
@@ -209,3 +215,39 @@ def test_heads_with_masks_of_their_own_keep_their_keys() -> None:
     mod = shared_keys(masks=6)
     assert names(mod) == ["attention"]
     assert "broadcast_to" in BlockChannels({"cpu": AVX2})(mod).script()
+
+
+def test_its_operators_are_one_group() -> None:
+    """Searches place them together, and know what the kernel costs."""
+    mod = Canonicalise()(module(zeroed, (2, 40, 16), (2, 16, 40), (2, 40, 16)))
+    level = kernels_alone(mod, cpu_processor(TARGET, 1))
+    (group,) = level.graph.groups
+    assert [operator.kind for operator in group.operators] == [
+        *("matmul", "nn.softmax", "isnan", "where", "matmul")
+    ]
+    assert group.is_joint and group.multiply_adds == 2 * 2 * 40 * 40 * 16
+    (features,) = level.features(group.name)
+    assert isinstance(features, AttentionFeatures)
+    assert features.flops == 2 * group.multiply_adds and features.out_bytes == 4 * 2 * 40 * 16
+    assert 0 < sum(features.own_phases().values()) < 1e5 and features.matrices == 2
+
+
+def test_it_stays_in_one_region() -> None:
+    """Its values come from another processor: it waits as a whole."""
+
+    def body(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        values = relax.BlockBuilder.current().emit(op.exp(v))
+        return zeroed(q, k, values)
+
+    mod = Canonicalise()(module(body, (2, 9, 12), (2, 12, 17), (2, 17, 16)))
+    calls = [name for name in Calls(mod["main"]).calls if name != "exp"]
+    placed = {**dict.fromkeys(calls, "cpu"), "exp": "gpu"}
+    order = [*calls[:-1], "exp", calls[-1]]
+    apart = form_regions(mod["main"], placed, order)
+    assert [region.operators for region in apart if region.processor == "cpu"] == [
+        *(tuple(calls[:-1]), (calls[-1],))
+    ]
+    joint = form_regions(mod["main"], placed, order, [calls])
+    assert [(region.processor, region.operators) for region in joint] == [
+        *(("gpu", ("exp",)), ("cpu", tuple(calls)))
+    ]

@@ -21,7 +21,7 @@ from tvm import relax
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.cost.describe import Anchored, describe_apart, result_shape
 from tvm_stretch.cost.statements import describe_copy
-from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.ir.operator_graph import OperatorGraph, is_computed
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.lowering.walk import Walk
@@ -117,16 +117,36 @@ def _grouped(
     # the kernel
     found: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
 ) -> KernelLevel:
-    """Groups of the operators that kernels compute; helping kernels join their operator's group."""
+    """Groups of the operators that kernels compute; helping kernels join their operator's group.
+
+    So do operators that are part of a reader's kernel: scores and shares of an attention.
+    """
     computed = {name for inside, computes, _ in found if computes for name in inside}
     members: dict[tuple[str, ...], None] = {}
     for inside, computes, _ in found:
         if computes or not computed.issuperset(inside):
             members.pop(inside, None)  # a result that copies assemble is complete after the last
             members[inside] = None
-    graph = OperatorGraph(operators, list(members))
+    graph = OperatorGraph(operators, _with_inner(operators, list(members)))
     group_of = {op.name: group.name for group in graph.groups for op in group.operators}
     kernels: dict[str, list[GroupKernel]] = {group.name: [] for group in graph.groups}
     for inside, computes, kernel in found:
         kernels[group_of[inside[-1]]].append(replace(kernel, computes=computes))
     return KernelLevel(mod, graph, {name: tuple(listed) for name, listed in kernels.items()})
+
+
+def _with_inner(
+    operators: Operators, members: Sequence[tuple[str, ...]]
+) -> Sequence[tuple[str, ...]]:
+    """The groups with the operators that have no kernel because that of their readers has them."""
+    group_of = {name: number for number, names in enumerate(members) for name in names}
+    order = {operator.name: place for place, operator in enumerate(operators)}
+    grown = [[*names] for names in members]
+    for operator in reversed([*operators]):
+        readers = {group_of.get(name) for name in operators.readers[operator.name]}
+        number = readers.pop() if len(readers) == 1 else None
+        if number is None or operator.name in group_of or not is_computed(operator):
+            continue
+        group_of[operator.name] = number
+        grown[number].append(operator.name)
+    return [tuple(sorted(names, key=order.__getitem__)) for names in grown]

@@ -41,6 +41,11 @@ class Group:
     read_bytes: int  # of all operands, including constants
     multiply_adds: int  # of its convolutions and matrix products
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether one kernel computes several products, such as those of an attention."""
+        return sum(operator.multiply_adds > 0 for operator in self.operators) > 1
+
     @cached_property
     def anchor(self) -> Operator:
         """The operator that determines the kind of the kernel."""
@@ -64,7 +69,7 @@ class OperatorGraph:
         self.operators = function if isinstance(function, Operators) else Operators(function)
         self.inputs = self.operators.params
         if members is None:
-            members = [(op.name,) for op in self.operators if op.inputs and not _is_view(op)]
+            members = [(op.name,) for op in self.operators if is_computed(op)]
         grouped = {name for names in members for name in names}
         self._views = {op.name for op in self.operators} - grouped
         self._sources: dict[str, tuple[str, ...]] = {}
@@ -101,6 +106,11 @@ class OperatorGraph:
             read_bytes=constants + sum(map(self.operators.bytes, dict.fromkeys(outer))),
             multiply_adds=sum(op.multiply_adds for op in operators),
         )
+
+
+def is_computed(operator: Operator) -> bool:
+    """Whether the operator needs a kernel in each run."""
+    return bool(operator.inputs) and not _is_view(operator)
 
 
 def _is_view(operator: Operator) -> bool:

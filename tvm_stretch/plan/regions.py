@@ -9,6 +9,9 @@ Therefore a region ends where another processor waits for one of its results but
 one, and an operator that has to wait begins a new region. A view of results of several processors,
 or for several, is a region by itself: it costs nothing, and its readers wait for nothing but the
 writers.
+
+Operators of one kernel that has several products, such as an attention, can stay together: apart,
+they are other kernels, which take longer than an early start saves.
 """
 
 from __future__ import annotations
@@ -24,19 +27,31 @@ from tvm_stretch.plan.plan import PlannedRegion
 
 
 def form_regions(
-    main: relax.Function, processor_of: Mapping[str, str], order: Sequence[str] | None = None
+    main: relax.Function,
+    processor_of: Mapping[str, str],
+    order: Sequence[str] | None = None,
+    together: Sequence[Sequence[str]] = (),
 ) -> tuple[PlannedRegion, ...]:
     """The fewest regions in which no operator waits longer than necessary.
 
     Args:
         order: all operators, each after its operands; by default program order.
+        together: operators that stay in one region, in program order, although the first of them
+            then waits for the operands of all; only they read their results, but for the last one.
     """
     calls = Calls(main)
     reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
     views = {name for name, call in calls.calls.items() if kind_of(call) in RESHAPES | PIECES}
+    last_of = {name: names[-1] for names in together for name in names}
+    members = {names[-1]: names for names in together}
+    for first, *others in together:
+        inside = {first, *others}
+        reads[first] += [n for name in others for n in reads[name] if n not in inside]
     forming = _Forming(processor_of, reads, views)
-    for name in order if order is not None else reads:
-        forming.add(name)
+    for name in order if order is not None else calls.calls:
+        if last_of.get(name, name) == name:
+            for one in members.get(name, [name]):
+                forming.add(one)
     return tuple(
         PlannedRegion(f"r{number}", processor, tuple(operators))
         for number, (processor, operators) in enumerate(forming.regions)

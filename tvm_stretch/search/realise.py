@@ -190,7 +190,7 @@ class _Schedule:
         self.costs, self.placed = costs, dict(placed)
         main, processors = branched.mod["main"], costs.processors
         names = {name: processors[place].name for name, place in placed.items()}
-        self.regions = form_regions(main, names, order)
+        self.regions = form_regions(main, names, order, self._kept_together(names))
         plan = Plan(tuple(processor.name for processor in processors), self.regions)
         self.level = kernels_of_plan(branched.mod, plan, processors, operators)
         self.timeline = self._run()
@@ -200,6 +200,11 @@ class _Schedule:
             sum(problem.cost(operator, place) for operator in queue)
             for place, queue in enumerate(self.timeline.order)
         )
+
+    def _kept_together(self, names: Mapping[str, str]) -> list[list[str]]:
+        """The operators of each kernel that has several products, on one processor."""
+        groups = [[op.name for op in g.operators] for g in self.network.graph.groups if g.is_joint]
+        return [group for group in groups if len({names.get(name, name) for name in group}) == 1]
 
     def _run(self) -> Simulation:
         """Every kernel where its operators are placed, in the order of the regions."""
