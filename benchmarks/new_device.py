@@ -71,7 +71,7 @@ def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[
     found = {}
     for network in networks:
         kernels = [*network.kernels, RunFeatures.of(len(network.kernels))]
-        measured = at_pace(network.nanoseconds, network.reference_ns, usual)
+        measured = at_pace(network.computed_ns, network.reference_ns, usual)
         found[network.name] = float(model.nanoseconds(kernels).sum()) / measured - 1
     return found
 

@@ -19,7 +19,7 @@ FAR = 1e18
 
 def timing(microseconds: float, *kernels: float, quiet: bool = True) -> NetworkTiming:
     total = Timing(round(1e3 * microseconds), 0.0, 15, quiet, 20_000)
-    return NetworkTiming([], [], total, [round(1e3 * kernel) for kernel in kernels])
+    return NetworkTiming([], [], total, 0, [round(1e3 * kernel) for kernel in kernels])
 
 
 class Script:

@@ -52,6 +52,7 @@ class NetworkTiming:
     # features of the nodes in place, in the order they run; copies left out
     kernels: list[Features]
     total: Timing  # the time of a run as the caller sees it
+    copied_ns: int  # of that, copies of inputs and outputs to and from the device
     traced: list[int]  # nanoseconds of each node in a traced run, where no launch hides
 
 
@@ -91,11 +92,11 @@ class Bench:
 
     def measure_network(self, name: str, prepared: Prepared) -> NetworkTiming:
         """Measure every kernel of a network in its context, and the network as a whole."""
-        rows, total, traced = self._rows(prepared, network=name)
+        rows, total, copied_ns, traced = self._rows(prepared, network=name)
         features = {kernel: found.features for kernel, found in prepared.kernels.items()}
         placed = in_place(prepared.model.graph, features)
         return NetworkTiming(
-            rows, [kernel for kernel in placed if kernel is not None], total, traced
+            rows, [kernel for kernel in placed if kernel is not None], total, copied_ns, traced
         )
 
     def timed(self, model: Model) -> Callable[[], int]:
@@ -110,8 +111,8 @@ class Bench:
             raise _no_answer("the nanoseconds of a run", text)
         return int(text)
 
-    def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing, list[int]]:
-        """Rows of the kernels and of the run's overhead, times of the whole run and of its nodes.
+    def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing, int, list[int]]:
+        """Rows of kernels and of the run's overhead; times of the run, its copies and its nodes.
 
         Samples run a second time with emptied caches, as a network's weights come from memory.
         """
@@ -142,15 +143,16 @@ class Bench:
             timings = launched_together(timings, total.nanoseconds - copies.nanoseconds)
         rows = self._kernel_rows(model, kernels, timings, origin)
         if "network" in origin or packet_ns:  # long runs: their overhead would be noise
-            return rows, total, alone
+            return rows, total, copies.nanoseconds, alone
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
+        beside -= copies.nanoseconds if is_gpu else 0
         run = RunFeatures.of(len(nodes))
         each = replace(total, nanoseconds=max(1, beside))
         rows.append(self._row(None, run, [each], origin))
         if self.device is None and not is_gpu:  # the caches are the CPU's
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
-        return rows, total, alone
+        return rows, total, copies.nanoseconds, alone
 
     def _kernel_rows(
         self,

@@ -28,6 +28,7 @@ from tvm_stretch.measuring.samples import (
     in_integers,
     load_prior,
     neighbour,
+    pairs_of,
     with_functions,
 )
 from tvm_stretch.measuring.scenes import scene
@@ -179,6 +180,8 @@ class Campaign:
         self._prepared: Callable[[int], Prepared] = self.prepare
         self.seed = dice.random()
         self.prior = load_prior()
+        if self.processor.machine.gpu is not None:
+            self.prior += pairs_of(self.prior)
         dice.shuffle(self.prior)
         if similar is not None:
             self.prior = telling_first(self.prior, similar, self.processor.machine)

@@ -52,7 +52,7 @@ def _data(
         data = bb.emit(relax.op.reshape(number, (1, 1)))
         return bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
     data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
-    if sample.kind in ("conv", "depthwise"):
+    if sample.kind in ("conv", "depthwise", "pair"):
         return data
     # poolings keep their input's layout, so an operator before them must write blocks
     if sample.dtype != "float32":
@@ -70,6 +70,11 @@ def _result(
     dice: np.random.Generator,
 ) -> relax.Expr:
     """Emit the sample, and return one number of its result; an epilogue may add ``number``."""
+    if sample.kind == "pair":
+        first, sample = sample.of_pair
+        data = _activation(
+            bb, first, _biased(bb, first, _anchor(bb, first, data, dice), dice), number
+        )
     out = _anchor(bb, sample, data, dice)
     if sample.epilogue != "none":
         out = _activation(bb, sample, _biased(bb, sample, out, dice), number)

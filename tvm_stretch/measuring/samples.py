@@ -27,7 +27,7 @@ from tvm_stretch.targets.kernels.layers import ConvShape, Sliding, WindowShape, 
 from tvm_stretch.targets.kernels.template import read_template
 
 PRIOR = Path(__file__).with_name("prior.json")
-KINDS = ("conv", "dense", "depthwise", "max", "avg", "elementwise")
+KINDS = ("conv", "dense", "depthwise", "pair", "max", "avg", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 DTYPES = ("float32", "uint8", "int8")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
@@ -62,6 +62,8 @@ class Sample(Sliding):
     @property
     def is_possible(self) -> bool:
         """Whether such a kernel exists and is small enough to measure quickly."""
+        if self.kind == "pair":
+            return all(layer.is_possible for layer in self.of_pair)
         height, width = self.out_size
         largest = max(
             self.in_channels * self.in_size[0] * self.in_size[1],
@@ -74,6 +76,13 @@ class Sample(Sliding):
             and 4 * largest <= _LARGEST_BYTES
             and taken(ConvShape, self, batch=1).multiply_adds <= _LARGEST_MULTIPLY_ADDS
         )
+
+    @property
+    def of_pair(self) -> tuple[Sample, Sample]:
+        """The depthwise layer of a pair, and the 1x1 layer that reads its result."""
+        count, outputs = self.in_channels, self.out_channels
+        first = replace(self, kind="depthwise", out_channels=count, groups=count, epilogue="relu6")
+        return first, Sample("conv", count, self.out_size, outputs, epilogue=self.epilogue)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
@@ -140,6 +149,26 @@ def _epilogue(name: str) -> str:
 def load_prior() -> list[Sample]:
     """The distinct layers of the zoo's networks."""
     return [Sample.from_json(item) for item in json.loads(PRIOR.read_text(encoding="utf-8"))]
+
+
+def pairs_of(samples: Sequence[Sample]) -> list[Sample]:
+    """The pairs of a depthwise and a 1x1 layer that GPUs may compute as one kernel.
+
+    Networks join them (`passes/join_depthwise.py`), so their latencies need a model of pairs.
+    """
+    convs: dict[tuple[object, ...], list[Sample]] = {}
+    for conv in samples:
+        plain = (conv.kind, conv.kernel, conv.stride, conv.groups) == ("conv", (1, 1), (1, 1), 1)
+        if plain and not any(conv.padding):
+            convs.setdefault((conv.in_channels, conv.in_size), []).append(conv)
+    return [
+        replace(
+            first, kind="pair", groups=1, out_channels=conv.out_channels, epilogue=conv.epilogue
+        )
+        for first in samples
+        if first.kind == "depthwise" and first.in_channels == first.out_channels
+        for conv in convs.get((first.out_channels, first.out_size), ())
+    ]
 
 
 def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sample]:

@@ -19,9 +19,10 @@ from tvm_stretch.files import as_path
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
+from tvm_stretch.targets.kernels.gpu.pair import choose_pair
 from tvm_stretch.targets.kernels.layers import ConvShape, WindowShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.template import Template, choose
 
 Folders = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
@@ -29,6 +30,7 @@ _MOST = 120
 """Samples that are put in order; in a minute no device measures more."""
 
 _FLOPS = {"none": 0, "bias": 1, "relu": 2, "relu6": 3, "leaky": 3, "add": 2, "add_relu": 3}
+_PAIR_OPERANDS = 3  # of a pair's depthwise layer: image, weights, bias
 _EXPONENTIAL = 20
 """Arithmetic of an epilogue, for each number."""
 
@@ -90,18 +92,24 @@ def telling_first(
 
 def _kernel_of(sample: Sample, machine: VectorMachine) -> Features | None:
     """The kernel that a sample will be, as far as its layer decides it; None without template."""
-    if sample.kind in ("depthwise", "max", "avg"):
-        layer: object = taken(WindowShape, sample, batch=1, channels=sample.in_channels)
-    elif sample.kind in ("conv", "dense"):
-        layer = taken(ConvShape, sample, batch=1)
-    else:
-        return None
-    template = choose(layer, machine)
+    template = _template_of(sample, machine)
     out_height, out_width = sample.out_size
     count = sample.out_channels * out_height * out_width
     flops = count * _FLOPS.get(sample.epilogue, _EXPONENTIAL)
     extra = 4 * count if sample.epilogue.startswith("add") else 0
-    found: Features | None = template and template.work(
-        EpilogueWork(flops, extra, 4 * count), machine, 4
-    )
-    return found
+    if template is None:
+        return None
+    return template.work(EpilogueWork(flops, extra, 4 * count), machine, 4)
+
+
+def _template_of(sample: Sample, machine: VectorMachine) -> Template | None:
+    if sample.kind == "pair":
+        window, conv = (_template_of(layer, machine) for layer in sample.of_pair)
+        if machine.gpu is None or window is None or conv is None:
+            return None
+        return choose_pair(window, conv, _PAIR_OPERANDS, machine.gpu)
+    if sample.kind in ("depthwise", "max", "avg"):
+        return choose(taken(WindowShape, sample, batch=1, channels=sample.in_channels), machine)
+    if sample.kind in ("conv", "dense"):
+        return choose(taken(ConvShape, sample, batch=1), machine)
+    return None

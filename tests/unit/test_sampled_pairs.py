@@ -1,0 +1,60 @@
+"""Campaigns on a GPU measure pairs of a depthwise and a 1x1 layer, as networks join them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from cpu_targets import TARGET
+from gpu_checks import LARGE
+from tvm.target import Target
+
+from tvm_stretch.measuring.campaign import Campaign
+from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.samples import Sample, load_prior, neighbour, pairs_of
+from tvm_stretch.measuring.similar import _kernel_of
+from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+
+BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)
+CPU = cpu_processor(TARGET, 1)
+GPU = opencl_processor(Target("opencl"), CPU, BIG)
+PAIR = Sample("pair", 64, (14, 14), 96, (3, 3), (1, 1), (1, 1, 1, 1), epilogue="add")
+
+
+def test_the_layers_of_a_pair_follow_each_other() -> None:
+    pairs = pairs_of(load_prior())
+    assert len(pairs) > 100 and all(pair.is_possible for pair in pairs)
+    dice = random.Random(0)
+    for pair in [*pairs, *(neighbour(pair, dice) for pair in pairs)]:
+        assert Sample.from_json(pair.to_json()) == pair
+        first, second = pair.of_pair
+        assert first.groups == first.in_channels == first.out_channels == second.in_channels
+        assert (second.in_size, second.out_channels) == (pair.out_size, pair.out_channels)
+    depthwise = Sample("depthwise", 8, (9, 9), 8, (3, 3), groups=8)
+    following = Sample("conv", 8, (7, 7), 16, epilogue="relu")
+    others = [replace(following, in_size=(9, 9)), replace(following, in_channels=16)]
+    expected = Sample("pair", 8, (9, 9), 16, (3, 3), epilogue="relu")
+    assert pairs_of([depthwise, *others, following]) == [expected]
+
+
+def test_a_sampled_pair_becomes_the_kernel_of_networks() -> None:
+    for apart in (False, True):
+        prepared = Workshop([GPU, CPU]).samples([PAIR, replace(PAIR, epilogue="relu6")], apart)
+        families = [kernel.features.family for kernel in prepared.kernels.values()]
+        assert families.count("group_pair") == 2
+        assert not {"depthwise", "group_conv"} & set(families)
+    kernels = [kernel.features for kernel in prepared.kernels.values()]
+    kernel = next(features for features in kernels if features.family == "group_pair")
+    found = _kernel_of(PAIR, GPU.machine)
+    assert found is not None and found.family == kernel.family
+    assert found.phases()["start"] == kernel.phases()["start"]
+    assert _kernel_of(PAIR, CPU.machine) is None
+
+
+def test_only_campaigns_of_gpus_have_pairs(tmp_path: Path) -> None:
+    for workshop, expected in ((Workshop([GPU, CPU]), True), (Workshop([CPU]), False)):
+        prior = Campaign(workshop, Dataset(tmp_path, {}, []), random.Random(0)).prior
+        assert any(sample.kind == "pair" for sample in prior) == expected
