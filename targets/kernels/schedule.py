@@ -86,8 +86,12 @@ def _schedule(
         written = written.with_attr(WHOLE_QUADS, True)
         images = _images(func, template, fused)
         return written.with_attr(IMAGES, images) if images else written
-    for mark, write in (_MARKED | _ON_GPU if machine.kind == "gpu" else _MARKED).items():
-        if mark in (func.attrs or {}):
+    attrs = func.attrs or {}
+    for mark, write in _ON_GPU.items() if machine.kind == "gpu" else ():
+        if mark in attrs:
+            return _with_body(func, write(func, machine)).with_attr(WHOLE_QUADS, True)
+    for mark, write in _MARKED.items():
+        if mark in attrs:
             return _with_body(func, write(func, machine))
     return _WITHOUT_TEMPLATE[machine.kind](func, machine)
 

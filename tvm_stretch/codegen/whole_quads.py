@@ -15,7 +15,8 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.rewriting import rewrite
 
 _QUAD = 4
-_NAMES = {"float32": "float", "float16": "half", "int32": "int", "int8": "char", "uint8": "uchar"}
+_NAMES = {"float32": "float", "float16": "half", "int32": "int", "int16": "short"}
+_NAMES |= {"int8": "char", "uint8": "uchar"}
 _STORE = "tvm_stretch_store"
 
 WHOLE_QUADS_PRELUDE = "".join(

@@ -58,6 +58,12 @@ def load_quad(buffer: tirx.Buffer, *indices: Index) -> Expr:
     return load(buffer, *outer, tirx.Ramp(const(first), const(1), QUAD))
 
 
+def load_words(buffer: tirx.Buffer, *indices: Index) -> Expr:
+    """16 bytes from ``indices`` on, as four numbers of 32 bits; they start where a quad may."""
+    address = tirx.address_of(tirx.BufferLoad(buffer, [const(index) for index in indices]))
+    return tirx.call_pure_extern(f"int32x{QUAD}", f"*(__global const int{QUAD}*)", address)
+
+
 def store_quad(buffer: tirx.Buffer, value: Expr, *indices: Index) -> tirx.Stmt:
     """Four numbers as neighbours, from ``indices`` on."""
     *outer, first = indices
