@@ -14,15 +14,17 @@ namespace tvm_stretch {
 namespace {
 
 // Large blocks of tensors that were freed, for tensors of the next runs. The system clears new
-// pages at their first use: 1.2 ms for 3 MB, which may be more than the network takes.
+// pages at their first use: 1.2 ms for 3 MB, which may be more than the network takes. No thread
+// waits for another one here: a forked child could wait for a thread that it does not have.
 class FreedBlocks {
  public:
   FreedBlocks() { blocks_.reserve(kCount); }
 
-  // Null if there is no block of this size.
+  // Null if there is no block of this size, or another thread looks for one.
   void* Take(size_t bytes) {
     if (bytes < kLeast) return nullptr;
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock) return nullptr;
     for (size_t i = blocks_.size(); i-- > 0;) {
       if (blocks_[i].bytes != bytes) continue;
       void* data = blocks_[i].data;
@@ -33,8 +35,8 @@ class FreedBlocks {
   }
 
   void Give(void* data, size_t bytes) {
-    if (bytes < kLeast || bytes > kMost) return std::free(data);
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    if (bytes < kLeast || bytes > kMost || !lock.try_lock()) return std::free(data);
     while (blocks_.size() == kCount || kept_ + bytes > kMost) {
       std::free(blocks_.front().data);  // the oldest one
       Remove(0);
