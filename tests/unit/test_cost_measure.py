@@ -102,6 +102,9 @@ def test_kernels_of_a_gpu_take_together_what_a_plain_run_takes() -> None:
     found = launched_together([large, small, large], 178_000)
     assert [t.nanoseconds for t in found] == [88_950, 100, 88_950]  # a part of each is its own
     assert [t.nanoseconds for t in launched_together(apart, -1)] == [750, 1500]
+    for plain, expected in ((8000, [3000, 5000]), (7000, [3000, 4000]), (6000, [2500, 3500])):
+        found = launched_together(apart, plain, 4000.0)  # the small one hides no launch
+        assert [t.nanoseconds for t in found] == expected
 
 
 def test_a_reference_kernel_says_nothing_of_a_gpu() -> None:

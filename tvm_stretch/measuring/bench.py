@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from tvm_stretch.targets.processor import Processor
 _RUNS = 15
 _SECONDS = 3.0
 _MOST_HIDDEN = 0.75  # of the time of a kernel, by launches beside others
+_TINY, _LAUNCHED = Sample("elementwise", 4, (1, 1), 4), 16
+"""A kernel of no work, and how many of them show what a launch takes."""
 
 
 def by_packets(processor: Processor) -> str:
@@ -140,7 +143,8 @@ class Bench:
             *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         alone = [timing.nanoseconds for timing in timings]
         if is_gpu:
-            timings = launched_together(timings, total.nanoseconds - copies.nanoseconds)
+            computed = total.nanoseconds - copies.nanoseconds
+            timings = launched_together(timings, computed, self._launch_ns)
         rows = self._kernel_rows(model, kernels, timings, origin)
         if "network" in origin or packet_ns:  # long runs: their overhead would be noise
             return rows, total, copies.nanoseconds, alone
@@ -153,6 +157,14 @@ class Bench:
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
         return rows, total, copies.nanoseconds, alone
+
+    @functools.cached_property
+    def _launch_ns(self) -> float:
+        """What a kernel takes at least in a plain run: the launch of the next one."""
+        model = self._workshop.samples([_TINY] * _LAUNCHED).model
+        module = self._open(model)
+        (total,) = self.stopwatch.watch(lambda: [self._run_ns(module)], _RUNS, _SECONDS)
+        return total.nanoseconds / len(model.graph.nodes)
 
     def _kernel_rows(
         self,
@@ -201,23 +213,29 @@ class Bench:
         return module
 
 
-def launched_together(timings: Sequence[Timing], nanoseconds: int) -> list[Timing]:
+def launched_together(
+    timings: Sequence[Timing], nanoseconds: int, launch_ns: float = 0.0
+) -> list[Timing]:
     """The times of a GPU's kernels, such that their sum is what all of them take in a plain run.
 
     In a traced run, the driver notes the time at each launch. So kernels begin on an idle GPU and
     take longer than in a plain run, in which a launch hides where the kernel before it computes.
     That is the same for each kernel, small or large: 1.0 to 2.5 us in 40 networks on an H100, whose
-    plain runs took 0.68 to 0.96 of the traced kernels.
+    plain runs took 0.68 to 0.96 of the traced kernels. Only kernels longer than a launch hide one,
+    down to its time; if that does not explain the plain run, all of them do.
     """
-    hidden = float(sum(timing.nanoseconds for timing in timings) - nanoseconds)
-    found = list(timings)
-    smallest_first = sorted(range(len(found)), key=lambda i: found[i].nanoseconds)
-    for place, index in enumerate(smallest_first):
-        own = found[index].nanoseconds
-        less = max(0.0, min(hidden / (len(found) - place), _MOST_HIDDEN * own))
-        found[index] = replace(found[index], nanoseconds=max(1, round(own - less)))
-        hidden -= less
-    return found
+    found = [float(timing.nanoseconds) for timing in timings]
+    hidden = sum(found) - nanoseconds
+    for least in (launch_ns, 0.0):
+        lowest = [max(least, (1.0 - _MOST_HIDDEN) * timing.nanoseconds) for timing in timings]
+        most = [max(0.0, own - low) for own, low in zip(found, lowest, strict=True)]
+        order = sorted(range(len(found)), key=most.__getitem__)
+        for place, index in enumerate(order):
+            less = max(0.0, min(hidden / (len(found) - place), most[index]))
+            found[index] -= less
+            hidden -= less
+    pairs = zip(timings, found, strict=True)
+    return [replace(timing, nanoseconds=max(1, round(own))) for timing, own in pairs]
 
 
 def copy_time(trace: Mapping[str, Any]) -> int:
