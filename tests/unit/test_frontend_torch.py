@@ -62,7 +62,33 @@ def _divisions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (x // 2, n // 3, n / 2, *numbers, *tensors)
 
 
+def _reductions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    extremes = (x.amax((2, 3)), x.amin(-1, keepdim=True), x.amax(()), *x.min(2), *x.min(-1, True))
+    return (*extremes, x.prod(1), x.prod(-1, keepdim=True), (x > 9).any(), x.any())
+
+
+def _edges(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    signal, volume = x[0], x[None]
+    return (
+        F.pad(x, (1, 2, 0, 3), "reflect"),
+        F.pad(x, (2, 0, 1, 1), "replicate"),
+        *(F.pad(signal, (3, 1), mode) for mode in ("reflect", "replicate")),
+        *(F.pad(volume, (1, 1, 2, 0, 0, 1), mode) for mode in ("reflect", "replicate")),
+    )
+
+
+def _scattered(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    places = torch.tensor([0, 2, 2, 1]).reshape(1, 1, 1, 4).expand(2, 3, 8, 4)
+    y = x[..., :4] * 2
+    kinds = ("sum", "prod", "amax", "amin")
+    reduced = [x.scatter_reduce(3, places, y, kind) for kind in kinds]
+    return (x.scatter_add(3, places, y), *reduced, torch.select_scatter(x, x[:, :, 1], 2, -2))
+
+
 CASES: dict[str, Function] = {
+    "reductions": _reductions,
+    "edges": _edges,
+    "scattered": _scattered,
     "divisions": _divisions,
     "topk": lambda x: (*x.topk(3), x.topk(2, dim=1, largest=False).values),
     "sort": lambda x: (*x.sort(-1), x.argsort(2, descending=True), *x.max(2)),

@@ -7,6 +7,7 @@ x // 2, div(x, y, rounding_mode) both operands in the result's type
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
 lstm(x, (h, c), weights, ..)     one layer after the other: `torch_recurrent.py`
+x.amax(1), pad(x, .., "reflect") reductions and edges: `torch_reductions.py`
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.torch_recurrent import RECURRENT
+from tvm_stretch.frontend.torch_reductions import REDUCTIONS
 from tvm_stretch.frontend.windows import Windows, fold
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _KEPT = ("col2im.default", "unfold.default")
 """What torch would write in terms of strides, or of additions to places in memory."""
 
 
-_DIVISIONS = ("div.Tensor", "div.Tensor_mode", "floor_divide.default")
+_DIVISIONS = ("div.Tensor", "div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -44,6 +46,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
 def converters() -> dict[str, Any]:
     """By torch's name, as TVM's importer wants them."""
     return {
+        **REDUCTIONS,
         "index.Tensor": _index,
         "convolution.default": _convolution,
         "addmm.default": _addmm,
