@@ -77,6 +77,10 @@ def _edges(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
+def _nearest(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(F.interpolate(x, size) for size in ((16, 24), (7, 5), (19, 3), (8, 11)))
+
+
 def _scattered(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     places = torch.tensor([0, 2, 2, 1]).reshape(1, 1, 1, 4).expand(2, 3, 8, 4)
     y = x[..., :4] * 2
@@ -88,6 +92,7 @@ def _scattered(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 CASES: dict[str, Function] = {
     "reductions": _reductions,
     "edges": _edges,
+    "nearest": _nearest,
     "scattered": _scattered,
     "divisions": _divisions,
     "topk": lambda x: (*x.topk(3), x.topk(2, dim=1, largest=False).values),

@@ -4,6 +4,7 @@ x[:, i, j]                       one element for each pair, not rows i and colum
 conv2d(x: bfloat16, w, bias)     the bias is added in the network's type
 x // 2, div(x, y, rounding_mode) both operands in the result's type
 (x > 0).cumsum(1)                sums of booleans are integers
+interpolate(x, (7, 7))           the nearest pixel is that below, not that of the nearest centre
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
 lstm(x, (h, c), weights, ..)     one layer after the other: `torch_recurrent.py`
@@ -52,6 +53,7 @@ def converters() -> dict[str, Any]:
         "addmm.default": _addmm,
         "col2im.default": _fold,
         "unfold.default": _unfold,
+        "upsample_nearest2d.vec": _nearest,
         "cumprod.default": _running(relax.op.cumprod),
         "cumsum.default": _running(relax.op.cumsum),
         **dict.fromkeys(_DIVISIONS, _divide),
@@ -157,6 +159,21 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
         return importer.block_builder.emit(function(x, axis, _dtype(node)))
 
     return convert
+
+
+def _nearest(node: Any, importer: Any) -> relax.Expr:
+    """Torch reads pixel ``floor(i * size / result)``; the importer takes the nearest centre."""
+    x = importer.env[node.args[0]]
+    sizes = [int(size) for size in node.meta["val"].shape[2:]]
+    resized = relax.op.image.resize2d(
+        x,
+        relax.ShapeExpr(sizes),
+        layout="NCHW",
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
+    return importer.block_builder.emit(resized)
 
 
 def _unfold(node: Any, importer: Any) -> relax.Expr:
