@@ -78,7 +78,9 @@ def _edges(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _nearest(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(F.interpolate(x, size) for size in ((16, 24), (7, 5), (19, 3), (8, 11)))
+    sizes = [F.interpolate(x, size) for size in ((16, 24), (7, 5), (19, 3), (8, 11))]
+    factors = (2, 1.3, 0.7, (1.5, 3.0))  # 5 / 1.3 is below 4, and 5 * 5 / 6 is not
+    return (*sizes, *(F.interpolate(x[..., :5, :5], scale_factor=factor) for factor in factors))
 
 
 def _scattered(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

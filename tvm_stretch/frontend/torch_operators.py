@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.gathered import gathered
 from tvm_stretch.frontend.torch_recurrent import RECURRENT
 from tvm_stretch.frontend.torch_reductions import REDUCTIONS
 from tvm_stretch.frontend.windows import Windows, fold
@@ -162,18 +163,35 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
 
 
 def _nearest(node: Any, importer: Any) -> relax.Expr:
-    """Torch reads pixel ``floor(i * size / result)``; the importer takes the nearest centre."""
-    x = importer.env[node.args[0]]
-    sizes = [int(size) for size in node.meta["val"].shape[2:]]
-    resized = relax.op.image.resize2d(
-        x,
-        relax.ShapeExpr(sizes),
-        layout="NCHW",
-        method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric",
-        rounding_method="floor",
+    """Torch reads pixel ``floor(i * step)``; the importer takes the nearest centre.
+
+    The step is the inverse of a given factor, or the sizes' ratio, for which there is a resize.
+    """
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    old = [int(size) for size in x.ty.shape.values[2:]]
+    new = [int(size) for size in node.meta["val"].shape[2:]]
+    factors = (node.args[2] if len(node.args) > 2 else None) or [None, None]
+    steps = [1 / f if f else o / n for f, o, n in zip(factors, old, new, strict=True)]
+    places = [_read(*sizes) for sizes in zip(old, new, steps, strict=True)]
+    ratios = [_read(o, n, o / n) for o, n in zip(old, new, strict=True)]
+    if not all(map(np.array_equal, places, ratios)):
+        return gathered(emit, x, dict(enumerate(places, 2)))
+    return emit(
+        relax.op.image.resize2d(
+            x,
+            relax.ShapeExpr(new),
+            layout="NCHW",
+            method="nearest_neighbor",
+            coordinate_transformation_mode="asymmetric",
+            rounding_method="floor",
+        )
     )
-    return importer.block_builder.emit(resized)
+
+
+def _read(old: int, new: int, step: float) -> np.ndarray:
+    """The pixel that each new one is."""
+    places = np.arange(new, dtype="float32") * np.float32(step)
+    return np.minimum(places.astype("int32"), old - 1)
 
 
 def _unfold(node: Any, importer: Any) -> relax.Expr:

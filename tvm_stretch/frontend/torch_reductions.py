@@ -17,6 +17,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend.gathered import gathered, padded
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 """The names of relax for the reductions of `scatter_reduce`."""
@@ -61,19 +62,17 @@ def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, pads = importer.retrieve_args(node)[:2]
-        sizes = [int(size) for size in x.ty.shape.values]
+        sizes, places = [int(size) for size in x.ty.shape.values], {}
         for place in range(len(pads) // 2):
-            axis, (before, after) = len(sizes) - 1 - place, pads[2 * place : 2 * place + 2]
-            if min(before, after) < 0:
+            axis, pair = len(sizes) - 1 - place, pads[2 * place : 2 * place + 2]
+            if min(pair) < 0:
                 raise UnsupportedError(
-                    f"expected padding of at least 0 for {node.target}, got {(before, after)}; "
+                    f"expected padding of at least 0 for {node.target}, got {pair}; "
                     "slice the tensor instead"
                 )
-            if (before, after) != (0, 0):
-                places = np.pad(np.arange(sizes[axis]), (before, after), mode)  # type: ignore[call-overload]
-                indices = relax.const(places, "int32")
-                x = importer.block_builder.emit(relax.op.take(x, indices, axis, mode="clip"))
-        return x
+            if any(pair):
+                places[axis] = padded(sizes[axis], pair, mode)
+        return gathered(importer.block_builder.emit, x, places)
 
     return convert
 

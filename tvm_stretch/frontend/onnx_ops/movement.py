@@ -10,6 +10,7 @@ import onnx.numpy_helper
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.frontend.gathered import gathered, padded
 from tvm_stretch.frontend.onnx_node import (
     Node,
     Value,
@@ -203,15 +204,15 @@ def _pad_by_index(node: Node, x: relax.Expr, width: list[list[int]], mode: str) 
     numpy_mode = modes.get(mode)
     if numpy_mode is None:
         raise node.refuse("mode constant, reflect, edge or wrap", mode)
+    places = {}
     for axis, pair in enumerate(width):
         if any(pair):
             size = int(x.ty.shape.values[axis])
             if mode == "reflect" and max(pair) >= size:
                 raise node.refuse(f"reflection of fewer than the {size} elements", str(max(pair)))
             node.check_table(size + sum(pair))
-            index = np.pad(np.arange(size), pair, mode=numpy_mode)
-            x = node.emit(relax.op.take(x, as_expr(index.astype("int32")), axis, mode="clip"))
-    return x
+            places[axis] = padded(size, pair, numpy_mode)
+    return gathered(node.emit, x, places)
 
 
 @converter("Expand")
