@@ -58,7 +58,7 @@ STATES: dict[str, object] = {"past": "present"}
 
 
 def operators() -> tuple[list[str], list[str]]:
-    """Those that make the cache and its sums, and the last ones."""
+    """The operators that make the cache and its sums, and the last ones."""
     plan = ts.compile(cache(), [TARGET], states=STATES, cpu_threads=1).plan
     names = [name for region in plan.regions for name in region.operators]
     return names[: names.index("sum")], names[names.index("sum") :]

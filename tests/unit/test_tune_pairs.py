@@ -155,7 +155,7 @@ def tuned_by(
 
 @pytest.mark.parametrize("apart_ns", [90, 101, 120])
 def test_the_fastest_right_form_wins(tmp_path: Path, apart_ns: int) -> None:
-    """Of all tiles the second one is fastest, and the third would be, if its answer were right.
+    """The second tile is the fastest one, and the third would be, if its answer were right.
 
     By chance, the first one seems to be faster once.
     """

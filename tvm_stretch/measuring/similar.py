@@ -93,12 +93,12 @@ def telling_first(
 def _kernel_of(sample: Sample, machine: VectorMachine) -> Features | None:
     """The kernel that a sample will be, as far as its layer decides it; None without template."""
     template = _template_of(sample, machine)
+    if template is None:
+        return None
     out_height, out_width = sample.out_size
     count = sample.out_channels * out_height * out_width
     flops = count * _FLOPS.get(sample.epilogue, _EXPONENTIAL)
     extra = 4 * count if sample.epilogue.startswith("add") else 0
-    if template is None:
-        return None
     return template.work(EpilogueWork(flops, extra, 4 * count), machine, 4)
 
 
