@@ -72,7 +72,7 @@ class Band:
             if mask:
                 at = (*self.stack, self.first + row, key)
                 value = value + load(mask[0], *cfg.mask_place(at))
-            top = tirx.max(load(self.top, row, lane), load(self.scores, row, key))
+            top = tirx.max(load(self.top, row, lane), value)
             return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
 
         def sum_of(row: Expr, column: Expr, _: Expr, value: Expr) -> tirx.Stmt:

@@ -148,6 +148,20 @@ def test_temporaries_of_vectors_have_room_for_them() -> None:
     assert all(["scratch", 256] in launch["args"] for launch in listed)
 
 
+def test_vectors_share_no_temporary_with_numbers_that_follow() -> None:
+    """TVM would let them share one, and drivers promote only arrays of vectors to registers."""
+    data = te.placeholder((tirx.const(64, "int64"),), name="data")
+    sums = te.compute((tirx.const(32, "int64"),), lambda i: data[i] + data[i + 32], name="sums")
+    used = te.compute(sums.shape, lambda i: sums[i] * 2.0, name="used")
+    numbers = te.compute(sums.shape, lambda i: used[i] * data[i], name="numbers")
+    out = te.compute(sums.shape, lambda i: numbers[31 - i], name="out")
+    schedule = s_tir.Schedule(te.create_prim_func([data, used, out]))
+    for name in ("sums", "used"):
+        schedule.vectorize(schedule.split(*schedule.get_loops(name), [None, 8])[1])
+    (launch,) = launches(schedule.mod["main"])
+    assert re.search(r"float8 sums\w*\[4\]", launch["source"])
+
+
 def test_a_kernel_without_work_is_refused() -> None:
     nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.const(0, "int32"))).with_attr("s_tir", True)
     with pytest.raises(UnsupportedError, match="expected work for kernel kernel"):

@@ -302,11 +302,22 @@ def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[An
     return [comparison for comparison in found if _mentions(comparison, differs)]
 
 
+@tvm.transform.module_pass(opt_level=0, name="KeepApart")
+def _keep_apart(mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+    """StorageRewrite without reuse, which TVM leaves out where a later pass merges memory."""
+    config = {**context.config, "tirx.merge_static_smem": True}
+    with tvm.transform.PassContext(opt_level=context.opt_level, config=config):
+        return tirx.transform.StorageRewrite()(mod)
+
+
 def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
     t, s = tirx.transform, s_tir.transform
     narrow = [] if wide_indices else [t.NarrowDataType(32)]
     # ThreadSync cannot tell two halves of a buffer apart, and would add barriers between them.
     barriers = [] if own_barriers else [s.ThreadSync("shared")]
+    # PoCL promotes arrays of vectors to registers, but no array that also holds single numbers
+    # later on, so temporaries on a CPU share no memory: an attention took 3 times as long.
+    storage = _keep_apart if wide_indices else t.StorageRewrite()
     return [
         s.CanonicalizeLoop(),
         s.LowerCrossThreadReduction(),
@@ -325,7 +336,7 @@ def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.
         *narrow,
         s.LoopPartition(),
         t.VectorizeLoop(True),
-        t.StorageRewrite(),
+        storage,
         t.UnrollLoop(),
         t.StmtSimplify(),
         t.RemoveNoOp(),
