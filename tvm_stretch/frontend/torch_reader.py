@@ -10,6 +10,7 @@ import tvm
 
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend.torch_archive import safe_archive
+from tvm_stretch.frontend.torch_importer import import_program
 from tvm_stretch.frontend.torch_operators import converters, decomposed
 from tvm_stretch.frontend.torch_quantised import quantised_converters, register_quantised
 from tvm_stretch.frontend.torch_recurrent import recurrent_converters
@@ -45,23 +46,17 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
         ModelError: It has scales that are not above zero.
         UnsupportedError: The importer cannot take it.
     """
-    from tvm.relax.frontend.torch import from_exported_program
-
     _refuse_control_flow(program)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = decomposed(program)
-            return from_exported_program(
-                program,
-                unwrap_unit_return_tuple=True,
-                custom_convert_map={
-                    **converters(),
-                    **recurrent_converters(program),
-                    **quantised_converters(program),
-                },
-                run_ep_decomposition=False,
-            )
+            own = {
+                **converters(),
+                **recurrent_converters(program),
+                **quantised_converters(program),
+            }
+            return import_program(program, own)
     except StretchError:
         raise
     except Exception as error:  # the importer raises many kinds

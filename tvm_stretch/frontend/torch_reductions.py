@@ -4,8 +4,6 @@ x.amax((2, 3)), x.amin(-1)       one or several axes; all of them without axes
 x.min(2)                         values and places
 x.prod(1), x.any()               one axis; all of them
 F.pad(x, (1, 2), "reflect")      elements taken by constant indices, as for "replicate"
-x.scatter_add(1, places, y)      ONNX's ScatterElements with a sum
-select_scatter(x, y, 1, 3)       y where the index along axis 1 is 3
 """
 
 from __future__ import annotations
@@ -18,20 +16,12 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered, padded
-
-_REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""The names of relax for the reductions of `scatter_reduce`."""
-
-
-def _argument(node: Any, importer: Any, place: int, name: str, default: Any) -> Any:
-    args = importer.retrieve_args(node)
-    return args[place] if len(args) > place else node.kwargs.get(name, default)
-
+from tvm_stretch.frontend.torch_nodes import argument, dtype_of, of_type
 
 def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
     def convert(node: Any, importer: Any) -> relax.Expr:
-        axes = _argument(node, importer, 1, "dim", ()) or None
-        keep = _argument(node, importer, 2, "keepdim", False)
+        axes = argument(node, importer, 1, "dim", ()) or None
+        keep = argument(node, importer, 2, "keepdim", False)
         return importer.block_builder.emit(function(importer.env[node.args[0]], axes, keep))
 
     return convert
@@ -39,22 +29,78 @@ def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
 
 def _least(node: Any, importer: Any) -> relax.Expr:
     emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    axis = _argument(node, importer, 1, "dim", 0)
-    keep = _argument(node, importer, 2, "keepdim", False)
+    axis = argument(node, importer, 1, "dim", 0)
+    keep = argument(node, importer, 2, "keepdim", False)
     values, places = relax.op.min(x, axis, keep), relax.op.argmin(x, axis, keep)
     return emit(relax.Tuple([emit(values), emit(places)]))
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
-    axis = _argument(node, importer, 1, "dim", None)
-    keep = _argument(node, importer, 2, "keepdim", False)
-    return importer.block_builder.emit(relax.op.prod(importer.env[node.args[0]], axis, keep))
+    axis = argument(node, importer, 1, "dim", None)
+    keep = argument(node, importer, 2, "keepdim", False)
+    x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
+    return importer.block_builder.emit(relax.op.prod(x, axis, keep))
+
+
+def _product_of_all(node: Any, importer: Any) -> relax.Expr:
+    x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
+    return importer.block_builder.emit(relax.op.prod(x))
 
 
 def _any(node: Any, importer: Any) -> relax.Expr:
+    emit = importer.block_builder.emit
+    axes = argument(node, importer, 1, "dim", None)
+    keep = argument(node, importer, 2, "keepdim", False)
+    found = of_type(importer, of_type(importer, importer.env[node.args[0]], "bool"), "int8")
+    return of_type(importer, emit(relax.op.max(found, axes, keep)), "bool")
+
+
+def _var_mean(node: Any, importer: Any) -> relax.Expr:
+    """The variance as the importer computes it, and the mean."""
     emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    found = emit(relax.op.astype(emit(relax.op.astype(x, "bool")), "int8"))
-    return emit(relax.op.astype(emit(relax.op.max(found)), "bool"))
+    axes = argument(node, importer, 1, "dim", None)
+    mean = emit(relax.op.mean(x, axes, keepdims=node.kwargs.get("keepdim", False)))
+    return emit(relax.Tuple([importer._var_correction(node), mean]))
+
+
+def _norm(node: Any, importer: Any) -> relax.Expr:
+    """``sum(|x| ** p) ** (1 / p)``; 0 counts, and infinity finds the largest."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    x = of_type(importer, importer.env[node.args[0]], dtype)
+    order = argument(node, importer, 1, "ord", 2)
+    axes = argument(node, importer, 2, "dim", None) or None
+    keep = argument(node, importer, 3, "keepdim", False)
+    if order == 0:
+        x = of_type(importer, of_type(importer, x, "bool"), dtype)
+        return emit(relax.op.sum(x, axes, keep))
+    if order == 2:
+        return emit(relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keep)))
+    x = emit(relax.op.abs(x))
+    if order in (np.inf, -np.inf):
+        return emit((relax.op.max if order > 0 else relax.op.min)(x, axes, keep))
+    if order == 1:
+        return emit(relax.op.sum(x, axes, keep))
+    total = relax.op.sum(relax.op.power(x, relax.const(order, dtype)), axes, keep)
+    return emit(relax.op.power(total, relax.const(1 / order, dtype)))
+
+
+def _top(node: Any, importer: Any) -> relax.Expr:
+    """Sorted, also where any order will do."""
+    x, count = importer.retrieve_args(node)[:2]
+    axis = argument(node, importer, 2, "dim", -1)
+    largest = argument(node, importer, 3, "largest", True)
+    found = relax.op.topk(x, count, axis, "both", largest, "int64")
+    return importer.block_builder.emit(found)
+
+
+def _sorted(node: Any, importer: Any) -> relax.Expr:
+    """Equal elements keep their order."""
+    x = importer.env[node.args[0]]
+    stable = node.target.__name__ == "sort.stable"
+    axis = node.kwargs.get("dim", -1) if stable else argument(node, importer, 1, "dim", -1)
+    last = argument(node, importer, 2, "descending", False)
+    found = relax.op.topk(x, int(x.ty.shape.values[axis]), axis, "both", last, "int64")
+    return importer.block_builder.emit(found)
 
 
 def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
@@ -77,44 +123,18 @@ def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
     return convert
 
 
-def _scatter_add(node: Any, importer: Any) -> relax.Expr:
-    x, axis, places, values = importer.retrieve_args(node)[:4]
-    added = relax.op.scatter_elements(x, places, values, axis, "add")
-    return importer.block_builder.emit(added)
-
-
-def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
-    x, axis, places, values, reduction = importer.retrieve_args(node)[:5]
-    whole = node.kwargs.get("include_self", True)
-    if reduction not in _REDUCTIONS or not whole:
-        raise UnsupportedError(
-            f"expected one of {[*_REDUCTIONS]} with include_self for scatter_reduce, got "
-            f"{reduction!r} with include_self={whole}; write it in other operators"
-        )
-    found = relax.op.scatter_elements(x, places, values, axis, _REDUCTIONS[reduction])
-    return importer.block_builder.emit(found)
-
-
-def _select_scatter(node: Any, importer: Any) -> relax.Expr:
-    emit = importer.block_builder.emit
-    x, values, axis, index = importer.retrieve_args(node)[:4]
-    sizes = [int(size) for size in x.ty.shape.values]
-    axis %= len(sizes)
-    chosen = np.arange(sizes[axis]) == index % sizes[axis]
-    mask = relax.const(chosen.reshape([-1 if a == axis else 1 for a in range(len(sizes))]), "bool")
-    return emit(relax.op.where(mask, emit(relax.op.expand_dims(values, axis)), x))
-
-
 REDUCTIONS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "amax.default": _extreme(relax.op.max),
     "amin.default": _extreme(relax.op.min),
     "min.dim": _least,
     "prod.dim_int": _product,
-    "any.default": _any,
+    "prod.default": _product_of_all,
+    **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any),
+    "var_mean.correction": _var_mean,
+    "linalg_vector_norm.default": _norm,
+    "topk.default": _top,
+    **dict.fromkeys(("sort.default", "sort.stable"), _sorted),
     **{f"reflection_pad{rank}d.default": _edges("reflect") for rank in (1, 2, 3)},
     **{f"replication_pad{rank}d.default": _edges("edge") for rank in (1, 2, 3)},
-    "scatter_add.default": _scatter_add,
-    "scatter_reduce.two": _scatter_reduce,
-    "select_scatter.default": _select_scatter,
 }
 """By torch's name."""

@@ -1,0 +1,204 @@
+"""Resizes, samplers and the places of pools, which TVM's importer translates wrongly or not at all.
+
+interpolate(x, (7, 7))                     the nearest pixel is that below, not of the nearest centre
+interpolate(x, scale_factor=1.3)           the factor gives the places, not the sizes' ratio
+interpolate(x, .., "bicubic", antialias)   ONNX's Resize: sums of weighted gathers
+max_pool2d(x, 3, return_indices=True)      `pool_places.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend.gathered import gathered
+from tvm_stretch.frontend.pool_places import Pool, place_of_largest
+from tvm_stretch.frontend.torch_nodes import argument, as_onnx
+
+Converter = Callable[[Any, Any], relax.Expr]
+
+
+def _sizes(node: Any, importer: Any) -> tuple[relax.Expr, list[int], list[int]]:
+    """The tensor, and its sizes before and after, without batch and channels."""
+    x = importer.env[node.args[0]]
+    old = [int(size) for size in x.ty.shape.values[2:]]
+    return x, old, [int(size) for size in node.meta["val"].shape[2:]]
+
+
+def _nearest(*, centred: bool) -> Converter:
+    """Torch reads pixel ``floor(i * step)``, or ``floor((i + 0.5) * step)`` if ``centred``.
+
+    The step is the inverse of a given factor, or the sizes' ratio, for which there is a resize.
+    """
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit = importer.block_builder.emit
+        x, old, new = _sizes(node, importer)
+        factors = (node.args[2] if len(node.args) > 2 else None) or [None] * len(old)
+        steps = [1 / f if f else o / n for f, o, n in zip(factors, old, new, strict=True)]
+        half = 0.5 if centred else 0.0
+        places = [_read(*sizes, half) for sizes in zip(old, new, steps, strict=True)]
+        ratios = [_read(o, n, o / n, 0.0) for o, n in zip(old, new, strict=True)]
+        if len(old) != 2 or not all(map(np.array_equal, places, ratios)):
+            return gathered(emit, x, dict(enumerate(places, 2)))
+        return emit(
+            relax.op.image.resize2d(
+                x,
+                relax.ShapeExpr(new),
+                layout="NCHW",
+                method="nearest_neighbor",
+                coordinate_transformation_mode="asymmetric",
+                rounding_method="floor",
+            )
+        )
+
+    return convert
+
+
+def _read(old: int, new: int, step: float, half: float) -> np.ndarray:
+    """The pixel that each new one is."""
+    places = (np.arange(new, dtype="float32") + np.float32(half)) * np.float32(step)
+    return np.minimum(places.astype("int32"), old - 1)
+
+
+def _interpolated(mode: str, *, smoothed: bool = False) -> Converter:
+    """Between pixels: factors say where they lie, unless corners are aligned."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, old, new = _sizes(node, importer)
+        aligned = bool(node.args[2])
+        given = [*node.args[3:5], *node.kwargs.values()]
+        factors = given if smoothed else argument(node, importer, 3, "scale_factors", None)
+        attributes: dict[str, Any] = {
+            "mode": mode.encode(),
+            "axes": [*range(2, 2 + len(new))],
+            "coordinate_transformation_mode": b"align_corners" if aligned else b"half_pixel",
+            "cubic_coeff_a": -0.5 if smoothed else -0.75,
+            "antialias": int(smoothed),
+            "exclude_outside": int(smoothed),
+        }
+        if factors and all(factors) and not aligned:
+            if mode == "linear":  # torch copies axes that keep their size
+                factors = [1 if o == n else f for f, o, n in zip(factors, old, new, strict=True)]
+            inputs = [x, None, np.asarray(factors, "float64")]
+        else:
+            inputs = [x, None, None, np.asarray(new)]
+        return as_onnx(node, importer, "Resize", inputs, attributes)
+
+    return convert
+
+
+_MODES = (b"linear", b"nearest", b"cubic")
+_EDGES = (b"zeros", b"border", b"reflection")
+
+
+def _grid_sample(node: Any, importer: Any) -> relax.Expr:
+    x, grid, mode, edge, aligned = importer.retrieve_args(node)
+    attributes = {
+        "mode": _MODES[mode],
+        "padding_mode": _EDGES[edge],
+        "align_corners": int(aligned),
+    }
+    return as_onnx(node, importer, "GridSample", [x, grid], attributes)
+
+
+def _max_pool(rank: int) -> Converter:
+    """The largest numbers, and their places if these are used."""
+    operator = (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d)[rank - 1]
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit = importer.block_builder.emit
+        x, kernel = importer.retrieve_args(node)[:2]
+        stride = _each(argument(node, importer, 2, "stride", None) or kernel, rank)
+        padding = _each(argument(node, importer, 3, "padding", 0), rank)
+        dilation = _each(argument(node, importer, 4, "dilation", 1), rank)
+        ceil = bool(argument(node, importer, 5, "ceil_mode", False))
+        unbatched = len(x.ty.shape.values) == rank + 1
+        if unbatched:
+            x = emit(relax.op.expand_dims(x, 0))
+        kernel = _each(kernel, rank)
+        values = emit(operator(x, kernel, stride, padding, dilation, ceil))
+        results = [values]
+        if any(user.args[1] == 1 for user in node.users):
+            pool = Pool(kernel, stride, padding, dilation, [int(s) for s in values.ty.shape.values])
+            results.append(place_of_largest(emit, x, pool))
+        if unbatched:
+            results = [emit(relax.op.squeeze(result, [0])) for result in results]
+        return emit(relax.Tuple(results if len(results) == 2 else results * 2))
+
+    return convert
+
+
+def _avg_pool(rank: int) -> Converter:
+    """A divisor of the sum's own counts the whole window."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit = importer.block_builder.emit
+        divisor = argument(node, importer, 6, "divisor_override", None)
+        if divisor is None:
+            return getattr(importer, f"_avg_pool{rank}d")(node)
+        x, kernel = importer.retrieve_args(node)[:2]
+        stride = argument(node, importer, 2, "stride", None) or kernel
+        padding = argument(node, importer, 3, "padding", 0)
+        if argument(node, importer, 4, "ceil_mode", False):
+            raise UnsupportedError(
+                f"expected divisor_override or ceil_mode for torch's {node.target} "
+                f"({node.name!r}), got both; pad the tensor instead of ceil_mode"
+            )
+        operator = relax.op.nn.avg_pool2d if rank == 2 else relax.op.nn.avg_pool3d
+        kernel = _each(kernel, rank)
+        mean = emit(
+            operator(x, kernel, _each(stride, rank), _each(padding, rank), count_include_pad=True)
+        )
+        return emit(relax.op.multiply(mean, relax.const(prod(kernel) / divisor, x.ty.dtype)))
+
+    return convert
+
+
+def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
+    """Along one axis after the other, windows of elements by index; short ones repeat their last."""
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    if any(user.args[1] == 1 for user in node.users):
+        raise UnsupportedError(
+            f"expected only the values of torch's {node.target} ({node.name!r}), got a use of its "
+            "indices; use max_pool2d, whose indices are supported"
+        )
+    sizes, new = [int(size) for size in x.ty.shape.values], node.args[1]
+    for axis, count in enumerate(_each(new, len(new)), len(sizes) - len(new)):
+        size = sizes[axis]
+        first = np.arange(count) * size // count
+        last = -(-(np.arange(count) + 1) * size // count) - 1
+        offsets = np.arange((last - first).max() + 1)
+        places = np.minimum(first[:, None] + offsets, last[:, None])
+        windows = emit(relax.op.take(x, relax.const(places, "int32"), axis, mode="clip"))
+        x = emit(relax.op.max(windows, [axis + 1]))
+    return emit(relax.Tuple([x, x]))
+
+
+def _each(value: int | Sequence[int], rank: int) -> list[int]:
+    """A number for each axis."""
+    values = [value] if isinstance(value, int) else [*value]
+    return values * rank if len(values) == 1 else values
+
+
+IMAGES: dict[str, Converter] = {
+    **{f"upsample_nearest{rank}d.vec": _nearest(centred=False) for rank in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{rank}d.vec": _nearest(centred=True) for rank in (1, 2, 3)},
+    "upsample_linear1d.vec": _interpolated("linear"),
+    "upsample_bilinear2d.vec": _interpolated("linear"),
+    "upsample_trilinear3d.vec": _interpolated("linear"),
+    "upsample_bicubic2d.vec": _interpolated("cubic"),
+    "_upsample_bilinear2d_aa.default": _interpolated("linear", smoothed=True),
+    "_upsample_bicubic2d_aa.default": _interpolated("cubic", smoothed=True),
+    "grid_sampler_2d.default": _grid_sample,
+    "grid_sampler_3d.default": _grid_sample,
+    **{f"max_pool{rank}d_with_indices.default": _max_pool(rank) for rank in (2, 3)},
+    **{f"avg_pool{rank}d.default": _avg_pool(rank) for rank in (2, 3)},
+    **{f"adaptive_max_pool{rank}d.default": _adaptive_max_pool for rank in (2, 3)},
+}
+"""By torch's name."""
