@@ -17,7 +17,7 @@ def _layer(make: Callable[[], torch.nn.Module], *specs: str) -> Case:
     """A layer with the parameters that the first seed gives, statistics included."""
     torch.manual_seed(0)
     layer = make().eval()
-    for name, value in layer.named_buffers():
+    for value in layer.buffers():
         if value.dtype.is_floating_point:
             torch.nn.init.uniform_(value, 0.5, 1.5)
     for value in layer.parameters():
@@ -187,9 +187,7 @@ _NORMALISATIONS = {
     "rms_norm": (lambda x, w: F.rms_norm(x, (7,), w, 1e-6), "2x3x7", "7"),
     "rms_norm plain": (lambda x: F.rms_norm(x, (7,)), "2x3x7"),
     "local_response_norm": (lambda x: F.local_response_norm(x, 3, 0.1, 0.75, 2), "2x7x4x4"),
-    "weight_norm": _layer(
-        lambda: L.utils.parametrizations.weight_norm(L.Conv1d(3, 4, 3)), "1x3x8"
-    ),
+    "weight_norm": _layer(lambda: L.utils.parametrizations.weight_norm(L.Conv1d(3, 4, 3)), "1x3x8"),
     "spectral_norm": _layer(lambda: L.utils.parametrizations.spectral_norm(L.Linear(3, 4)), "2x3"),
 }
 
@@ -232,9 +230,7 @@ _ATTENTIONS = {
     "multi-head": _layer(
         lambda: _First(L.MultiheadAttention(8, 2, batch_first=True)), "2x5x8", "2x7x8", "2x7x8"
     ),
-    "encoder layer": _layer(
-        lambda: L.TransformerEncoderLayer(8, 2, 16, batch_first=True), "2x5x8"
-    ),
+    "encoder layer": _layer(lambda: L.TransformerEncoderLayer(8, 2, 16, batch_first=True), "2x5x8"),
     "encoder layer first": _layer(
         lambda: L.TransformerEncoderLayer(8, 2, 16, activation="gelu", norm_first=True), "5x2x8"
     ),
@@ -319,7 +315,10 @@ _REDUCTIONS = {
     "sort": (lambda x: x.sort(0), "9x4"),
     "sort descending": (lambda x: x.sort(-1, descending=True), "4x9"),
     "sort stable": (lambda x: x.sort(dim=-1, stable=True), "4x20~0,3,1"),
-    "sort stable descending": (lambda x: x.sort(dim=-1, stable=True, descending=True), "4x20~0,3,1"),
+    "sort stable descending": (
+        lambda x: x.sort(dim=-1, stable=True, descending=True),
+        "4x20~0,3,1",
+    ),
     "argsort": (lambda x: x.argsort(1, descending=True), "4x9"),
     "msort": (torch.msort, "9x4"),
     "kthvalue": (lambda x: x.kthvalue(3, 1), "4x9"),

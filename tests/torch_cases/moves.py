@@ -171,7 +171,12 @@ _INDICES = {
         "2x2",
     ),
     "index_put spread": (lambda x, y: x.index_put((torch.tensor([0, 2]),), y), "3x4", "4"),
-    "index_put at a position": (lambda x, i, y: _assigned(x, (0, i), y), "1x5x4", "i64:1~0,4", "1x4"),
+    "index_put at a position": (
+        lambda x, i, y: _assigned(x, (0, i), y),
+        "1x5x4",
+        "i64:1~0,4",
+        "1x4",
+    ),
     "index_put by masks": (lambda x, m: x.index_put((m,), torch.tensor(3.0)), "3x4", "bool:3x4"),
     "index_add": (lambda x, i, y: x.index_add(0, i, y, alpha=2), "4x3", "i64:5~0,3", "5x3"),
     "index_copy": (lambda x, y: x.index_copy(0, torch.tensor([2, 0]), y), "4x3", "2x3"),

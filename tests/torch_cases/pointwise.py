@@ -11,7 +11,9 @@ _RANGE = "2x37~-3,3,0.25"
 _HALVES = "40~-5,5,0.5"
 
 _FUNCTIONS = {
-    **{name: _RANGE for name in ("abs", "neg", "exp", "sin", "cos", "sinh", "cosh", "tanh", "atan")},
+    **{
+        name: _RANGE for name in ("abs", "neg", "exp", "sin", "cos", "sinh", "cosh", "tanh", "atan")
+    },
     **{name: _RANGE for name in ("erf", "sigmoid", "floor", "ceil", "trunc", "sign", "square")},
     **{name: _RANGE for name in ("relu", "asinh", "exp2", "frac", "isnan", "isinf", "isfinite")},
     **{name: _RANGE for name in ("expm1", "sgn", "positive", "erfc", "signbit", "logical_not")},

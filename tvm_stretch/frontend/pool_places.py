@@ -2,7 +2,7 @@
 
     x: (N, C, H, W)   ->   take(x, constant places)   ->   argmax   ->   take(constant places)
 
-A place counts the elements of a channel. Of equal numbers the first counts.
+A place counts the elements of a channel. The first of equal numbers counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Pool:
             taps[rank + a] * self.stride[a] + taps[a] * self.dilation[a] - self.before[a]
             for a in range(rank)
         ]
-        inside = np.logical_and.reduce([(0 <= p) & (p < s) for p, s in zip(places, sizes, strict=True)])
+        inside = np.logical_and.reduce(
+            [(p >= 0) & (p < s) for p, s in zip(places, sizes, strict=True)]
+        )
         flat = np.ravel_multi_index([np.where(inside, p, 0) for p in places], tuple(sizes))
         return np.where(inside, flat, -1).reshape(prod(self.kernel), -1)
 

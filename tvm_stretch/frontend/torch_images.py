@@ -1,6 +1,6 @@
 """Resizes, samplers and the places of pools, which TVM's importer translates wrongly or not at all.
 
-interpolate(x, (7, 7))                     the nearest pixel is that below, not of the nearest centre
+interpolate(x, (7, 7))                     the nearest pixel is the one below
 interpolate(x, scale_factor=1.3)           the factor gives the places, not the sizes' ratio
 interpolate(x, .., "bicubic", antialias)   ONNX's Resize: sums of weighted gathers
 max_pool2d(x, 3, return_indices=True)      `pool_places.py`
@@ -39,6 +39,8 @@ def _nearest(*, centred: bool) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         emit = importer.block_builder.emit
         x, old, new = _sizes(node, importer)
+        if old == new and len(old) == 2 and not centred:
+            return x  # whatever the factor
         factors = (node.args[2] if len(node.args) > 2 else None) or [None] * len(old)
         steps = [1 / f if f else o / n for f, o, n in zip(factors, old, new, strict=True)]
         half = 0.5 if centred else 0.0
@@ -161,7 +163,7 @@ def _avg_pool(rank: int) -> Converter:
 
 
 def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
-    """Along one axis after the other, windows of elements by index; short ones repeat their last."""
+    """Along one axis after the other, short windows repeat their last element."""
     emit, x = importer.block_builder.emit, importer.env[node.args[0]]
     if any(user.args[1] == 1 for user in node.users):
         raise UnsupportedError(

@@ -66,7 +66,7 @@ def _compared(function: Function) -> Converter:
 
 
 def _unary(function: Function) -> Converter:
-    """Of whole numbers, too, whose result has fractions."""
+    """The result of whole numbers has fractions."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x = of_type(importer, importer.env[node.args[0]], dtype_of(node))

@@ -59,7 +59,10 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     program = program.run_decompositions(table)
     while more := _further(program, table):
         table.update(more)
-        program = program.run_decompositions(table)
+        try:
+            program = program.run_decompositions(table)
+        except Exception:  # torch does not always take its own
+            break
     for node in reversed([*program.graph.nodes]):
         if node.op == "call_function" and node.target.__name__ in _ASSERTIONS:
             program.graph.erase_node(node)
@@ -155,6 +158,9 @@ def _divide(node: Any, importer: Any) -> relax.Expr:
         mode = "floor"
     dtype = dtype_of(node)
 
+    if not isinstance(y, relax.Expr) and y == 0 and mode is None:  # TVM divides constants by it
+        infinite = relax.const(np.copysign(np.inf, y), dtype)
+        return emit(relax.op.multiply(of_type(importer, x, dtype), infinite))
     divide = relax.op.floor_divide if mode == "floor" else relax.op.divide
     result = emit(divide(of_type(importer, x, dtype), of_type(importer, y, dtype)))
     return emit(relax.op.trunc(result)) if mode == "trunc" and "float" in dtype else result

@@ -6,6 +6,7 @@ x.scatter_add(1, places, y)      ONNX's ScatterElements with a sum
 select_scatter(x, y, 1, 3)       y where the index along axis 1 is 3
 x.as_strided((3, 2), (2, 5))     elements taken by constant indices
 cat([x, n])                      all in the result's type
+bucketize(x, bounds)             how many bounds are below
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Indexed:
 
     @property
     def order(self) -> list[int]:
-        """The axes of what is taken, in the order of torch's result."""
+        """The axes of the taken elements, in the order of torch's result."""
         new, axes = list(range(len(self.shape))), self.axes
         others = list(range(len(new), len(new) + len(self.rest)))
         if axes != list(range(axes[0], axes[0] + len(axes))):
@@ -188,7 +189,7 @@ def _select_scatter(node: Any, importer: Any) -> relax.Expr:
 
 
 def _as_strided(node: Any, importer: Any) -> relax.Expr:
-    """Of a tensor whose elements lie in memory one after the other."""
+    """The elements of the tensor lie in memory one after the other."""
     emit = importer.block_builder.emit
     x, sizes, strides = importer.retrieve_args(node)[:3]
     known = node.args[0].meta["val"]
@@ -217,6 +218,25 @@ def _arange(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(relax.const(made.numpy(), dtype_of(node)))
 
 
+def _bucket(node: Any, importer: Any) -> relax.Expr:
+    """The number of bounds below each number, or of those that are not above it if ``right``."""
+    emit, (x, bounds) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
+    if node.target.__name__ == "searchsorted.Tensor":
+        x, bounds = bounds, x
+    if len(bounds.ty.shape.values) != 1 or not isinstance(x, relax.Expr):
+        raise UnsupportedError(
+            f"expected one row of bounds for torch's {node.target} ({node.name!r}), got shape "
+            f"{bounds.ty.shape}; split it into rows"
+        )
+    right = node.kwargs.get("right", False) or node.kwargs.get("side") == "right"
+    compare = relax.op.less_equal if right else relax.op.less
+    kinds = [node.args[i].meta["val"].dtype for i in (0, 1)]
+    dtype = str(kinds[0] if kinds[0].is_floating_point else kinds[1]).removeprefix("torch.")
+    x, bounds = of_type(importer, x, dtype), of_type(importer, bounds, dtype)
+    below = emit(compare(bounds, emit(relax.op.expand_dims(x, -1))))
+    return emit(relax.op.sum(emit(relax.op.astype(below, dtype_of(node))), -1))
+
+
 def _joined(node: Any, importer: Any) -> relax.Expr:
     """Torch leaves out empty vectors."""
     tensors, dtype = importer.retrieve_args(node)[0], dtype_of(node)
@@ -235,6 +255,7 @@ PLACES = {
     "select_scatter.default": _select_scatter,
     "as_strided.default": _as_strided,
     "cat.default": _joined,
+    **dict.fromkeys(("bucketize.Tensor", "searchsorted.Tensor"), _bucket),
     **{f"arange.{kind}": _arange for kind in ("default", "start", "start_step")},
 }
 """By torch's name."""

@@ -18,6 +18,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered, padded
 from tvm_stretch.frontend.torch_nodes import argument, dtype_of, of_type
 
+
 def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
     def convert(node: Any, importer: Any) -> relax.Expr:
         axes = argument(node, importer, 1, "dim", ()) or None

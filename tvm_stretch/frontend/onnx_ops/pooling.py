@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, converter
-from tvm_stretch.frontend.onnx_ops.elementwise import constant
+from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
 from tvm_stretch.frontend.onnx_ops.layers import spatial_padding, window_attributes
 
 _POOLS = {
@@ -110,14 +110,17 @@ def _grid_sample(node: Node) -> relax.Expr:
     if node.rank() not in layouts or (node.rank() == 5 and method == "bicubic"):
         raise node.refuse("2 spatial dimensions, or 3 without cubic", f"{mode}, rank {node.rank()}")
     layout, order = layouts[node.rank()]
-    return relax.op.image.grid_sample(
-        node[0],
-        relax.op.permute_dims(node[1], order),
+    wide = "float32" if node.dtype() in ("float16", "bfloat16") else node.dtype()
+    x, grid = (node.emit(cast(node, node[i], wide)) for i in (0, 1))  # places in 11 bits are none
+    sampled = relax.op.image.grid_sample(
+        x,
+        relax.op.permute_dims(grid, order),
         method=method,
         layout=layout,
         padding_mode=node.attr("padding_mode", "zeros"),
         align_corners=bool(node.attr("align_corners", 0)),
     )
+    return cast(node, node.emit(sampled), node.dtype())
 
 
 @converter("AffineGrid")
