@@ -1,6 +1,6 @@
 """Calls of torch through torch.export: what is accepted is right, the rest is refused.
 
-The checked-in listing says which; a change shows in its diff. One of 48 parts runs by default, all
+The checked-in listing says which; a change shows in its diff. One of 96 parts runs by default, all
 of them with `make test-full`. To renew the listing:
 
     python tests/device/torch_operator_cases.py --update
@@ -14,7 +14,7 @@ import pytest
 from device.torch_operator_cases import CASES, read_listing, verdicts
 
 LISTING = read_listing()
-PARTS = 48
+PARTS = 96
 QUICK_PARTS = (0,)
 
 

@@ -19,7 +19,9 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend.onnx_node import numpy_dtype
 from tvm_stretch.frontend.torch_nodes import argument, as_onnx, dtype_of, of_type
+from tvm_stretch.ir.expressions import constant
 
 _REDUCTIONS = {"sum": b"add", "prod": b"mul", "amax": b"max", "amin": b"min"}
 """ONNX's names for the reductions of `scatter_reduce`."""
@@ -214,8 +216,11 @@ def _arange(node: Any, importer: Any) -> relax.Expr:
 
     if any(not isinstance(arg, int | float) for arg in node.args):  # a symbol
         return importer._arange(node)
-    made = torch.arange(*node.args, dtype=node.meta["val"].dtype)
-    return importer.block_builder.emit(relax.const(made.numpy(), dtype_of(node)))
+    dtype = node.meta["val"].dtype
+    made = torch.arange(*node.args, dtype=dtype)
+    # NumPy has no bfloat16 of torch's
+    numbers = (made if dtype != torch.bfloat16 else made.float()).numpy()
+    return importer.block_builder.emit(constant(numbers.astype(numpy_dtype(dtype_of(node)))))
 
 
 def _bucket(node: Any, importer: Any) -> relax.Expr:
