@@ -25,7 +25,7 @@ from typing import Any
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.cost.generic_features import from_json, to_json
-from tvm_stretch.measuring.bench import Bench, NetworkTiming
+from tvm_stretch.measuring.bench import Bench, NetworkTiming, set_inputs
 from tvm_stretch.measuring.campaign import Campaign, measure_together, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.workshop import Prepared, Workshop
@@ -155,6 +155,7 @@ def _compile(job: Job, compiled: Path) -> None:
         prepared = campaign.prepare(job.what)
     else:
         prepared = workshop.network(_built(job.what))
+    set_inputs(prepared.model.module, prepared.model.graph)
     (compiled / job.file).write_bytes(pickle.dumps(prepared))
 
 
@@ -162,6 +163,9 @@ def compile_all(
     targets: Sequence[Any], folder: Path, networks: Sequence[str], batches: int, compiled: Path
 ) -> list[Job]:
     """Compile in a process for each core but one what the folder lacks.
+
+    So does the driver, whose programs stay in our cache: on an H100 that takes a second and more
+    for a batch, which runs in milliseconds.
 
     No driver may be open here yet: a loader of OpenCL that reads OCL_ICD_FILENAMES shortens it
     to the first name, and processes that start later find only that driver.

@@ -28,6 +28,9 @@ _TYPICAL_ROUND_BYTES = 128 << 20
 L1_BYTES, L2_BYTES, L3_BYTES = 32e3, 512e3, 16e6
 """Cache sizes at which accesses get slower; steps are smooth, so other sizes only shift them."""
 
+LARGE_BYTES = 48e6
+"""The largest cache of usual devices: the second level of an H100 has 50 MB."""
+
 GIGAHERTZ = 2.5
 """Clock of the imaginary core."""
 
@@ -133,6 +136,11 @@ class Features:
     def total_bytes(self) -> int:
         """All memory that the kernel touches."""
         return self.in_bytes + self.weight_bytes + self.out_bytes
+
+    @property
+    def far_weight_bytes(self) -> float:
+        """Bytes of weights that even a large cache lost in a round, of which it keeps a part."""
+        return self.weight_bytes * max(0.0, 1.0 - LARGE_BYTES / max(1, self.round_bytes))
 
     @property
     def read_bytes(self) -> int:

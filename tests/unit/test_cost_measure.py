@@ -47,9 +47,9 @@ from tvm_stretch.measuring.samples import (
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.timing import (
     GpuStopwatch,
+    QuickestCore,
     Stopwatch,
     Timing,
-    on_quickest_core,
     quartile,
 )
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
@@ -164,10 +164,15 @@ def test_a_gpu_is_timed_from_the_core_whose_launches_are_quickest(
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: here.append(cores))
     taken = {2: [250, 250, 180], 5: [181, 181, 400], 7: [179, 254, 254]}
     runs = {core: itertools.cycle(times) for core, times in taken.items()}
-    with pytest.raises(KeyError), on_quickest_core(lambda: next(runs[min(here[-1])])):
+    quickest = QuickestCore()
+    with pytest.raises(KeyError), quickest.held(lambda: next(runs[min(here[-1])])):
         assert here[-1] == {7}
         raise KeyError
     assert here[-1] == {2, 5, 7}
+    runs[2] = itertools.repeat(100)
+    for anew, core in ((False, 7), (True, 2), (False, 2)):
+        with quickest.held(lambda: next(runs[min(here[-1])]), anew):
+            assert here[-1] == {core}
 
 
 @given(st.lists(st.integers(100, 200), min_size=1, max_size=30), st.integers(10**6, 10**9))

@@ -1,4 +1,4 @@
-"""Campaigns on a GPU measure pairs of a depthwise and a 1x1 layer, as networks join them."""
+"""Campaigns on a GPU measure pairs of layers, as networks join them, and weights from memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from tvm.target import Target
 
 from tvm_stretch.measuring.campaign import Campaign
 from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.samples import Sample, load_prior, neighbour, pairs_of
+from tvm_stretch.measuring.samples import (
+    Sample,
+    by_kind,
+    far_reader,
+    load_prior,
+    neighbour,
+    pairs_of,
+)
 from tvm_stretch.measuring.similar import _kernel_of
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.cpu import cpu_processor
@@ -58,3 +65,29 @@ def test_only_campaigns_of_gpus_have_pairs(tmp_path: Path) -> None:
     for workshop, expected in ((Workshop([GPU, CPU]), True), (Workshop([CPU]), False)):
         prior = Campaign(workshop, Dataset(tmp_path, {}, []), random.Random(0)).prior
         assert any(sample.kind == "pair" for sample in prior) == expected
+
+
+def test_few_layers_of_a_kind_are_taken_more_often_than_their_share() -> None:
+    prior, dice = load_prior(), random.Random(0)
+    taken = [by_kind(prior, dice).kind for _ in range(2_000)]
+    for kind in ("avg", "dense"):
+        share = sum(sample.kind == kind for sample in prior) / len(prior)
+        assert share < 0.025 < 0.04 < taken.count(kind) / len(taken)
+    assert taken.count("conv") > 900
+
+
+def test_a_far_reader_has_more_weights_than_a_cache() -> None:
+    dice = random.Random(0)
+    readers = [far_reader(dice) for _ in range(50)]
+    assert all(reader.is_possible and Sample.from_json(reader.to_json()) for reader in readers)
+    weights = [4 * reader.in_channels * reader.out_channels for reader in readers]
+    assert 45e6 < min(weights) < 60e6 < 100e6 < max(weights) < 115e6
+
+
+def test_a_row_of_a_gpu_reads_its_weights_from_the_cache_or_from_memory() -> None:
+    near = _kernel_of(Sample("dense", 4096, (1, 1), 1000, epilogue="bias"), GPU.machine)
+    assert near is not None and near.family == "group_row"
+    assert replace(near, round_bytes=40_000_000).phases()["far_weights"] == 0
+    far = replace(near, round_bytes=480_000_000)
+    assert far.far_weight_bytes == 0.9 * far.weight_bytes
+    assert far.phases()["far_weights"] > far.phases()["moved"]

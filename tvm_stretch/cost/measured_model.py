@@ -40,7 +40,7 @@ from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    9,
+    10,
     "the cost model",
     CostModelError,
     "measure and train again",
@@ -49,6 +49,10 @@ FORMAT = Format(
 
 _LARGEST_RATIO = 1e6
 """Largest slowdown in a file."""
+
+_FEWEST_FAR, _OF_MEMORY = 16e6, 0.8
+"""Bytes from memory of kernels that show its speed, and the share of their least time that every
+kernel takes: samples are smaller than the largest layers, so the launch counts in them."""
 
 _BETWEEN = (TransferFeatures.family, RunFeatures.family)
 """Families that are no kernels."""
@@ -64,6 +68,8 @@ class MeasuredModel:
         families: by name.
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
         below: the model that this one corrects, of a processor or device with the same loop nests.
+        memory: the most bytes of weights that came from memory in a nanosecond; infinite if no
+            kernel read many. No prediction is shorter than its weights need.
     """
 
     device: Mapping[str, Any]
@@ -71,6 +77,7 @@ class MeasuredModel:
     families: Mapping[str, FamilyModel]
     together_ratio: float = 1.0
     below: MeasuredModel | None = None
+    memory: float = math.inf
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel, analytic for families that were not measured."""
@@ -140,7 +147,8 @@ class MeasuredModel:
                 yield self.families[name], own
 
     def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
-        return family.predict(kernels, self._over(family, kernels))
+        least = [_OF_MEMORY * kernel.far_weight_bytes / self.memory for kernel in kernels]
+        return np.maximum(family.predict(kernels, self._over(family, kernels)), least)
 
     def _over(self, family: FamilyModel, kernels: Sequence[Features]) -> Sequence[Parts] | None:
         if not family.is_over or self.below is None:
@@ -162,6 +170,7 @@ class MeasuredModel:
             "together_ratio": self.together_ratio,
             "families": {name: family.to_json() for name, family in self.families.items()},
             "below": None if self.below is None else self.below._to_json(),
+            "memory": None if math.isinf(self.memory) else self.memory,
         }
 
 
@@ -189,6 +198,7 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
                 "kernels are predicted by typical speeds until they are measured again"
             )
         base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
+        memory = math.inf if data["memory"] is None else data["memory"]
         below = data["below"]
         if below is not None:
             below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
@@ -198,7 +208,11 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
                 f"expected a together_ratio of a few, and a model below for families over it, in "
                 f"{path}, got {ratio!r:.20} and {'one' if below else 'none'}; train again"
             )
-        return MeasuredModel(data["device"], base, families, float(ratio), below)
+        if not isinstance(memory, int | float) or not memory > 0:
+            raise CostModelError(
+                f"expected a positive speed for memory in {path}, got {memory!r:.20}; train again"
+            )
+        return MeasuredModel(data["device"], base, families, float(ratio), below, float(memory))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CostModelError):
             raise
@@ -235,7 +249,15 @@ def train(
         if family is not None:
             families[name] = family
     stands_on = below if any(family.is_over for family in families.values()) else None
-    return MeasuredModel(dict(device), base, families, together_ratio, stands_on)
+    return MeasuredModel(
+        dict(device), base, families, together_ratio, stands_on, _memory(kernels, measured_ns)
+    )
+
+
+def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
+    """See `MeasuredModel.memory`."""
+    far = [(kernel.far_weight_bytes, ns) for kernel, ns in zip(kernels, measured_ns, strict=True)]
+    return max((size / ns for size, ns in far if size >= _FEWEST_FAR), default=math.inf)
 
 
 def _over(

@@ -25,6 +25,8 @@ from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.samples import (
     Sample,
+    by_kind,
+    far_reader,
     in_integers,
     load_prior,
     neighbour,
@@ -49,6 +51,9 @@ _AHEAD = 2
 _REFINE_SHARE = 0.7  # of later samples are near the model's largest errors
 _SCENE_EVERY = 5
 """One in this number of batches is a small network of other operators."""
+
+_FAR_EVERY = 3
+"""One in this number of batches on a GPU reads more weights than a cache keeps."""
 
 _INTEGERS = 2
 """The position of the 8-bit batch in each such group of batches."""
@@ -258,6 +263,8 @@ class Campaign:
         else:
             number = batch - turn * (1 + has_integers) - (has_integers and place > _INTEGERS)
             samples = [replace(s, dtype="float32") for s in self._samples(number)]
+            if self.processor.machine.gpu is not None and number % _FAR_EVERY == 0:
+                samples.append(far_reader(random.Random(f"{self.seed}/{batch}/far")))
         return self._workshop.samples(samples, apart=batch % 2 == 1)
 
     @property
@@ -285,7 +292,7 @@ class Campaign:
                 samples, errors = zip(*trouble, strict=True)
                 origin = dice.choices(samples, errors)[0]
             else:
-                origin = dice.choice(self.prior)
+                origin = by_kind(self.prior, dice)
             found.append(neighbour(origin, dice))
         return found
 

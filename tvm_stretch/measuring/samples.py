@@ -10,6 +10,7 @@ the zoo) and goes on around the kernels that the model predicts worst.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ KINDS = ("conv", "dense", "depthwise", "pair", "max", "avg", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 DTYPES = ("float32", "uint8", "int8")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
-_LARGEST_BYTES = 40_000_000
+_LARGEST_BYTES, _LARGEST_DENSE_BYTES = 40_000_000, 128_000_000
 _FUNCTIONS = ("swish", "sigmoid")
 _FUNCTION = 0.2
 """The share of the zoo's layers that get an exponential epilogue, as few networks have one."""
@@ -73,7 +74,7 @@ class Sample(Sliding):
         return (
             min(height, width, self.in_channels, self.out_channels) > 0
             and self.in_channels % self.groups == self.out_channels % self.groups == 0
-            and 4 * largest <= _LARGEST_BYTES
+            and 4 * largest <= (_LARGEST_DENSE_BYTES if self.kind == "dense" else _LARGEST_BYTES)
             and taken(ConvShape, self, batch=1).multiply_adds <= _LARGEST_MULTIPLY_ADDS
         )
 
@@ -169,6 +170,29 @@ def pairs_of(samples: Sequence[Sample]) -> list[Sample]:
         if first.kind == "depthwise" and first.in_channels == first.out_channels
         for conv in convs.get((first.out_channels, first.out_size), ())
     ]
+
+
+def far_reader(dice: random.Random) -> Sample:
+    """A dense layer whose weights are more than the cache of a large GPU keeps.
+
+    Beside it all weights come from memory, as in networks of a hundred megabytes.
+    """
+    inputs = 512 * dice.randint(12, 20)
+    return Sample("dense", inputs, (1, 1), dice.randint(48, 112) * 10**6 // (32 * inputs) * 8)
+
+
+def by_kind(samples: Sequence[Sample], dice: random.Random) -> Sample:
+    """One of the samples; kinds of which there are few are taken more often than their share.
+
+    Networks with many layers of a kind, such as average pools, are few of all networks.
+    """
+    kinds: dict[tuple[object, ...], list[Sample]] = {}
+    for sample in samples:
+        windows = sample.kernel != (1, 1), sample.stride != (1, 1), sample.groups > 1
+        kinds.setdefault((sample.kind, *windows), []).append(sample)
+    groups = list(kinds.values())
+    (own,) = dice.choices(groups, [math.sqrt(len(group)) for group in groups])
+    return dice.choice(own)
 
 
 def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sample]:

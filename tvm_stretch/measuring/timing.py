@@ -14,6 +14,7 @@ decides what a launch takes, because virtual machines share cores: a network of 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import time
@@ -28,6 +29,7 @@ from tvm_stretch.progress import step
 _TOLERANCE = 1.10  # the reference kernel's own jitter
 _WARM_UP = 2
 _TRIES = 3  # runs from each core
+_RECENT = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -119,22 +121,31 @@ class GpuStopwatch(Stopwatch):
         return min(map(self._sign, seen))
 
 
-@contextlib.contextmanager
-def on_quickest_core(run: Callable[[], int]) -> Iterator[None]:
-    """Context in which this thread stays on the core from which ``run`` returns least."""
-    allowed = os.sched_getaffinity(0)
-    run()
+class QuickestCore:
+    """Finds the core from which a run takes least, which other virtual machines change."""
 
-    def least(core: int) -> int:
-        step()
-        os.sched_setaffinity(0, {core})
-        return min(run() for _ in range(_TRIES))
+    def __init__(self) -> None:
+        self._found, self._until = -1, -math.inf
 
-    try:
-        os.sched_setaffinity(0, {min(sorted(allowed), key=least)})
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
+    @contextlib.contextmanager
+    def held(self, run: Callable[[], int], anew: bool = True) -> Iterator[None]:
+        """Context in which this thread stays on the core; unless ``anew``, on a recent one."""
+        allowed = os.sched_getaffinity(0)
+        run()
+
+        def least(core: int) -> int:
+            step()
+            os.sched_setaffinity(0, {core})
+            return min(run() for _ in range(_TRIES))
+
+        try:
+            if anew or time.monotonic() > self._until or self._found not in allowed:
+                self._found = min(sorted(allowed), key=least)
+                self._until = time.monotonic() + _RECENT
+            os.sched_setaffinity(0, {self._found})
+            yield
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 class PacketCounter:

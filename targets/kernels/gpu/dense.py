@@ -16,11 +16,14 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..conv import ConvConfig
+from ..conv_features import ConvFeatures
+from ..features import EpilogueWork
 from ..fused import Epilogue, FusedKernel
 from ..layers import taken
 from ..loops import as_type, block, const, load, loop, store, unravelled, within
 from ..machine import VectorMachine
 from .base import GpuConvConfig
+from .group_features import GroupRowFeatures
 from .groups import (
     QUAD,
     barrier,
@@ -60,6 +63,15 @@ class RowConfig(GpuConvConfig):
     def rows(self) -> int:
         """Numbers that a sum adds up."""
         return self.reduce_blocks * self.data_block
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
+        """Features for cost models; cores that take over compute it in loops."""
+        plain = super().work(epilogue, machine, item)
+        if machine.gpu is None:
+            return plain
+        return GroupRowFeatures(
+            **vars(plain), work_groups=self.out_groups, group_items=self.group_items
+        )
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         return write_row(self, fused.operands, fused.epilogue)

@@ -1,4 +1,4 @@
-"""The cost family of GPUs' convolutions: phases of the model in `tiles.py`.
+"""The cost families of GPUs' convolutions: phases of the model in `tiles.py`.
 
 A core's register tiles, of which the family of cores consists, say nothing of groups and slabs.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..conv_features import ConvFeatures
+from ..conv_features import ConvFeatures, DenseFeatures
 from ..features import Features, Phases, Work
 from ..winograd_features import WinogradFeatures
 
@@ -17,13 +17,23 @@ _GIGAHERTZ, _BYTES = 1.7, 3000.0
 """Of an H100: its clock, and bytes that the second-level cache gives in a cycle; only first weights
 of phases, which are fitted."""
 
+_FAR_BYTES = 2500.0  # that memory gives in a nanosecond; a first weight, too
+
+
+def far_weights(kernel: Features) -> Phases:
+    """The time of weights that come from memory: a large GPU's cache keeps those of small networks.
+
+    An H100 reads the weights of a network of 30 MB at 5 TB/s, and those of VGG-16 at 3.
+    """
+    return {"far_weights": kernel.far_weight_bytes / _FAR_BYTES}
+
 
 @dataclass(frozen=True)
 class GroupConvFeatures(ConvFeatures):
     """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
 
     family: ClassVar[str] = "group_conv"
-    version: ClassVar[int] = 4  # since 4, results are written
+    version: ClassVar[int] = 5  # since 5, weights may be far
 
     work_groups: int
     group_items: int
@@ -46,6 +56,7 @@ class GroupConvFeatures(ConvFeatures):
             "second": 1000.0 if self.split_numbers else 0.0,
             "splits": self.split_numbers / 700.0,
             "written": self.written_bytes / (_BYTES * _GIGAHERTZ),
+            **far_weights(self),
         }
 
     def hints(self) -> list[float]:
@@ -59,6 +70,7 @@ class GroupWinogradFeatures(WinogradFeatures):
     """A Winograd convolution of three launches; `Cycles` explains the fields of the products."""
 
     family: ClassVar[str] = "group_winograd"
+    version: ClassVar[int] = WinogradFeatures.version + 1  # weights may be far
 
     busy_cycles: float = 0.0
     waiting_cycles: float = 0.0
@@ -77,7 +89,33 @@ class GroupWinogradFeatures(WinogradFeatures):
             "launches": 2000.0,
             "planes": self.plane_numbers / 700.0,
             "sums": self.sum_numbers / 700.0,
+            **far_weights(self),
         }
+
+
+@dataclass(frozen=True)
+class GroupRowFeatures(DenseFeatures):
+    """A product of one row with a matrix, whose weights are read once."""
+
+    family: ClassVar[str] = "group_row"
+
+    work_groups: int
+    group_items: int
+
+    def own_phases(self) -> Phases:
+        """Weights, by all units and by the items of one group, and sums of lines."""
+        each = self.weight_bytes / max(1, self.work_groups)
+        return {
+            "moved": self.weight_bytes / (_BYTES * _GIGAHERTZ),
+            "steps": each / max(1, self.group_items) / _GIGAHERTZ,
+            "group": each / 64 / _GIGAHERTZ,
+            "lines": self.group_items / _GIGAHERTZ,
+            **far_weights(self),
+        }
+
+    def hints(self) -> list[float]:
+        """Work-groups that share the units."""
+        return [*Features.hints(self), math.log2(1 + self.work_groups)]
 
 
 @dataclass(frozen=True)
