@@ -105,8 +105,11 @@ setup-phone-peers: .venv-phone/setup.stamp
 	@touch $@
 
 # What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
-# for example. tvm_stretch/runtime/native/server/README.md says what to do with them.
-PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine libtvm_stretch_runtime.so
+# for example. tvm_stretch/runtime/native/server/README.md says what to do with them. Its folder `app`
+# has the libraries of an app, stripped (docs/apps.md).
+STRIP_aarch64 := aarch64-linux-gnu-strip
+STRIP_$(shell uname -m) := strip
+PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine libtvm_stretch_runtime.so app
 
 # What was downloaded stays.
 .SECONDARY:
@@ -134,10 +137,13 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
 	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
 	$(BIN)/cmake --build build/phone/cmake-$* -j 2 \
-	  -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine tvm_stretch_runtime
+	  -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine tvm_stretch_runtime tvm_stretch_app
 	mkdir -p $(@D)
 	cp build/phone/site-$*/tvm/lib/libtvm_runtime.so build/phone/site-$*/tvm_ffi/lib/libtvm_ffi.so $(@D)
-	cp $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)
+	cp -r $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)
+	cp $(@D)/libtvm_runtime.so $(@D)/libtvm_ffi.so $(@D)/app
+	$(STRIP_$*) $(@D)/app/*.so
+
 
 # An OpenCL driver for the emulated phone of the tests: Debian's PoCL for arm64, only unpacked.
 ARM64_PACKAGES := libpocl2 libc6 libstdc++6 libgcc-s1 libllvm15 libclang-cpp15 libhwloc15 libudev1 \
@@ -225,16 +231,11 @@ wheel: $(STAMP)
 
 # Wheels that run exported models without the compiler, for this machine and for aarch64: the
 # libraries of `make phone` beside one module. Their tag is that of `make wheel` on Debian 12.
-RUN_LIBRARIES := libtvm_stretch_runtime.so libtvm_ffi.so libtvm_runtime.so
-STRIP_aarch64 := aarch64-linux-gnu-strip
-STRIP_$(shell uname -m) := strip
-
 run-wheel: $(PHONE_MACHINES:%=run-wheel-%)
 
 run-wheel-%: build/phone/%/tvm_stretch_rpc
 	rm -rf build/run_only/$* && mkdir -p build/run_only dist && cp -r run_only build/run_only/$*
-	cd build/run_only/$*/tvm_stretch_run && for library in $(RUN_LIBRARIES); do \
-	  cp $(CURDIR)/build/phone/$*/$$library . && $(STRIP_$*) $$library || exit 1; done
+	cp build/phone/$*/app/*.so build/run_only/$*/tvm_stretch_run
 	cd build/run_only/$* && $(CURDIR)/$(BIN)/python -m build --quiet --wheel \
 	  --config-setting=--build-option="--python-tag=py3 --plat-name=manylinux_2_35_$*"
 	cp build/run_only/$*/dist/*.whl dist

@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def emulated(*words: object) -> str:
-    command = ["qemu-aarch64", "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={FOLDER}", *words]
+    command = ["qemu-aarch64", "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={FOLDER}/app", *words]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -42,7 +42,7 @@ def test_an_app_and_the_benchmark_program(threads: int, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype("float32")
     x.tofile(picture)
     header, program = find_file("include/tvm_stretch.h"), tmp_path / "classify"
-    libraries = [FOLDER / name for name in ("libtvm_stretch_runtime.so", "libtvm_ffi.so")]
+    libraries = [FOLDER / "app" / name for name in ("libtvm_stretch_runtime.so", "libtvm_ffi.so")]
     source = ROOT / "tutorials/app_in_c/main.c"
     build = [COMPILER, source, f"-I{header.parent}", *libraries, "-o", program]
     subprocess.run(build, check=True)
