@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import zlib
 
 # TVM reads these once, when its thread pool starts. Two workers let tests of several threads run;
 # no spinning and no pinning, because pytest-xdist runs test processes side by side.
@@ -47,9 +48,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests have a time limit too, only a larger one; so have campaigns of properties."""
     campaign = settings().max_examples >= settings.get_profile("full").max_examples
     for item in items:
+        if _left_to_full(item):
+            item.add_marker(pytest.mark.full)
         is_long = campaign or item.get_closest_marker("full")
         if is_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
+
+
+def _left_to_full(item: pytest.Item) -> bool:
+    """Whether the item is one of many variants that `variants(n)` leaves to `make test-full`.
+
+    A checksum of its name says so: each nth of a table would keep whole columns and no others.
+    """
+    mark = item.get_closest_marker("variants")
+    return bool(mark and zlib.crc32(item.name.encode()) % mark.args[0])
 
 
 # A compile takes longer than Hypothesis expects of an example.

@@ -116,6 +116,7 @@ def both(body: Callable[..., Any], shapes: list[Any]) -> list[tvm.IRModule]:
     return [load_network(module(body, *shapes), sizes={"n": n}) for n in (5, 8)]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_padding_is_harmless(name: str) -> None:
     """What counts of the answer is the same, whatever else padding holds."""

@@ -46,6 +46,7 @@ def built(a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine) -> tvm
     return schedule_kernel(meaning, machine)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
@@ -94,6 +95,7 @@ def run_softmax(
     return out.numpy()
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
 @pytest.mark.parametrize("columns", [8, 16, 17, 37, 64, 555])
 def test_softmax_is_that_of_numpy(columns: int, machine: VectorMachine) -> None:
@@ -101,6 +103,7 @@ def test_softmax_is_that_of_numpy(columns: int, machine: VectorMachine) -> None:
     np.testing.assert_allclose(run_softmax(x, machine), 2 * softmax(x), rtol=3e-6, atol=1e-9)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
 @pytest.mark.parametrize("shape", [(2, 3, 37), (300, 16), (2, 1, 5), (1, 260, 1)], ids=str)
 def test_softmax_of_columns(shape: tuple[int, ...], machine: VectorMachine) -> None:

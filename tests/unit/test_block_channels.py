@@ -153,6 +153,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_same_numbers(name: str) -> None:
     before = module(NETWORKS[name], (1, 12, 7, 7))

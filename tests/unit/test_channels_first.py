@@ -81,6 +81,7 @@ def kinds(mod: tvm.IRModule) -> Counter[str]:
     return Counter(kind_of(binding.value) for binding in bindings)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", AFTER)
 def test_operators_after_a_convolution(name: str) -> None:
     after, transposes = AFTER[name]

@@ -40,6 +40,7 @@ def concat_of(widths, machine, batch=2, size=(3, 5)):
     return kernel
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("widths", [(54, 54, 54), (6, 9, 5), (1, 2, 1, 3, 40), (16, 3, 64, 64)])
 def test_every_channel_stands_in_its_place(widths, lanes):

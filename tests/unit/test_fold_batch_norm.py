@@ -85,6 +85,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_layer_takes_the_batch_norm(kind: str, bias: bool) -> None:

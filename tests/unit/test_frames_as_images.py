@@ -91,6 +91,7 @@ def read_by(bodies: list[Callable[[relax.Expr], relax.Expr]], batch: int) -> tvm
     return module(body, (batch, 8, FRAMES, 6, 7))
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", AFTER)
 def test_operators_after_a_convolution(name: str) -> None:
     after, transposes = AFTER[name]
@@ -142,6 +143,7 @@ TRANSPOSED = {  # weights, strides, padding, frames that output_padding adds
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_transposed(name: str, batch: int) -> None:

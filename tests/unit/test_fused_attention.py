@@ -75,6 +75,7 @@ def operands(shape: AttentionShape) -> list[np.ndarray]:
     return [rng.standard_normal(size, "float32") for size in shapes]
 
 
+@pytest.mark.variants(3)
 @MACHINES
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_as_numpy(name: str, machine: VectorMachine) -> None:

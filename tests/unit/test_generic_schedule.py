@@ -175,6 +175,7 @@ def run(func: tirx.PrimFunc, arrays) -> list[np.ndarray]:
     return [t.numpy() for t in tensors]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", CASES)
 def test_result_does_not_change(name, monkeypatch):
     monkeypatch.setattr(generic, "_WORTH_THREADS", 0)
@@ -187,6 +188,7 @@ def test_result_does_not_change(name, monkeypatch):
                 np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["softmax", "mean_blocked", "sum_last", "layer_norm", "add_relu"])
 def test_special_values_are_kept(name, value):
@@ -235,6 +237,7 @@ def test_merged_loops_that_tvm_cannot_see_through_are_left_to_llvm():
     assert "T.vectorized" not in text and text.count("for ") == 1
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("lanes, registers", [(4, 32), (8, 16), (16, 32)])
 @pytest.mark.parametrize("name", ["mean_blocked", "sum_last", "matmul", "conv", "layer_norm"])
 def test_reductions_accumulate_in_registers(name, lanes, registers):

@@ -45,6 +45,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_exact(name: str, lanes: int) -> None:
@@ -136,6 +137,7 @@ CORES = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_instructions(core: str, depthwise: bool) -> None:

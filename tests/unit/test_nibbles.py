@@ -92,6 +92,7 @@ def test_weights_lie_as_the_kernel_reads_them() -> None:
     assert by_unit(np.arange(20.0).reshape(20, 1))[1, 0, 3] == 19
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size"),
     [(1, 16, 32, 32), (1, 150, 96, 32), (3, 33, 64, 32), (6, 16, 40, 32), (1, 5, 130, 128)],
@@ -312,6 +313,7 @@ def rounded(x: np.ndarray, size: int) -> np.ndarray:
 ROUNDED = [(1, 16, 32, 32), (1, 150, 96, 32), (13, 33, 128, 64), (3, 20, 80, 16), (30, 5, 100, 128)]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size", "largest"),
     [*((*shape, False) for shape in ROUNDED), (*ROUNDED[1], True)],

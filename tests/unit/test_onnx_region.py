@@ -67,6 +67,7 @@ FLOATS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", FLOATS)
 def test_floats(name: str) -> None:
     mod = load_network(module(FLOATS[name], (1, 4, 9, 7)))
@@ -148,6 +149,7 @@ def test_tables_that_change_the_scale(ratio: float, zero: int, result_zero: int)
     assert (answer == expected).mean() > 0.95
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize(
     ("operator", "scale", "zero"),  # of the result; zero in steps above the least number

@@ -95,6 +95,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_vectors_compute_what_the_plain_loops_say(name: str, machine: str) -> None:
@@ -118,6 +119,7 @@ def operators_of(model: onnx.ModelProto) -> list[str]:
     return [operator.kind for operator in Operators(load_network(model)["main"])]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("gates", [1, 3, 4])
 @pytest.mark.parametrize("name", MACHINES)
 def test_tiles_end_where_blocks_of_weights_do(name: str, gates: int) -> None:

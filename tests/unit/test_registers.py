@@ -33,6 +33,7 @@ def kernel(machine: VectorMachine, out: te.Tensor, *operands: te.Tensor) -> tirx
     return schedule_kernel(te.create_prim_func([*operands, out]), machine)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kernel_size, stride", [(1, 1), (3, 1), (3, 2), (7, 2)])
 def test_direct_convolution(machine: VectorMachine, kernel_size: int, stride: int) -> None:
@@ -96,6 +97,7 @@ def test_threads_take_memory_for_planes_once() -> None:
     assert threads < taken < tasks
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     "kind, size, stride",

@@ -48,6 +48,7 @@ def numbers(func: tirx.PrimFunc, seed: int = 0) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("name", CASES)

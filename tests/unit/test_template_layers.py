@@ -80,6 +80,7 @@ def test_images_of_their_own_taps(name: str) -> None:
     assert_same_numerics(before, after)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_numbers(name: str) -> None:
     layer, shape, kind = LAYERS[name]

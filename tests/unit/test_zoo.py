@@ -107,6 +107,7 @@ def check_answers(name: str, model: onnx.ModelProto):
     check_top_1_leads_clearly(y)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "name",
     [
