@@ -223,8 +223,8 @@ class _Importer:
 
 def _way_out(domain: str, op: str) -> str:
     """What to do about an operator of ``domain``."""
-    if domain == "com.microsoft":
-        return "export without ONNX Runtime's optimiser; quantise with QuantFormat.QDQ"
+    if domain.startswith("com.microsoft"):
+        return "optimise up to ORT_ENABLE_EXTENDED, or not; quantise with QuantFormat.QDQ"
     if op in COUNTING:
         return (
             "its result is as large as the data say, so end the network before it: "

@@ -26,6 +26,7 @@ class Pool:
     before: Sequence[int]
     dilation: Sequence[int]
     result: Sequence[int]
+    last_first: bool = False  # whether places count along the first axis first
 
     def sources(self, sizes: Sequence[int]) -> np.ndarray:
         """The place of each element of each window, (elements, windows); -1 outside."""
@@ -62,6 +63,9 @@ def place_of_largest(
     # the chosen row of the column of each window
     columns = relax.const(np.arange(windows), "int64")
     rows = emit(relax.op.multiply(chosen, relax.const(windows, "int64")))
-    table = relax.const(sources.reshape(-1), "int64")
+    named = np.arange(prod(sizes)).reshape(sizes)
+    if pool.last_first:
+        named = named.reshape(sizes[::-1]).T
+    table = relax.const(named.reshape(-1)[sources.reshape(-1)], "int64")
     places = emit(relax.op.take(table, emit(relax.op.add(rows, columns)), 0, mode="clip"))
     return emit(relax.op.reshape(places, relax.ShapeExpr(pool.result)))

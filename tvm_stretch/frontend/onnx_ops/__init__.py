@@ -7,6 +7,7 @@ from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     elementwise,
     gather,
     layers,
+    microsoft,
     movement,
     normalisation,
     ordering,

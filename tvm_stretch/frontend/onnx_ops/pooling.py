@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
 from tvm_stretch.frontend.onnx_ops.layers import spatial_padding, window_attributes
+from tvm_stretch.frontend.pool_places import Pool, place_of_largest
 
 _POOLS = {
     "MaxPool": (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d),
@@ -49,8 +52,25 @@ def _covering(size: int, window: int, stride: int, dilation: int, before: int, a
 
 
 @converter("MaxPool", "AveragePool")
-def _max_or_average_pool(node: Node) -> relax.Expr:
-    return _pool(node, node.op, node[0], include_pad=bool(node.attr("count_include_pad", 0)))
+def _max_or_average_pool(node: Node) -> relax.Expr | tuple[relax.Expr, ...]:
+    include = bool(node.attr("count_include_pad", 0))
+    values = node.emit(_pool(node, node.op, node[0], include_pad=include))
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return values
+    return values, _places(node, [int(size) for size in values.ty.shape.values])
+
+
+def _places(node: Node, result: list[int]) -> relax.Expr:
+    """Where the largest numbers stand; places count the elements of all channels and pictures."""
+    window, sizes = [int(k) for k in node.attr("kernel_shape")], node.shape()
+    stride, dilation = window_attributes(node, len(window))
+    padding = spatial_padding(node, sizes[2:], window, stride, dilation)
+    last_first = bool(node.attr("storage_order", 0))
+    pool = Pool(window, stride, padding[: len(window)], dilation, result, last_first)
+    places = place_of_largest(node.emit, node[0], pool)
+    first = np.arange(sizes[0] * sizes[1]) * prod(sizes[2:])
+    shape = [*sizes[:2], *(1 for _ in window)]
+    return relax.op.add(places, constant(first.reshape(shape), "int64"))
 
 
 @converter("LpPool")

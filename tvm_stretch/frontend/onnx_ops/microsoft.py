@@ -1,0 +1,193 @@
+"""Operators of com.microsoft that ONNX Runtime's optimiser writes into a file.
+
+FusedConv(x, w, b, z), Relu            ->  relu(conv(x, w) + b + z)
+FusedMatMul(a, b), transB, alpha       ->  alpha * a @ transpose(b)
+BiasGelu(x, b), FastGelu(x, b)         ->  gelu(x + b)
+SkipLayerNormalization(x, y, g, b, c)  ->  layer_norm(x + y + c) * g + b
+Attention(x, w, b, mask)               ->  softmax(q @ transpose(k) + mask) @ v, for each head
+
+`SimplifiedLayerNormalization`, which it writes without a domain, is here too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
+from tvm_stretch.frontend.onnx_ops.layers import add_bias, convolve, not_empty
+
+
+def _with_bias(node: Node) -> relax.Expr:
+    return node.emit(relax.op.add(node[0], node[1])) if node.has(1) else node[0]
+
+
+@converter("com.microsoft.Gelu", "com.microsoft.BiasGelu")
+def _gelu(node: Node) -> relax.Expr:
+    return relax.op.nn.gelu(_with_bias(node))
+
+
+@converter("com.microsoft.FastGelu")
+def _fast_gelu(node: Node) -> relax.Expr:
+    return relax.op.nn.gelu_tanh(_with_bias(node))
+
+
+@converter("com.microsoft.QuickGelu")
+def _quick_gelu(node: Node) -> relax.Expr:
+    slope = node.scalar(node.attr("alpha", 1.702))
+    return relax.op.multiply(node[0], relax.op.sigmoid(relax.op.multiply(node[0], slope)))
+
+
+@converter("com.microsoft.FusedMatMul")
+def _fused_matmul(node: Node) -> relax.Expr:
+    if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
+        raise node.refuse("transposes of the last two axes", "transBatchA or transBatchB")
+    operands = []
+    for index, name in enumerate(("transA", "transB")):
+        x, rank = node[index], node.rank(index)
+        if node.attr(name, 0) and rank > 1:
+            x = node.emit(relax.op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]))
+        operands.append(x)
+    product = relax.op.matmul(*operands)
+    alpha = node.attr("alpha", 1.0)
+    return product if alpha == 1 else relax.op.multiply(node.emit(product), node.scalar(alpha))
+
+
+@converter("com.microsoft.FusedConv")
+def _fused_conv(node: Node) -> Value:
+    """ONNX Runtime adds the fourth input before its activation."""
+    result = add_bias(node, not_empty(node, convolve(node, node[0], node[1], node.shape(1))))
+    if node.has(3):
+        result = relax.op.add(node.emit(result), node[3])
+    kind = node.attr("activation", "")
+    if not kind:
+        return result
+    numbers = [float(number) for number in node.attr("activation_params", [])]
+    names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("min", "max")}
+    known = ("Relu", "Sigmoid", "Tanh", *names)
+    if kind not in known:
+        raise node.refuse(f"an activation of {[*known]}", kind)
+    attributes = dict(zip(names.get(kind, ()), numbers, strict=False))
+    x = node.emit(result)
+    return CONVERTERS[kind](Node(kind, node.name, 6, [x], attributes, node.outputs, node.bb))
+
+
+def _normed(node: Node, x: relax.Expr, scale: Value, bias: Value | None) -> list[Value]:
+    """ONNX's layer normalisation along the last axis: the result, the mean and the factor."""
+    attributes = {"axis": -1, "epsilon": node.attr("epsilon", 1e-12)}
+    inputs = [x, scale] if bias is None else [x, scale, bias]
+    inner = Node("LayerNormalization", node.name, 17, inputs, attributes, node.outputs, node.bb)
+    found = CONVERTERS[inner.op](inner)
+    return [*found] if isinstance(found, tuple) else [found]
+
+
+def _root_mean_square(node: Node, x: relax.Expr, scale: relax.Expr) -> list[relax.Expr]:
+    """``x / sqrt(mean(x * x) + epsilon) * scale``, and the factor."""
+    dtype = str(x.ty.dtype)
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    x = node.emit(cast(node, x, wide))
+    square = relax.op.mean(relax.op.multiply(x, x), [-1], keepdims=True)
+    spread = relax.op.add(square, node.scalar(node.attr("epsilon", 1e-5), wide))
+    factor = node.emit(relax.op.divide(node.scalar(1, wide), relax.op.sqrt(spread)))
+    normed = cast(node, node.emit(relax.op.multiply(x, factor)), dtype)
+    return [relax.op.multiply(normed, scale), factor]
+
+
+@converter("SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+def _simplified_layer_norm(node: Node) -> tuple[Value, ...]:
+    if node.axis(-1) != node.rank() - 1:
+        raise node.refuse("the last axis", f"axis {node.axis(-1)}")
+    return tuple(_root_mean_square(node, node[0], node[1]))
+
+
+@converter("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
+def _skip_layer_norm(node: Node) -> tuple[Value, ...]:
+    """The fourth result is the sum."""
+    whole = node.op == "SkipLayerNormalization"
+    total = node.emit(relax.op.add(node[0], node[1]))
+    last = 4 if whole else 3
+    if node.has(last):
+        total = node.emit(relax.op.add(total, node[last]))
+    if whole:
+        bias = node.inputs[3] if node.has(3) else None
+        normed, mean, factor = _normed(node, total, node.given(2), bias)
+        return normed, mean, factor, total
+    normed, factor = _root_mean_square(node, total, node[2])
+    return normed, factor, factor, total  # nothing computes its unused second result
+
+
+@converter("com.microsoft.EmbedLayerNormalization")
+def _embed_layer_norm(node: Node) -> tuple[Value, ...]:
+    """Words, positions and segments; the second result counts the mask's ones."""
+    batch, steps = node.shape()
+    positions: relax.Expr = constant(np.arange(steps)[None], "int32")
+    total = node.emit(relax.op.take(node[2], node[0], 0))
+    places = node[8] if node.has(8) else positions
+    total = node.emit(relax.op.add(total, relax.op.take(node[3], places, 0)))
+    if node.has(1) and node.has(4):
+        total = node.emit(relax.op.add(total, relax.op.take(node[4], node[1], 0)))
+    normed = _normed(node, total, node.given(5), node.given(6))[0]
+    if node.has(7):
+        counts = node.emit(relax.op.sum(cast(node, node[7], "int32"), [1]))
+    else:
+        counts = constant(np.zeros(batch), "int32")
+    return normed, counts, total
+
+
+@converter("com.microsoft.Attention")
+def _attention(node: Node) -> relax.Expr:
+    """One product gives queries, keys and values."""
+    heads = int(node.attr("num_heads", 0))
+    if node.has(4) or node.has(6) or node.attr("do_rotary", 0) or any(node.outputs[1:]):
+        raise node.refuse("attention without a cache", "past, present or rotary positions")
+    (batch, steps, _), width = node.shape(), node.shape(1)[1]
+    sizes = [int(size) for size in node.attr("qkv_hidden_sizes", []) or [width // 3] * 3]
+    if heads < 1 or sum(sizes) != width or any(size % heads for size in sizes):
+        raise node.refuse("heads that divide the columns of the weights", f"{heads}, {sizes}")
+    product = node.emit(relax.op.matmul(node[0], node[1]))
+    if node.has(2):
+        product = node.emit(relax.op.add(product, node[2]))
+    ends = np.cumsum([0, *sizes])
+    parts = []
+    for begin, end, size in zip(ends, ends[1:], sizes, strict=False):
+        part = node.emit(relax.op.strided_slice(product, [2], [int(begin)], [int(end)]))
+        split = node.emit(relax.op.reshape(part, [batch, steps, heads, size // heads]))
+        parts.append(node.emit(relax.op.permute_dims(split, [0, 2, 1, 3])))
+    query, key, value = parts
+    scores = node.emit(relax.op.matmul(query, node.emit(relax.op.permute_dims(key, [0, 1, 3, 2]))))
+    scale = node.attr("scale", 0.0) or 1 / math.sqrt(sizes[0] // heads)
+    scores = node.emit(relax.op.multiply(scores, node.scalar(scale)))
+    for summand in _masks(node, batch, steps):
+        scores = node.emit(relax.op.add(scores, summand))
+    shares = node.emit(relax.op.nn.softmax(scores, -1))
+    result = node.emit(relax.op.matmul(shares, value))
+    result = node.emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
+    return relax.op.reshape(result, [batch, steps, sizes[2]])
+
+
+def _masks(node: Node, batch: int, steps: int) -> list[relax.Expr]:
+    """Summands of the scores: masks of keys, of later steps, and given numbers."""
+    found: list[relax.Expr] = []
+    dtype, lowest = node.dtype(), node.attr("mask_filter_value", -10000.0)
+    if node.has(3):
+        mask, shape = node[3], node.shape(3)
+        if shape == [batch]:  # the number of keys of each row
+            ends = relax.op.reshape(mask, [batch, 1])
+            mask = relax.op.less(constant(np.arange(steps)[None], node.dtype(3)), ends)
+            shape = [batch, steps]
+        if shape not in ([batch, steps], [batch, steps, steps]):
+            raise node.refuse(f"a mask of shape {[batch, steps]}", str(shape))
+        shown = cast(node, node.emit(mask), dtype)
+        hidden = node.emit(relax.op.subtract(node.scalar(1), shown))
+        wanted = [batch, 1, *([1] if len(shape) == 2 else []), *shape[1:]]
+        scaled = node.emit(relax.op.multiply(hidden, node.scalar(lowest)))
+        found.append(node.emit(relax.op.reshape(scaled, wanted)))
+    if node.attr("unidirectional", 0):
+        later = np.triu(np.full((steps, steps), lowest), 1)
+        found.append(as_expr(later[None, None].astype(dtype)))
+    if node.has(5):
+        found.append(node[5])
+    return found
