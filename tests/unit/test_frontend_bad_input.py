@@ -352,10 +352,10 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
     ),
     "ONNX Runtime's own operators": (
         lambda: model(
-            helper.make_node("FusedConv", ["x"], ["y"], domain="com.microsoft"),
+            helper.make_node("NhwcConv", ["x"], ["y"], domain="com.microsoft"),
             domains={"": 18, "com.microsoft": 1},
         ),
-        ["com.microsoft.FusedConv", "QuantFormat.QDQ"],
+        ["com.microsoft.NhwcConv", "QuantFormat.QDQ"],
     ),
     "a quantised operator without a scale": (
         lambda: model(
