@@ -11,7 +11,7 @@
 A branch starts from its rows of the result and derives backwards which rows of every tensor it
 needs. It computes only these; rows near a cut are computed by both branches (the halo). Processors
 exchange nothing before the end of the group. Each element is computed as before, so the result is
-the same.
+the same. Rows of a sequence are its tokens (`token_branches.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.analysis.branch_spans import Span, closed_segment, share
 from tvm_stretch.analysis.row_windows import AVERAGE, why_not_by_rows, window
+from tvm_stretch.analysis.token_rows import TokenRows, has_tokens
 from tvm_stretch.emitting.branches import Emitter, Replacement
+from tvm_stretch.emitting.token_branches import plan_token_split, token_branches
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
 from tvm_stretch.plan.splits import RowSplit
+
+_IMAGE_ROWS = 2
+"""The axis of rows of an image."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,18 @@ class RowPlan:
 
     rows: tuple[Mapping[str, Span], ...]  # for each branch, the rows of each tensor that it needs
     bytes_read: tuple[int, ...]  # of the start tensor, by each branch
+    tokens: TokenRows | None = None  # of sequences
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Tensors of which each branch reads the rows of all branches."""
+        return frozenset() if self.tokens is None else self.tokens.joined
+
+    def fraction(self, branch: int, operator: Operator) -> float:
+        """Which part of an operator a branch computes."""
+        begin, end = self.rows[branch][operator.name]
+        axis = _IMAGE_ROWS if self.tokens is None else self.tokens.axes[operator.name]
+        return (end - begin) / operator.shape[axis]
 
 
 def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
@@ -48,6 +65,8 @@ def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
         InputError: The ratios or the names of the tensors are invalid.
     """
     members = closed_segment(operators, split.start, split.end)
+    if has_tokens(operators.shape(split.start)):
+        return _of_tokens(operators, split)
     for member in members:
         reason = why_not_by_rows(member)
         if reason is not None:
@@ -63,6 +82,19 @@ def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
     bands = share(operators.shape(split.end)[2], split.ratios)
     rows = tuple(_walk_back(members, split.end, band) for band in bands)
     return RowPlan(rows, tuple(_bytes(operators, split.start, needed) for needed in rows))
+
+
+def _of_tokens(operators: Operators, split: RowSplit) -> RowPlan:
+    plan = plan_token_split(operators, split)
+    tokens = plan.tokens
+
+    def needed(band: Span) -> dict[str, Span]:
+        every = dict.fromkeys(tokens.whole, (0, plan.count))
+        return {**dict.fromkeys(tokens.axes, band), **every}
+
+    size = operators.bytes(split.start) // plan.count
+    read = tuple(size * (end - begin) for begin, end in plan.bands)
+    return RowPlan(tuple(map(needed, plan.bands)), read, tokens)
 
 
 def _walk_back(members: tuple[Operator, ...], end: str, band: Span) -> dict[str, Span]:
@@ -97,6 +129,8 @@ def row_branches(
 ) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     plan = plan_row_split(operators, split)
+    if plan.tokens is not None:
+        return token_branches(operators, split, builder, taken)
     members = closed_segment(operators, split.start, split.end)
     emitter = Emitter(builder, {}, taken)
     branches, parts = [], []

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -57,6 +58,11 @@ class Walk:
     names: dict[str, str] = field(default_factory=dict)
     # of the expression that is being visited
     provenance: Provenance = field(default_factory=Provenance)
+
+    @cached_property
+    def parts(self) -> dict[str, Provenance]:
+        """The origin of each part of an operator, read once for all regions."""
+        return table_of(self.mod["main"], PARTS)
 
     def over(self, mod: tvm.IRModule) -> Walk:
         """A walk over the module of another plan, with which it shares constants and `prepare`."""
@@ -113,7 +119,7 @@ class Walk:
     def visit_function(self, function: relax.Function, arguments: Sequence[Any]) -> Any:
         """The value that a function returns."""
         self.values.update(zip(function.params, arguments, strict=True))
-        kernels, parts = table_of(function, KERNELS), table_of(self.mod["main"], PARTS)
+        kernels, parts = table_of(function, KERNELS), self.parts
         for block in function.body.blocks:
             for binding in block.bindings:
                 if not isinstance(binding, relax.VarBinding):

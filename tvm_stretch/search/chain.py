@@ -142,10 +142,13 @@ class ChainSearch:
         """For each piece, how many pieces from there on may be split by rows together.
 
         The lengths in LENGTHS, and lengths between meeting points worth their cost on these
-        processors (NN-Stretch, equation 4).
+        processors (NN-Stretch, equation 4). A sequence is also split as a whole, because bands of
+        tokens compute nothing twice.
         """
         count, costs = len(self.network.pieces), self.costs
         spans = [{n for n in LENGTHS if i + n <= count} for i in range(count)]
+        for i, longest in self.splitting.sequences().items():
+            spans[i].add(longest)
         places = range(len(costs.processors))
         latency = {}
         for group in self.network.graph.groups:

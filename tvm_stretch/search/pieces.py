@@ -7,6 +7,7 @@ A network without meeting points is one piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
@@ -41,7 +42,7 @@ class Network:
         self.mod = mod
         self.graph = kernels.lower(mod)
         self.operators = self.graph.operators
-        self.points = detect_meeting_points(self.operators)
+        self.points = _between_kernels(detect_meeting_points(self.operators), self.graph.groups)
         self.pieces = self._pieces(self.points)
 
     @cached_property
@@ -98,3 +99,30 @@ class Network:
                 elif reader.kind in OF_ONE | OF_TWO and len(reader.inputs) == 1:
                     waiting.append(name)
         return widths
+
+
+def _between_kernels(found: MeetingPoints, groups: Sequence[Group]) -> MeetingPoints:
+    """The meeting points that no kernel computes on its way to another one.
+
+    A normalisation after a residual is one kernel, and has such points inside.
+    """
+    segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
+    inside: set[int] = set()  # segments whose last tensor is such a point
+    for group in groups:
+        own = [segment_of[op.name] for op in group.operators if op.name in segment_of]
+        inside.update(range(min(own, default=0), max(own, default=0)))
+    joined: list[Segment] = []
+    for index, segment in enumerate(found.segments):
+        before = joined.pop() if index - 1 in inside else None
+        joined.append(segment if before is None else _joined(before, segment))
+    return MeetingPoints(tuple(joined))
+
+
+def _joined(one: Segment, other: Segment) -> Segment:
+    return Segment(
+        one.start,
+        other.end,
+        one.operators + other.operators,
+        len(one.operators) + other.core,
+        one.multiply_adds + other.multiply_adds,
+    )

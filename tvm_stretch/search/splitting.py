@@ -8,6 +8,7 @@ from itertools import combinations
 from math import lcm
 
 from tvm_stretch.analysis.channel_plan import ChannelStep, Form, plan_channel_split
+from tvm_stretch.analysis.token_rows import has_tokens, token_axis
 from tvm_stretch.emitting.row_branches import RowPlan, plan_row_split
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
@@ -43,15 +44,38 @@ class Splitting:
         groups = [group for piece in pieces for group in piece.groups]
         start, end = pieces[0].start, pieces[-1].end
         shape = self.network.operators.shape(end) if end else ()
-        if not start or len(shape) != 4 or not all(piece.start for piece in pieces):
+        if not start or len(shape) < 2 or not all(piece.start for piece in pieces):
             return
+        height = shape[token_axis(shape)]  # of an image, too
         for places, speeds, alone in self._teams(groups):
             meeting = self.costs.meeting(places, self.network.operators.bytes(end))
-            if not amortised(meeting, alone) or shape[2] < 2 * len(places):
+            if not amortised(meeting, alone) or height < 2 * len(places):
                 continue
-            option = self._best_rows(groups, (start, end), shape[2], speeds, alone)
+            option = self._best_rows(groups, (start, end), height, speeds, alone)
             if option is not None:
                 yield option
+
+    def sequences(self) -> dict[int, int]:
+        """The longest runs of pieces that work token by token: the first one, and how many."""
+        found: dict[int, int] = {}
+        first = None
+        for index, piece in enumerate(self.network.pieces):
+            if not self._works_by_token(piece):
+                first = None
+                continue
+            first = index if first is None else first
+            found[first] = index + 1 - first
+        return found
+
+    def _works_by_token(self, piece: Piece) -> bool:
+        operators = self.network.operators
+        if not piece.start or not has_tokens(operators.shape(piece.start)):
+            return False
+        try:
+            plan_row_split(operators, RowSplit(piece.start, piece.end, (1, 1)))
+        except UnsupportedError:
+            return False
+        return True
 
     def _best_rows(
         self,
@@ -99,10 +123,9 @@ class Splitting:
     ) -> dict[int, float]:
         """Multiply-adds of each processor, including rows that several compute."""
         work = dict.fromkeys(owners, 0.0)
-        for place, rows in zip(owners, plan.rows, strict=True):
+        for index, place in enumerate(owners):
             for group in groups:
-                begin, finish = rows[group.anchor.name]
-                work[place] += group.multiply_adds * (finish - begin) / group.anchor.shape[2]
+                work[place] += group.multiply_adds * plan.fraction(index, group.anchor)
         return work
 
     def _row_steps(
@@ -111,19 +134,22 @@ class Splitting:
         """The steps, and nanoseconds of each branch."""
         network, costs = self.network, self.costs
         inside = {group.name for group in groups}
+        joined = {network.group_of.get(name) for name in plan.joined}
         ends = network.graph.sources((split.end,))
         steps: list[Step] = []
         times: dict[int, int] = {}
         owners = taking_part(split)[1]
-        for index, (place, rows) in enumerate(zip(owners, plan.rows, strict=True)):
+        for index, place in enumerate(owners):
             first = len(steps)
             cut = ("cut", split.start)
             sources = tuple((name, None) for name in network.graph.sources((split.start,)))
             steps.append(Step(cut, place, 0, sources, plan.bytes_read[index], place))
             for group in groups:
-                begin, finish = rows[group.anchor.name]
-                fraction = (finish - begin) / group.anchor.shape[2]
-                reads = {(("band", r) if r in inside else cut, place) for r in network.reads(group)}
+                fraction = plan.fraction(index, group.anchor)
+                reads = {
+                    (("band", r) if r in inside else cut, None if r in joined else place)
+                    for r in network.reads(group)
+                }
                 ns = costs.part(group, place, "rows", fraction)
                 size = round(group.bytes * fraction)
                 band = ("band", group.name)
