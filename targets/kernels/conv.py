@@ -16,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
+from .conv_columns import tiles_of_piece, write_in_pieces
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
 from .conv_nest import ConvNest, write_nest
 from .conv_tiles import Tile, blocking, cut_for_parts
@@ -242,7 +243,9 @@ class ConvConfig(Template, ConvShape):
         cut, (data, weight) = blocking(self, machine), fused.operands[:2]
         part = fused.rectangle
         cut = cut if part is None else cut_for_parts(self, cut)
-        return write_nest(ConvNest(self, cut, data, weight, fused.epilogue, machine, part=part))
+        nest = ConvNest(self, cut, data, weight, fused.epilogue, machine, part=part)
+        tiles = tiles_of_piece(nest)
+        return write_in_pieces(nest, tiles) if tiles else write_nest(nest)
 
     # --- cost ---
 

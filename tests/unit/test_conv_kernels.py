@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
 from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.conv_columns import tiles_of_piece
+from tvm_stretch.targets.kernels.conv_nest import ConvNest
+from tvm_stretch.targets.kernels.conv_tiles import blocking
 from tvm_stretch.targets.kernels.cycles import register_tiles
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
@@ -184,6 +189,19 @@ def test_the_reduction_is_cut_where_weights_outgrow_the_cache() -> None:
     shape = ConvShape(1, 200, (7, 7), 40, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
     config = choose(shape, SMALL_CACHE, SMALL_CACHE.lanes)
     check(shape, config, SMALL_CACHE)
+
+
+@pytest.mark.parametrize(("threads", "width"), [(1, 211), (2, 130)])
+def test_long_single_rows_are_computed_in_pieces(threads: int, width: int) -> None:
+    """Whole pieces, a rest, borders, and a last group of fewer output channels."""
+    machine = dataclasses.replace(SMALL_CACHE, threads=threads)
+    shape = ConvShape(2, 20, (1, width), 52, (1, 3), padding=(0, 1, 0, 1))
+    config = choose(shape, machine, machine.lanes)
+    assert isinstance(config, ConvConfig) and config.out_blocks % config.oc_blocks
+    unwritten: Any = None
+    nest = ConvNest(config, blocking(config, machine), *[unwritten] * 3, machine)
+    assert 0 < tiles_of_piece(nest) * config.pixels < width
+    check(shape, config, machine)
 
 
 def test_winograd_is_chosen_for_wide_3x3_only() -> None:
