@@ -177,6 +177,8 @@ _NORMALISATIONS = {
     "group_norm 1d": (lambda x, w: F.group_norm(x, 6, w), "2x6x9", "6"),
     "group_norm of a matrix": (lambda x, w, b: F.group_norm(x, 2, w, b), "4x6", "6", "6"),
     "group_norm half": (lambda x: F.group_norm(x, 2), "f16:2x6x4x5"),
+    "group_norm far from zero": (lambda x: F.group_norm(x + 30, 1), "1x16x56x56"),
+    "instance_norm far from zero": (lambda x: F.instance_norm(x + 30), "1x2x56x56"),
     "instance_norm": (F.instance_norm, "2x3x4x5"),
     "instance_norm affine": _layer(lambda: L.InstanceNorm2d(3, affine=True), "2x3x4x5"),
     "instance_norm tracked": _layer(

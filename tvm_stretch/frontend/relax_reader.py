@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.frontend.onnx_shapes import how_to_close, sizes_of
+from tvm_stretch.frontend.relax_norms import expand_norms
 from tvm_stretch.frontend.relax_ordering import expand_ordering
 
 
@@ -42,7 +43,7 @@ def read_relax(
     if bindings:
         mod = relax.transform.BindSymbolicVars(bindings, "main")(mod)
     _check_static(mod["main"].params)
-    return expand_ordering(mod)
+    return expand_ordering(expand_norms(mod))
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

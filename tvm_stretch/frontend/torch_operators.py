@@ -71,6 +71,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
 
 def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Torch's own decompositions of operators that are known neither to the importer nor here."""
+    import torch
     from torch._decomp import decomposition_table
 
     known = {*importer_names(), *converters(), *RECURRENT}
@@ -79,7 +80,11 @@ def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, An
         for node in program.graph.nodes
         if node.op == "call_function" and node.target.__name__ not in known
     }
-    return {op: decomposition_table[op] for op in unknown - {*table} if op in decomposition_table}
+    return {
+        op: decomposition_table[op]
+        for op in unknown - {*table}
+        if op in decomposition_table and torch.Tag.nondeterministic_seeded not in op.tags
+    }
 
 
 def converters() -> dict[str, Any]:
