@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
-from tvm_stretch.cost.generic_features import RunFeatures
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.campaign import learn, pace_of
@@ -54,7 +53,7 @@ FAMILIES = (
 class Errors:
     """The predictions of one processor's models for unseen networks."""
 
-    results: list[tuple[Network, int, list[Prediction]]] = field(default_factory=list)
+    results: list[tuple[Network, float, list[Prediction]]] = field(default_factory=list)
     kernels: list[tuple[Row, Prediction]] = field(default_factory=list)
 
 
@@ -99,10 +98,9 @@ def _predict(
 ) -> None:
     """Predictions beside measurements, which are scaled to the model's machine speed."""
     for network in held:
-        answers = model.predict_all([*network.kernels, RunFeatures.of(len(network.kernels))])
-        total = sum(answer.nanoseconds for answer in answers)
+        answers, total = model.predict_all(network.kernels), model.run_ns(network.kernels)
         measured = at_pace(network.computed_ns, network.reference_ns, usual)
-        found.results.append((replace(network, nanoseconds=measured), total, answers[:-1]))
+        found.results.append((replace(network, nanoseconds=measured), total, answers))
     names = {network.name for network in held}
     own = [
         replace(r, nanoseconds=round(at_pace(r.nanoseconds, r.reference_ns, usual)))

@@ -27,7 +27,6 @@ from pathlib import Path
 
 import tvm_stretch as ts
 from benchmarks.cost_model import Network, read_networks, target_of
-from tvm_stretch.cost.generic_features import RunFeatures
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.measuring.campaign import learn, pace_of
 from tvm_stretch.measuring.dataset import Dataset, at_pace
@@ -70,9 +69,8 @@ def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[
     """Relative errors of the networks' latencies."""
     found = {}
     for network in networks:
-        kernels = [*network.kernels, RunFeatures.of(len(network.kernels))]
         measured = at_pace(network.computed_ns, network.reference_ns, usual)
-        found[network.name] = float(model.nanoseconds(kernels).sum()) / measured - 1
+        found[network.name] = model.run_ns(network.kernels) / measured - 1
     return found
 
 

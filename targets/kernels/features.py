@@ -133,6 +133,16 @@ class Features:
         return [math.log2(1.0 + max(0.0, float(value))) for value in vars(self).values()]
 
     @property
+    def launch_count(self) -> int:
+        """How many kernels of the device it is."""
+        return 1
+
+    @property
+    def launches_and_weights(self) -> tuple[int, int]:
+        """Its launches, and those with weights among their arguments."""
+        return self.launch_count, self.launch_count if self.weight_bytes else 0
+
+    @property
     def total_bytes(self) -> int:
         """All memory that the kernel touches."""
         return self.in_bytes + self.weight_bytes + self.out_bytes

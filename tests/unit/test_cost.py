@@ -17,12 +17,14 @@ from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.family import _weigh_unseen
 from tvm_stretch.cost.fingerprint import name_of_cpu
 from tvm_stretch.cost.generic_features import (
+    LaunchedRunFeatures,
     RunFeatures,
     TransferFeatures,
     families,
     from_json,
     to_json,
 )
+from tvm_stretch.cost.launching import Launching
 from tvm_stretch.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import sealed
@@ -70,7 +72,7 @@ def test_every_field_names_its_unit() -> None:
         *("flops", "bytes", "cycles", "channels", "pixels", "taps", "lanes", "vectors", "groups"),
         *("tiles", "permille", "averages", "elements", "steps", "loads", "gathers", "calls"),
         *("conditions", "stages", "processor", "launches", "rows", "columns", "matrices"),
-        *("items", "numbers"),
+        *("items", "numbers", "ns"),
     )
     for kind in families().values():
         for name in kind.names():
@@ -200,6 +202,36 @@ def test_starting_a_run_costs_what_undisturbed_runs_say() -> None:
     for launches in (12, 30, 60, 400):
         (answer,) = trained.predict_all([RunFeatures.of(launches)])
         assert answer.nanoseconds == pytest.approx(50_000 + 700 * launches, rel=0.15)
+
+
+def test_a_run_on_a_gpu_takes_its_launches_or_its_kernels(tmp_path: Path) -> None:
+    def run_ns(launches: int, weighted: int, alone: int) -> int:
+        return 6000 + max(5000 * launches + 1000 * weighted, alone - 2000 * launches)
+
+    shapes = [
+        (n, w, n * each)
+        for n in (20, 40, 60)
+        for w in (0, n // 2, n)
+        for each in (3000, 5000, 9000, 20_000)
+    ]
+    runs = [LaunchedRunFeatures(0.0, 0, 0, 0, 0.0, 0.0, *shape) for shape in shapes]
+    times = [run_ns(*shape) for shape in shapes]
+    disturbed = [ns * (2 if i % 7 == 0 else 1) for i, ns in enumerate(times)]
+    kernels = [conv(64, 14, 3), conv(64, 28, 1)]
+    model = train(runs, disturbed, DEVICE, GPU)
+    model.save(tmp_path / "gpu.json")
+    launching = load_cost_model(tmp_path / "gpu.json").launching
+    assert launching == model.launching and launching is not None
+    for many, each in ((30, 4000), (30, 12_000), (10, 90_000)):
+        found = launching.run_ns(kernels[:1] * many, many * each)
+        assert found == pytest.approx(run_ns(many, many, many * each), rel=0.06)
+    assert launching.added_ns(kernels[0], 1000.0) == pytest.approx(6000, rel=0.1)
+    assert launching.added_ns(kernels[0], 90_000.0) == pytest.approx(88_000, rel=0.02)
+    computed = float(model.nanoseconds(kernels).sum())
+    assert model.run_ns(kernels) == launching.run_ns(kernels, computed)
+    data = json.loads((tmp_path / "gpu.json").read_text())
+    with pytest.raises(CostModelError, match="expected nanoseconds of launches"):
+        Launching.from_json({**data["launching"], "launch_ns": -1.0})
 
 
 def test_weights_that_a_cache_holds_cost_less() -> None:

@@ -31,7 +31,7 @@ from tvm_stretch.cost.measured_model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
-from tvm_stretch.measuring.bench import Bench, copy_time, launched_together
+from tvm_stretch.measuring.bench import Bench, copy_time
 from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset, pace_of
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
@@ -49,7 +49,6 @@ from tvm_stretch.measuring.timing import (
     GpuStopwatch,
     QuickestCore,
     Stopwatch,
-    Timing,
     quartile,
 )
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
@@ -92,19 +91,6 @@ def test_interruptions_do_not_count() -> None:
     first, second = Stopwatch(machine.reference).watch(machine.run, runs=12)
     assert (first.nanoseconds, second.nanoseconds) == (5000, 70)
     assert (first.runs, first.quiet) == (12, True)
-
-
-def test_kernels_of_a_gpu_take_together_what_a_plain_run_takes() -> None:
-    apart = [Timing(3000, 0.1, 9, True, 5), Timing(6000, 0.1, 9, True, 5)]
-    assert [t.nanoseconds for t in launched_together(apart, 6000)] == [1500, 4500]
-    assert launched_together(apart, 12_000) == apart  # a plain run also waits for the host
-    large, small = replace(apart[0], nanoseconds=90_000), replace(apart[0], nanoseconds=400)
-    found = launched_together([large, small, large], 178_000)
-    assert [t.nanoseconds for t in found] == [88_950, 100, 88_950]  # a part of each is its own
-    assert [t.nanoseconds for t in launched_together(apart, -1)] == [750, 1500]
-    for plain, expected in ((8000, [3000, 5000]), (7000, [3000, 4000]), (6000, [2500, 3500])):
-        found = launched_together(apart, plain, 4000.0)  # the small one hides no launch
-        assert [t.nanoseconds for t in found] == expected
 
 
 def test_a_reference_kernel_says_nothing_of_a_gpu() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from cpu_targets import TARGET
 from gpu_checks import LARGE
+from tvm import relax
 from tvm.target import Target
 
 from tvm_stretch.measuring.campaign import Campaign
 from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.sample_networks import chain
 from tvm_stretch.measuring.samples import (
     Sample,
     by_kind,
@@ -91,3 +93,13 @@ def test_a_row_of_a_gpu_reads_its_weights_from_the_cache_or_from_memory() -> Non
     far = replace(near, round_bytes=480_000_000)
     assert far.far_weight_bytes == 0.9 * far.weight_bytes
     assert far.phases()["far_weights"] > far.phases()["moved"]
+
+
+def test_samples_on_a_gpu_follow_one_another() -> None:
+    samples = [Sample("conv", 8, (14, 14), 8, epilogue="add")] * 8
+    (block,) = chain(samples, busy=True)["main"].body.blocks
+    calls = [b.value for b in block.bindings if isinstance(b.value, relax.Call)]
+    names = [call.op.name for call in calls]
+    conv, mean = "relax.nn.conv2d", "relax.mean"  # each result becomes a number by two means
+    order = [name for name in names if name in (conv, mean)]
+    assert order == [conv] * 6 + [mean] * 12 + [conv] * 2 + [mean] * 4

@@ -6,6 +6,7 @@ without a template, transfers between processors, and the overhead of runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from tvm_stretch.targets.kernels.features import FAMILIES, Features, Phases, Wor
 from tvm_stretch.targets.kernels.template import every_template
 
 MEASUREMENTS = Format(
-    "tvm_stretch.measurements", 8, "the measurements", CostModelError, "measure again"
+    "tvm_stretch.measurements", 9, "the measurements", CostModelError, "measure again"
 )
 """The version is that of the lines; each family of features has a version of its own."""
 
@@ -124,6 +125,29 @@ class RunFeatures(Features):
 
     def device_work(self) -> Work:
         """None: kernels have their own start."""
+        return Work(kernels=0)
+
+
+@dataclass(frozen=True)
+class LaunchedRunFeatures(Features):
+    """A whole run on a GPU, whose launches hide beside its kernels; see `cost/launching.py`."""
+
+    family: ClassVar[str] = "launched_run"
+    positive: ClassVar[tuple[str, ...]] = ("launches",)
+
+    launches: int
+    weight_launches: int  # those of kernels that read weights, which have more arguments
+    kernel_ns: int  # of all kernels, each measured alone
+
+    @staticmethod
+    def of(kernels: Sequence[Features | None], kernel_ns: int) -> LaunchedRunFeatures:
+        """A run of kernels that take ``kernel_ns`` alone; None is a kernel without features."""
+        launches = [(1, 0) if k is None else k.launches_and_weights for k in kernels]
+        total, weighted = (sum(column) for column in zip(*launches, strict=True))
+        return LaunchedRunFeatures(0.0, 0, 0, 0, 0.0, 0.0, total, weighted, kernel_ns)
+
+    def device_work(self) -> Work:
+        """None: it is a sum of kernels."""
         return Work(kernels=0)
 
 

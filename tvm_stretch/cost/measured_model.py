@@ -28,7 +28,12 @@ from tvm_stretch.cost.family import (
     intervals_of,
 )
 from tvm_stretch.cost.fingerprint import check_device
-from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
+from tvm_stretch.cost.generic_features import (
+    LaunchedRunFeatures,
+    RunFeatures,
+    TransferFeatures,
+)
+from tvm_stretch.cost.launching import Launching, launching_of
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import is_finite, replace_whole, sealed, writing
@@ -40,7 +45,7 @@ from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    10,
+    11,
     "the cost model",
     CostModelError,
     "measure and train again",
@@ -54,7 +59,7 @@ _FEWEST_FAR, _OF_MEMORY = 16e6, 0.8
 """Bytes from memory of kernels that show its speed, and the share of their least time that every
 kernel takes: samples are smaller than the largest layers, so the launch counts in them."""
 
-_BETWEEN = (TransferFeatures.family, RunFeatures.family)
+_BETWEEN = (TransferFeatures.family, RunFeatures.family, LaunchedRunFeatures.family)
 """Families that are no kernels."""
 
 
@@ -70,6 +75,7 @@ class MeasuredModel:
         below: the model that this one corrects, of a processor or device with the same loop nests.
         memory: the most bytes of weights that came from memory in a nanosecond; infinite if no
             kernel read many. No prediction is shorter than its weights need.
+        launching: what runs on a GPU take beside their kernels; None on other processors.
     """
 
     device: Mapping[str, Any]
@@ -78,6 +84,7 @@ class MeasuredModel:
     together_ratio: float = 1.0
     below: MeasuredModel | None = None
     memory: float = math.inf
+    launching: Launching | None = None
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel, analytic for families that were not measured."""
@@ -97,6 +104,13 @@ class MeasuredModel:
         for family, positions in self._by_family(kernels):
             found[positions] = self._latencies(family, [kernels[i] for i in positions])
         return found
+
+    def run_ns(self, kernels: Sequence[Features]) -> float:
+        """The predicted latency of a run of these kernels, with its start and its launches."""
+        computed = float(self.nanoseconds(kernels).sum())
+        if self.launching is not None:
+            return self.launching.run_ns(kernels, computed)
+        return computed + float(self.nanoseconds([RunFeatures.of(len(kernels))])[0])
 
     def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
         """Predicted latencies by phase; None for kernels of families that were not measured."""
@@ -171,6 +185,7 @@ class MeasuredModel:
             "families": {name: family.to_json() for name, family in self.families.items()},
             "below": None if self.below is None else self.below._to_json(),
             "memory": None if math.isinf(self.memory) else self.memory,
+            "launching": None if self.launching is None else self.launching.to_json(),
         }
 
 
@@ -199,6 +214,7 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
             )
         base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
         memory = math.inf if data["memory"] is None else data["memory"]
+        launching = data["launching"]
         below = data["below"]
         if below is not None:
             below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
@@ -212,7 +228,10 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
             raise CostModelError(
                 f"expected a positive speed for memory in {path}, got {memory!r:.20}; train again"
             )
-        return MeasuredModel(data["device"], base, families, float(ratio), below, float(memory))
+        return MeasuredModel(
+            *(data["device"], base, families, float(ratio), below, float(memory)),
+            None if launching is None else Launching.from_json(launching),
+        )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CostModelError):
             raise
@@ -241,7 +260,7 @@ def train(
     over: dict[str, Over] = {}
     if below is not None:
         families, over = _over(below, kernels, np.asarray(measured_ns))
-    for name in sorted({kernel.family for kernel in kernels}):
+    for name in sorted({kernel.family for kernel in kernels} - {LaunchedRunFeatures.family}):
         positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in positions]
         own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
@@ -249,8 +268,10 @@ def train(
         if family is not None:
             families[name] = family
     stands_on = below if any(family.is_over for family in families.values()) else None
+    known = None if below is None else below.launching
     return MeasuredModel(
-        dict(device), base, families, together_ratio, stands_on, _memory(kernels, measured_ns)
+        *(dict(device), base, families, together_ratio, stands_on, _memory(kernels, measured_ns)),
+        launching_of(kernels, measured_ns) or known,
     )
 
 

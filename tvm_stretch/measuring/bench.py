@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import tvm
 
 from tvm_stretch.cost.context import in_place
-from tvm_stretch.cost.generic_features import RunFeatures
+from tvm_stretch.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.errors import DeviceError
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.measuring.dataset import Row
@@ -38,9 +37,6 @@ from tvm_stretch.targets.processor import Processor
 
 _RUNS = 15
 _SECONDS = 3.0
-_MOST_HIDDEN = 0.75  # of the time of a kernel, by launches beside others
-_TINY, _LAUNCHED = Sample("elementwise", 4, (1, 1), 4), 16
-"""A kernel of no work, and how many of them show what a launch takes."""
 
 
 def by_packets(processor: Processor) -> str:
@@ -144,29 +140,32 @@ class Bench:
         with core if launched_here else contextlib.nullcontext():
             *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         alone = [timing.nanoseconds for timing in timings]
-        if is_gpu:
-            computed = total.nanoseconds - copies.nanoseconds
-            timings = launched_together(timings, computed, self._launch_ns)
         rows = self._kernel_rows(model, kernels, timings, origin)
         if "network" in origin or packet_ns:  # long runs: their overhead would be noise
             return rows, total, copies.nanoseconds, alone
-        beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
-        beside -= copies.nanoseconds if is_gpu else 0
-        run = RunFeatures.of(len(nodes))
-        each = replace(total, nanoseconds=max(1, beside))
-        rows.append(self._row(None, run, [each], origin))
+        rows.append(self._run_row(prepared, alone, total, copies if is_gpu else None, origin))
         if self.device is None and not is_gpu:  # the caches are the CPU's
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
         return rows, total, copies.nanoseconds, alone
 
-    @functools.cached_property
-    def _launch_ns(self) -> float:
-        """What a kernel takes at least in a plain run: the launch of the next one."""
-        model = self._workshop.samples([_TINY] * _LAUNCHED).model
-        module = self._open(model)
-        (total,) = self.stopwatch.watch(lambda: [self._run_ns(module)], _RUNS, _SECONDS)
-        return total.nanoseconds / len(model.graph.nodes)
+    def _run_row(
+        self,
+        prepared: Prepared,
+        alone: Sequence[int],
+        total: Timing,
+        copies: Timing | None,
+        origin: dict[str, Any],
+    ) -> Row:
+        """What a run takes beside its kernels, or the run itself where launches hide in it."""
+        nodes, run = prepared.model.graph.nodes, total.nanoseconds
+        if copies is None:
+            beside = replace(total, nanoseconds=max(1, run - sum(alone)))
+            return self._row(None, RunFeatures.of(len(nodes)), [beside], origin)
+        features = {name: kernel.features for name, kernel in prepared.kernels.items()}
+        launched = LaunchedRunFeatures.of([features.get(n.kernel) for n in nodes], sum(alone))
+        computed = replace(total, nanoseconds=max(1, run - copies.nanoseconds))
+        return self._row(None, launched, [computed], origin)
 
     def _kernel_rows(
         self,
@@ -218,31 +217,6 @@ def set_inputs(module: Executor, graph: Graph) -> None:
         floats = "float" in spec.dtype
         value = dice.standard_normal(spec.shape) if floats else dice.integers(0, 99, spec.shape)
         module["set_input"](port.name, tvm.runtime.tensor(np.asarray(value, spec.dtype)))
-
-
-def launched_together(
-    timings: Sequence[Timing], nanoseconds: int, launch_ns: float = 0.0
-) -> list[Timing]:
-    """The times of a GPU's kernels, such that their sum is what all of them take in a plain run.
-
-    In a traced run, the driver notes the time at each launch. So kernels begin on an idle GPU and
-    take longer than in a plain run, in which a launch hides where the kernel before it computes.
-    That is the same for each kernel, small or large: 1.0 to 2.5 us in 40 networks on an H100, whose
-    plain runs took 0.68 to 0.96 of the traced kernels. Only kernels longer than a launch hide one,
-    down to its time; if that does not explain the plain run, all of them do.
-    """
-    found = [float(timing.nanoseconds) for timing in timings]
-    hidden = sum(found) - nanoseconds
-    for least in (launch_ns, 0.0):
-        lowest = [max(least, (1.0 - _MOST_HIDDEN) * timing.nanoseconds) for timing in timings]
-        most = [max(0.0, own - low) for own, low in zip(found, lowest, strict=True)]
-        order = sorted(range(len(found)), key=most.__getitem__)
-        for place, index in enumerate(order):
-            less = max(0.0, min(hidden / (len(found) - place), most[index]))
-            found[index] -= less
-            hidden -= less
-    pairs = zip(timings, found, strict=True)
-    return [replace(timing, nanoseconds=max(1, round(own))) for timing, own in pairs]
 
 
 def copy_time(trace: Mapping[str, Any]) -> int:

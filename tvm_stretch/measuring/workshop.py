@@ -57,7 +57,7 @@ class Workshop:
     def samples(self, samples: Sequence[Sample], apart: bool = False) -> Prepared:
         """A chain of samples; see `chain` for ``apart``."""
         with compiling():
-            return self.network(chain(samples, apart))
+            return self.network(chain(samples, apart, self.processor.machine.gpu is not None))
 
     def halves(self, network: object) -> Prepared:
         """A network with its larger layers in two halves, both on this processor."""

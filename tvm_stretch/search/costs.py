@@ -213,8 +213,12 @@ class Costs:
         missing = [f for f in features if (place, f) not in self._known]
         if missing:
             model = self.models[self.processors[place].name]
+            launching = getattr(model, "launching", None)
             for feature, answer in zip(missing, model.predict_all(missing), strict=True):
-                self._known[place, feature] = round(self.factors[place] * answer.nanoseconds)
+                ns: float = answer.nanoseconds
+                if launching is not None:
+                    ns = launching.added_ns(feature, ns)
+                self._known[place, feature] = round(self.factors[place] * ns)
                 if answer.out_of_range:
                     self._unlike.add((place, feature))
         return sum(self._known[place, feature] for feature in features)

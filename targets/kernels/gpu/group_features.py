@@ -59,6 +59,11 @@ class GroupConvFeatures(ConvFeatures):
             **far_weights(self),
         }
 
+    @property
+    def launch_count(self) -> int:
+        """A second launch adds up the parts of long sums."""
+        return 2 if self.split_numbers else 1
+
     def hints(self) -> list[float]:
         """Whether the kernel computes or waits."""
         either = self.busy_cycles + self.waiting_cycles
@@ -78,6 +83,11 @@ class GroupWinogradFeatures(WinogradFeatures):
     exchange_cycles: float = 0.0
     plane_numbers: float = 0.0
     sum_numbers: float = 0.0
+
+    @property
+    def launch_count(self) -> int:
+        """Input transform, products, and output transform."""
+        return 3
 
     def own_phases(self) -> Phases:
         """What the model says of the products, in nanoseconds, and the transforms."""
