@@ -32,8 +32,8 @@ _QUICK = 0.1
 
 _STARTS, _LAUNCHES = np.linspace(0, 2, 5), np.linspace(0.7, 1.2, 21)
 _WEIGHTS, _HIDDEN = np.linspace(0, 0.4, 9), np.linspace(0, 0.6, 13)
-"""Values that are tried, in units of the quick runs' time by launches. A run starts with a launch and ends
-with an answer, so its start is about two of them; runs of like lengths leave that open."""
+"""Values that are tried, in units of the quick runs' time by launches. A run starts with a launch
+and ends with an answer, so its start is about two of them; runs of like lengths leave that open."""
 
 _DISTURBED = 0.15
 """Larger errors count like this one: other virtual machines delay the host in some runs."""
