@@ -42,7 +42,7 @@ def is_winograd(model: ts.Model) -> bool:
 LAYERS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
     "padded": ((40, 56, 3, 9), {"pads": [1, 1, 1, 1]}),
     "a zero point in the padding": ((32, 32, 3, 12), {"pads": [1, 1, 1, 1], "zero": 200}),
-    "signed, then ReLU": ((36, 50, 3, 7), {"dtype": "int8", "zero": -9, "then": "Relu"}),
+    "signed, then ReLU": ((36, 50, 3, 9), {"dtype": "int8", "zero": -9, "then": "Relu"}),
     "two images": ((32, 48, 3, 8), {"batch": 2, "pads": [0, 1, 2, 0]}),
 }
 
