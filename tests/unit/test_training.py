@@ -71,10 +71,11 @@ SIZES = {"inception_v3": 96, "inception_v4": 96, "lstm": None}
     "name",
     [
         "shufflenet_v2",
+        "fast_style_transfer",
         *(
             pytest.param(name, marks=pytest.mark.full)
             for name in zoo.names()
-            if name != "shufflenet_v2"
+            if name not in ("shufflenet_v2", "fast_style_transfer")
         ),
     ],
 )

@@ -183,6 +183,7 @@ class FamilyModel:
             booster = None if data["booster"] is None else load_trees(data["booster"], width)
             edges, widths = _numbers(data["edges"]), _numbers(data["widths"])
             _require(len(widths) == len(edges) + 1, "widths", len(edges) + 1, len(widths))
+            _require(all(width >= 0 for width in widths), "widths", "none below 0", min(widths))
             lowest, highest = _numbers(data["lowest"]), _numbers(data["highest"])
             for found in (lowest, highest):
                 _require(len(found) in (0, len(names)), "what was measured", len(names), len(found))

@@ -167,7 +167,13 @@ class MeasuredModel:
     def _over(self, family: FamilyModel, kernels: Sequence[Features]) -> Sequence[Parts] | None:
         if not family.is_over or self.below is None:
             return None
-        return [parts for parts in self.below.parts(kernels) if parts is not None]
+        found = [parts for parts in self.below.parts(kernels) if parts is not None]
+        if len(found) < len(kernels):
+            raise CostModelError(
+                f"expected family {family.family!r} in the model below this one, got none; "
+                "train again"
+            )
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""

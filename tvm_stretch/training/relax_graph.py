@@ -47,6 +47,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "concat": ("axis",),
     "permute_dims": ("axes",),
     "split": ("axis",),
+    "take": ("axis",),
 }
 """The attributes that operators.py and network.py read, by operator."""
 
@@ -245,12 +246,21 @@ def _strided_slice(operator: Operator) -> dict[str, Any]:
     return {"axes": axes, "begin": begin, "end": end, "strides": steps}
 
 
+def _take(operator: Operator) -> dict[str, Any]:
+    """Pixels of a resize, or of padding: constant places along one axis."""
+    places = operator.call.args[1]
+    row = isinstance(places, GenericConst) and len(shape_of(places)) == 1
+    _require(row, operator, "elements by computed places")
+    return {}
+
+
 _SPECIAL: Mapping[str, Callable[[Operator], dict[str, Any]]] = {
     BATCH_NORM: _batch_norm,
     "split": _split,
     "clip": _numbers,
     "strided_slice": _strided_slice,
     "astype": _astype,
+    "take": _take,
 }
 
 

@@ -142,6 +142,10 @@ def _slice(node: Node, _: int, x: Tensor) -> Tensor:
     return x[tuple(index)]
 
 
+def _take(node: Node, _: int, x: Tensor, places: Tensor) -> Tensor:
+    return x.index_select(node.attrs["axis"], places.long())
+
+
 def _clip(node: Node, _: int, x: Tensor) -> Tensor:
     low, high = node.attrs["numbers"]
     return x.clamp(low, high)
@@ -218,6 +222,7 @@ OPERATORS: Mapping[str, Compute] = {
     "squeeze": _reshape,
     "broadcast_to": _broadcast,
     "strided_slice": _slice,
+    "take": _take,
     "clip": _clip,
     "astype": _astype,
     "concat": _concat,
