@@ -45,6 +45,11 @@ def test_the_import_waits_for_nothing() -> None:
     assert done.stdout.split() == []
 
 
+def test_the_compiler_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import tvm_stretch.compiler"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     code = (
         "import sys, tvm_stretch, tvm_stretch.compiler\n"

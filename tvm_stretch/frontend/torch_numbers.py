@@ -52,9 +52,10 @@ def _arithmetic(function: Function, *, turned: bool = False) -> Converter:
 
 def _compared(function: Function) -> Converter:
     """Both operands in the type that holds both."""
-    import torch
 
     def convert(node: Any, importer: Any) -> relax.Expr:
+        import torch
+
         emit = importer.block_builder.emit
         kinds = [getattr(arg, "meta", {}).get("val", arg) for arg in node.args[:2]]
         dtype = str(torch.result_type(*kinds)).removeprefix("torch.")
