@@ -75,7 +75,7 @@ def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[
 
 
 def _kernels(dataset: Dataset) -> int:
-    return len({row.features for row in dataset.rows})
+    return len({row.features for row in dataset.rows if row.features.is_kernel})
 
 
 def main() -> None:

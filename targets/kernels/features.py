@@ -98,6 +98,8 @@ class Features:
     """Fields of the family that are at least 1."""
     stand_in: ClassVar[str] = ""
     """A family with the same fields, whose model predicts this one until it is measured."""
+    is_kernel: ClassVar[bool] = True
+    """Whether it describes a kernel, and neither a transfer nor a run."""
     constant: ClassVar[Collection[str]] = ()
     """Fields of the family that do not grow with the kernel's result; see `scaled`."""
 

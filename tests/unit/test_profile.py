@@ -21,7 +21,7 @@ from benchmarks.published_designs import ORIGINALS, count, predict_ms
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
 from tvm_stretch.cost.fingerprint import fingerprint
-from tvm_stretch.cost.generic_features import RunFeatures
+from tvm_stretch.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.cost.profile import Profile, ProfileModel
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text, profiles
 from tvm_stretch.errors import CostModelError, InstallError
@@ -381,6 +381,7 @@ def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
     host = cpu_processor(cpu_of(4), 1)
     data = Dataset.create(tmp_path / "cpu.jsonl", fingerprint(host))
     data.append(Row(RunFeatures.of(3), 5, 0.0, 20))
+    data.append(Row(LaunchedRunFeatures.of([None] * 3, 9), 5, 0.0, 20))
     cpu = phone.processor("cpu")
     for name in ("conv", "depthwise"):
         level = kernels_alone(emit([name], size=28, channels=64), host)
@@ -388,7 +389,7 @@ def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
             ns = round(2 * cpu.nanoseconds(kernel.device_work()))
             data.append(Row(kernel, ns, 0.0, 20, network=name))
     found = ts.tune.calibrate(tmp_path, name="mine")
-    assert len(found.residuals) == len(data.rows) - 1 and found.left_out_errors == []
+    assert len(found.residuals) == len(data.rows) - 2 and found.left_out_errors == []
     assert max(abs(residual.error) for residual in found.residuals) < 0.1
     assert found.profile.device == "mine" and "ts.tune.measure timed" in found.profile.source
     (tmp_path / "cpu.jsonl").unlink()

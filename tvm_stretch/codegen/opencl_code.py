@@ -124,7 +124,7 @@ def compile_opencl(
 
 
 def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) -> list[Launch]:
-    calls = device_calls(name, function, target, wide_indices=on_cpu)
+    calls = device_calls(name, function, target, on_cpu=on_cpu)
     attrs = function.attrs or {}
     images = frozenset(map(int, attrs.get(IMAGES, ())))
     if not calls:

@@ -47,19 +47,19 @@ class DeviceCall:
 
 
 def device_calls(
-    name: str, function: tirx.PrimFunc, target: Target, *, wide_indices: bool
+    name: str, function: tirx.PrimFunc, target: Target, *, on_cpu: bool
 ) -> list[DeviceCall]:
     """The functions that a kernel runs on the device, in order.
 
     Args:
         name: of the kernel; names of its functions begin with it.
         function: a scheduled kernel; code that is not bound to work-items runs in one work-item.
-        wide_indices: indices have 64 bits, as in the kernel, not 32.
+        on_cpu: the device is a CPU, where indices have 64 bits, as in the kernel, and not 32.
     """
     function = _bind_everything(function).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
     own_barriers = _has_barriers(function)
-    split = tvm.transform.Sequential(_pipeline(wide_indices, own_barriers))(bound)
+    split = tvm.transform.Sequential(_pipeline(on_cpu, own_barriers))(bound)
     host = split[name]
     tensors = _Tensors(host)
     found: list[DeviceCall] = []
@@ -310,14 +310,14 @@ def _keep_apart(mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IR
         return tirx.transform.StorageRewrite()(mod)
 
 
-def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
+def _pipeline(on_cpu: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
     t, s = tirx.transform, s_tir.transform
-    narrow = [] if wide_indices else [t.NarrowDataType(32)]
+    narrow = [] if on_cpu else [t.NarrowDataType(32)]
     # ThreadSync cannot tell two halves of a buffer apart, and would add barriers between them.
     barriers = [] if own_barriers else [s.ThreadSync("shared")]
     # PoCL promotes arrays of vectors to registers, but no array that also holds single numbers
     # later on, so temporaries on a CPU share no memory: an attention took 3 times as long.
-    storage = _keep_apart if wide_indices else t.StorageRewrite()
+    storage = _keep_apart if on_cpu else t.StorageRewrite()
     return [
         s.CanonicalizeLoop(),
         s.LowerCrossThreadReduction(),

@@ -88,6 +88,7 @@ class TransferFeatures(Features):
     """A tensor that moves from one processor to another; 0 bytes is the bare hand-over."""
 
     family: ClassVar[str] = "transfer"
+    is_kernel: ClassVar[bool] = False
 
     from_processor: int
     to_processor: int
@@ -111,6 +112,7 @@ class RunFeatures(Features):
     """Overhead of a run besides its kernels: starting it, and proceeding from kernel to kernel."""
 
     family: ClassVar[str] = "run"
+    is_kernel: ClassVar[bool] = False
 
     launches: int
 
@@ -133,6 +135,7 @@ class LaunchedRunFeatures(Features):
     """A whole run on a GPU, whose launches hide beside its kernels; see `cost/launching.py`."""
 
     family: ClassVar[str] = "launched_run"
+    is_kernel: ClassVar[bool] = False
     positive: ClassVar[tuple[str, ...]] = ("launches",)
 
     launches: int

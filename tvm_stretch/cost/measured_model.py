@@ -28,11 +28,8 @@ from tvm_stretch.cost.family import (
     intervals_of,
 )
 from tvm_stretch.cost.fingerprint import check_device
-from tvm_stretch.cost.generic_features import (
-    LaunchedRunFeatures,
-    RunFeatures,
-    TransferFeatures,
-)
+from tvm_stretch.cost.generic_features import LaunchedRunFeatures, RunFeatures
+from tvm_stretch.cost.generic_features import families as all_families
 from tvm_stretch.cost.launching import Launching, launching_of
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
@@ -58,9 +55,6 @@ _LARGEST_RATIO = 1e6
 _FEWEST_FAR, _OF_MEMORY = 16e6, 0.8
 """Bytes from memory of kernels that show its speed, and the share of their least time that every
 kernel takes: samples are smaller than the largest layers, so the launch counts in them."""
-
-_BETWEEN = (TransferFeatures.family, RunFeatures.family, LaunchedRunFeatures.family)
-"""Families that are no kernels."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ class MeasuredModel:
         return {
             i: parts
             for i, parts in enumerate(self.parts(kernels))
-            if parts is not None and kernels[i].family not in _BETWEEN
+            if parts is not None and kernels[i].is_kernel
         }
 
     def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
@@ -303,7 +297,7 @@ def _over(
             family, weights=ratios.of_family(name), booster=None, edges=edges, widths=widths
         )
         for name, family in below.families.items()
-        if name not in _BETWEEN
+        if all_families()[name].is_kernel
     }
     if (run := below.families.get(RunFeatures.family)) is not None:
         families[run.family] = run  # until enough runs are measured
@@ -320,7 +314,7 @@ def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed
     ratios = [
         ns / base.nanoseconds(kernel)
         for kernel, ns in zip(kernels, measured_ns, strict=True)
-        if kernel.family not in _BETWEEN and kernel.flops > 1e6
+        if kernel.is_kernel and kernel.flops > 1e6
     ]
     if not ratios:
         return speed

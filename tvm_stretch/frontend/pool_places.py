@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.network_limits import MOST_TABLE_ELEMENTS, too_large
+from tvm_stretch.ir.expressions import shape_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def place_of_largest(
     emit: Callable[[relax.Expr], relax.Var], x: relax.Expr, pool: Pool
 ) -> relax.Var:
     """The places as int64, in the shape of the pool's result."""
-    batch, channels, *sizes = (int(size) for size in x.ty.shape.values)
+    batch, channels, *sizes = shape_of(x)
     windows = prod(pool.result[2:])
     table_sizes = (prod(pool.kernel), windows)
     if error := too_large("a table of a pool's places", table_sizes, MOST_TABLE_ELEMENTS):

@@ -19,6 +19,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered
 from tvm_stretch.frontend.pool_places import Pool, place_of_largest
 from tvm_stretch.frontend.torch_nodes import argument, as_onnx
+from tvm_stretch.ir.expressions import shape_of
 
 Converter = Callable[[Any, Any], relax.Expr]
 
@@ -26,8 +27,7 @@ Converter = Callable[[Any, Any], relax.Expr]
 def _sizes(node: Any, importer: Any) -> tuple[relax.Expr, list[int], list[int]]:
     """The tensor, and its sizes before and after, without batch and channels."""
     x = importer.env[node.args[0]]
-    old = [int(size) for size in x.ty.shape.values[2:]]
-    return x, old, [int(size) for size in node.meta["val"].shape[2:]]
+    return x, shape_of(x)[2:], [int(size) for size in node.meta["val"].shape[2:]]
 
 
 def _nearest(*, centred: bool) -> Converter:
@@ -127,7 +127,7 @@ def _max_pool(rank: int) -> Converter:
         values = emit(operator(x, kernel, stride, padding, dilation, ceil))
         results = [values]
         if any(user.args[1] == 1 for user in node.users):
-            pool = Pool(kernel, stride, padding, dilation, [int(s) for s in values.ty.shape.values])
+            pool = Pool(kernel, stride, padding, dilation, shape_of(values))
             results.append(place_of_largest(emit, x, pool))
         if unbatched:
             results = [emit(relax.op.squeeze(result, [0])) for result in results]
@@ -170,7 +170,7 @@ def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
             f"expected only the values of torch's {node.target} ({node.name!r}), got a use of its "
             "indices; use max_pool2d, whose indices are supported"
         )
-    sizes, new = [int(size) for size in x.ty.shape.values], node.args[1]
+    sizes, new = shape_of(x), node.args[1]
     for axis, count in enumerate(_each(new, len(new)), len(sizes) - len(new)):
         size = sizes[axis]
         first = np.arange(count) * size // count

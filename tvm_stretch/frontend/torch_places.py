@@ -11,6 +11,7 @@ bucketize(x, bounds)             how many bounds are below
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,7 +22,7 @@ from tvm import relax
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.onnx_node import numpy_dtype
 from tvm_stretch.frontend.torch_nodes import argument, as_onnx, dtype_of, of_type
-from tvm_stretch.ir.expressions import constant
+from tvm_stretch.ir.expressions import constant, shape_of
 
 _REDUCTIONS = {"sum": b"add", "prod": b"mul", "amax": b"max", "amin": b"min"}
 """ONNX's names for the reductions of `scatter_reduce`."""
@@ -46,7 +47,7 @@ class _Indexed:
         self.axes = [axis for axis, index in enumerate(self.indices) if index is not None]
         self.rest = [axis for axis in range(rank) if axis not in self.axes]
         given = [emit(relax.op.astype(self.indices[axis], "int64")) for axis in self.axes]
-        shape = self.shape = _broadcast([[int(d) for d in i.ty.shape.values] for i in given])
+        shape = self.shape = _broadcast([*map(shape_of, given)])
         parts = [emit(relax.op.expand_dims(_widened(i, shape), len(shape))) for i in given]
         self.places = emit(relax.op.concat(parts, len(shape))) if len(parts) > 1 else parts[0]
         self.front = self.turned(self.x, self.axes + self.rest)
@@ -70,7 +71,7 @@ class _Indexed:
 
     def written(self, node: Any, values: relax.Expr, reduction: bytes) -> relax.Expr:
         """The tensor with ``values`` at the tuples of indices."""
-        sizes = [int(size) for size in self.x.ty.shape.values]
+        sizes = shape_of(self.x)
         whole = [*self.shape, *(sizes[axis] for axis in self.rest)]
         order = self.order
         shape = relax.ShapeExpr([whole[axis] for axis in order])
@@ -92,9 +93,13 @@ def _widened(index: relax.Expr, shape: list[int]) -> relax.Expr:
     return relax.op.broadcast_to(index, relax.ShapeExpr(shape))
 
 
+def _has_mask(indices: Sequence[relax.Expr | None]) -> bool:
+    return any(index is not None and str(index.ty.dtype) == "bool" for index in indices)
+
+
 def _index(node: Any, importer: Any) -> relax.Expr:
     x, indices = importer.retrieve_args(node)
-    if any(index is not None and str(index.ty.dtype) == "bool" for index in indices):
+    if _has_mask(indices):
         raise UnsupportedError(
             f"expected indices for torch's {node.target} ({node.name!r}), got a mask, whose number "
             "of elements depends on the data; use torch.where"
@@ -106,10 +111,10 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     x, indices, values = importer.retrieve_args(node)[:3]
     added = bool(argument(node, importer, 3, "accumulate", False))
     values = of_type(importer, values, str(x.ty.dtype))
-    if not any(index is not None and str(index.ty.dtype) == "bool" for index in indices):
+    if not _has_mask(indices):
         indexed = _Indexed(importer, x, indices)
         return indexed.written(node, values, b"add" if added else b"none")
-    if len(indices) > 1 or added or prod(int(size) for size in values.ty.shape.values) > 1:
+    if len(indices) > 1 or added or prod(shape_of(values)) > 1:
         raise UnsupportedError(
             f"expected indices, or one mask and one number, for torch's {node.target} "
             f"({node.name!r}), got a mask with others; use torch.where"
@@ -128,8 +133,8 @@ def _written(
     """Elements at the places of one axis; those of ``values`` beyond the places are not read."""
     emit = importer.block_builder.emit
     axis, places = importer.retrieve_args(node)[1:3]
-    sizes = [int(size) for size in places.ty.shape.values]
-    if sizes != [int(size) for size in values.ty.shape.values]:
+    sizes = shape_of(places)
+    if sizes != shape_of(values):
         axes = [*range(len(sizes))]
         values = emit(relax.op.strided_slice(values, axes, [0] * len(sizes), sizes))
     attributes = {"axis": axis, "reduction": reduction}
@@ -177,13 +182,13 @@ def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
 
 def _like(x: relax.Expr, number: float) -> relax.Expr:
     dtype = str(x.ty.dtype)
-    return relax.const(np.full([int(size) for size in x.ty.shape.values], number, dtype), dtype)
+    return relax.const(np.full(shape_of(x), number, dtype), dtype)
 
 
 def _select_scatter(node: Any, importer: Any) -> relax.Expr:
     emit = importer.block_builder.emit
     x, values, axis, index = importer.retrieve_args(node)[:4]
-    sizes = [int(size) for size in x.ty.shape.values]
+    sizes = shape_of(x)
     axis %= len(sizes)
     chosen = np.arange(sizes[axis]) == index % sizes[axis]
     mask = relax.const(chosen.reshape([-1 if a == axis else 1 for a in range(len(sizes))]), "bool")

@@ -17,6 +17,7 @@ from tvm import relax
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered, padded
 from tvm_stretch.frontend.torch_nodes import argument, dtype_of, of_type
+from tvm_stretch.ir.expressions import shape_of
 
 
 def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
@@ -109,7 +110,7 @@ def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, pads = importer.retrieve_args(node)[:2]
-        sizes, places = [int(size) for size in x.ty.shape.values], {}
+        sizes, places = shape_of(x), {}
         for place in range(len(pads) // 2):
             axis, pair = len(sizes) - 1 - place, pads[2 * place : 2 * place + 2]
             if min(pair) < 0:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, read_latencies
-from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.errors import CostModelError
@@ -103,7 +102,7 @@ def _measured(folder: Path, base: Profile) -> tuple[list[Latency], dict[str, lis
         if not path.exists():
             continue
         for number, row in enumerate(Dataset.open(path).rows):
-            if not isinstance(row.features, RunFeatures | TransferFeatures):
+            if row.features.is_kernel:
                 network = f"{processor}: {row.network or f'samples {row.batch}'}"
                 rows.append(Latency(network, processor, row.nanoseconds / 1e6, f"{number}"))
                 works[rows[-1].label] = [row.features.device_work()]

@@ -11,6 +11,7 @@ from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
 from tvm_stretch.frontend.onnx_ops.layers import spatial_padding, window_attributes
 from tvm_stretch.frontend.pool_places import Pool, place_of_largest
+from tvm_stretch.ir.expressions import shape_of
 
 _POOLS = {
     "MaxPool": (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d),
@@ -57,7 +58,7 @@ def _max_or_average_pool(node: Node) -> relax.Expr | tuple[relax.Expr, ...]:
     values = node.emit(_pool(node, node.op, node[0], include_pad=include))
     if len(node.outputs) < 2 or not node.outputs[1]:
         return values
-    return values, _places(node, [int(size) for size in values.ty.shape.values])
+    return values, _places(node, shape_of(values))
 
 
 def _places(node: Node, result: list[int]) -> relax.Expr:
