@@ -23,6 +23,10 @@ FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cros
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
+# Tests start hundreds of interpreters: Python compiles what they import once, even where the
+# environment forbids that, as images of containers do.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
   demo docs test test-full lint format bench bench-static papers wheel run-wheel release-check clean
 

@@ -127,9 +127,9 @@ def test_pairs_of_a_network() -> None:
     networks = {"one": network(384, 14, 64), "two": network(12, 5, 8)}
     end = time.monotonic() + 60
     tuned = Tuned({}, {}, {JOINED: APART}, {})
-    assert tune_pairs.pairs_of(networks, workshop(), tuned, end) == [TINY]
+    assert tune_pairs.unmeasured_pairs(networks, workshop(), tuned, end) == [TINY]
     without_local = workshop(replace(BIG, local_on_chip=False))
-    assert not tune_pairs.pairs_of(networks, without_local, tuned, end)
+    assert not tune_pairs.unmeasured_pairs(networks, without_local, tuned, end)
 
 
 def tuned_by(

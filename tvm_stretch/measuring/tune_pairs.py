@@ -71,7 +71,7 @@ def tune_pairs(
         A workshop whose kernels are joined where that was faster.
     """
     tuned = Tuned.read(path, workshop.processor)
-    pairs = pairs_of(networks, workshop, tuned, end)
+    pairs = unmeasured_pairs(networks, workshop, tuned, end)
     tiles = [_left(pair, workshop, tuned, candidates) for pair in pairs]
 
     def built(number: int) -> tuple[_Trial, dict[PairTile, Model | Failure]] | None:
@@ -99,7 +99,7 @@ def tune_pairs(
     return workshop.on(tuned.apply(workshop.processor))
 
 
-def pairs_of(
+def unmeasured_pairs(
     networks: Mapping[str, object], workshop: Workshop, tuned: Tuned, end: float
 ) -> list[Pair]:
     """The pairs of networks, as their kernels are now, that are not measured yet."""

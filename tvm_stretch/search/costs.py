@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.cost.profile import Power, ProfileModel
@@ -213,7 +214,7 @@ class Costs:
         missing = [f for f in features if (place, f) not in self._known]
         if missing:
             model = self.models[self.processors[place].name]
-            launching = getattr(model, "launching", None)
+            launching = model.launching if isinstance(model, MeasuredModel) else None
             for feature, answer in zip(missing, model.predict_all(missing), strict=True):
                 ns: float = answer.nanoseconds
                 if launching is not None:
