@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from fake_targets import TARGET
-from relax_helpers import random_inputs, run
+from relax_helpers import answers, random_inputs
 from tvm.target import Target
 
 import tvm_stretch as ts
@@ -30,8 +30,8 @@ def needs_device(test: Any) -> Any:
 
 
 def check(mod: tvm.IRModule, device: OpenCLDevice = LARGE) -> None:
-    """The network on the device, against TVM's virtual machine."""
+    """The network on the device, against NumPy, or what TVM makes of it."""
     inputs = random_inputs(mod)
     processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
     result = ts.compile(mod, [processor])(*inputs)
-    np.testing.assert_allclose(result, run(mod, *inputs)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, answers(mod, *inputs)[0], rtol=1e-4, atol=1e-4)

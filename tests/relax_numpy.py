@@ -5,6 +5,7 @@ Every value is compared with its type, so that shapes that a pass states wrongly
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +36,7 @@ def _is_plain(ty: Any) -> bool:
     if isinstance(ty, relax.TensorType):
         dims = getattr(ty.shape, "values", None)
         known = dims is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in dims)
-        return known and str(ty.dtype) in ("float32", "int8", "uint8", "int32")
+        return known and str(ty.dtype) in ("float32", "int8", "uint8", "int32", "int64", "bool")
     return isinstance(ty, tvm.ir.TupleType) and all(map(_is_plain, ty.fields))
 
 
@@ -45,6 +46,8 @@ def _is_known(expr: relax.Expr) -> bool:
     plain = {"data_layout": "NCHW", "kernel_layout": "OIHW", "layout": "NCHW"}
     layouts = ((name, getattr(expr.attrs, name, None)) for name in plain)
     if kind_of(expr) == "nn.batch_norm" and int(expr.attrs.axis) != 1:
+        return False
+    if kind_of(expr) == "nn.pad" and str(expr.attrs.pad_mode) != "constant":
         return False
     return kind_of(expr) in _OPERATORS and all(
         found is None or str(found) == plain[name] for name, found in layouts
@@ -147,9 +150,47 @@ def _batch_norm(call: relax.Call, x: np.ndarray, *statistics: np.ndarray) -> lis
     return [(x - mean) / np.sqrt(var + float(call.attrs.epsilon)) * gamma + beta, *statistics[2:]]
 
 
-def _mean(call: relax.Call, x: np.ndarray) -> np.ndarray:
-    axes = tuple(int(axis) for axis in call.attrs.axis)
-    return x.mean(axes, keepdims=bool(call.attrs.keepdims))
+def _axes(call: relax.Call) -> tuple[int, ...] | None:
+    """The axes of a reduction or a normalisation; None: all of them."""
+    found = getattr(call.attrs, "axes", None) or call.attrs.axis
+    return None if found is None else tuple(int(axis) for axis in found)
+
+
+def _reduced(reduce: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    return lambda call, x: reduce(x, axis=_axes(call), keepdims=bool(call.attrs.keepdims))
+
+
+def _softmax(call: relax.Call, x: np.ndarray) -> np.ndarray:
+    axis = int(call.attrs.axis)
+    shares = np.exp(x - x.max(axis, keepdims=True))
+    return shares / shares.sum(axis, keepdims=True)
+
+
+def _layer_norm(
+    call: relax.Call, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    spread = np.sqrt(x.var(_axes(call), keepdims=True) + np.float32(call.attrs.epsilon))
+    return (x - x.mean(_axes(call), keepdims=True)) / spread * gamma + beta
+
+
+def _rms_norm(call: relax.Call, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    squares = np.mean(x * x, _axes(call), keepdims=True)
+    return x / np.sqrt(squares + np.float32(call.attrs.epsilon)) * weight
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    erf = np.vectorize(math.erf, otypes=[x.dtype])
+    return x * np.float32(0.5) * (1 + erf(x / np.float32(math.sqrt(2))))
+
+
+def _pad(call: relax.Call, x: np.ndarray) -> np.ndarray:
+    sides = np.array([int(side) for side in call.attrs.pad_width]).reshape(-1, 2)
+    return np.pad(x, sides, constant_values=float(call.attrs.pad_value))
+
+
+def _take(call: relax.Call, x: np.ndarray, places: np.ndarray) -> np.ndarray:
+    axis = call.attrs.axis
+    return x.take(places, None if axis is None else int(axis))
 
 
 def _max_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
@@ -210,7 +251,20 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "exp": lambda _, x: np.exp(x),
     "tanh": lambda _, x: np.tanh(x),
     "matmul": lambda _, x, y: x @ y,
-    "mean": _mean,
+    "mean": _reduced(np.mean),
+    "sum": _reduced(np.sum),
+    "max": _reduced(np.max),
+    "min": _reduced(np.min),
+    "nn.softmax": _softmax,
+    "nn.layer_norm": _layer_norm,
+    "nn.rms_norm": _rms_norm,
+    "nn.gelu": lambda _, x: _gelu(x),
+    "nn.pad": _pad,
+    "take": _take,
+    "astype": lambda call, x: x.astype(str(call.ty.dtype)),
+    "power": lambda _, x, y: x**y,
+    "expand_dims": lambda call, x: x.reshape(_shape(call)),
+    "squeeze": lambda call, x: x.reshape(_shape(call)),
     "nn.max_pool2d": _max_pool,
     "nn.avg_pool2d": _avg_pool,
     "strided_slice": _slice,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from relax_helpers import answers, module, random_const, random_inputs, run
@@ -32,8 +34,22 @@ def everything(x: relax.Expr) -> relax.Expr:
     return op.matmul(op.reshape(op.flatten(y), (2, 3)), random_const(3, 4))
 
 
-def test_same_as_the_virtual_machine() -> None:
-    mod = module(everything, (1, 6, 13, 11))
+def attention(x: relax.Expr) -> relax.Expr:
+    """What transformers hold, of a batch of rows."""
+    y = nn.layer_norm(x, random_const(8), random_const(8, seed=1), [-1])
+    scores = op.matmul(y, op.permute_dims(y, [0, 2, 1]))
+    y = op.matmul(nn.softmax(scores, -1), nn.gelu(y))
+    y = op.power(nn.rms_norm(y, random_const(8), [-1]), relax.const(2.0))
+    y = op.take(nn.pad(y, [0, 0, 1, 2, 0, 0], pad_value=0.5), relax.const([5, 0, 2]), 1)
+    y = op.add(op.sum(y, [1], keepdims=True), op.expand_dims(op.max(y, [1]), 1))
+    return op.squeeze(op.subtract(y, op.astype(op.astype(op.min(y), "int32"), "float32")), [1])
+
+
+@pytest.mark.parametrize(("body", "shape"), [(everything, (1, 6, 13, 11)), (attention, (2, 5, 8))])
+def test_same_as_the_virtual_machine(
+    body: Callable[[relax.Expr], relax.Expr], shape: tuple[int, ...]
+) -> None:
+    mod = module(body, shape)
     (x,) = random_inputs(mod)
     assert knows(mod)
     (want,), got = run(mod, x), evaluate(mod, x)
