@@ -166,9 +166,7 @@ def _softmax(call: relax.Call, x: np.ndarray) -> np.ndarray:
     return shares / shares.sum(axis, keepdims=True)
 
 
-def _layer_norm(
-    call: relax.Call, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
-) -> np.ndarray:
+def _layer_norm(call: relax.Call, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
     spread = np.sqrt(x.var(_axes(call), keepdims=True) + np.float32(call.attrs.epsilon))
     return (x - x.mean(_axes(call), keepdims=True)) / spread * gamma + beta
 
