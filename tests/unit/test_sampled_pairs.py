@@ -22,7 +22,7 @@ from tvm_stretch.measuring.samples import (
     neighbour,
     pairs_of,
 )
-from tvm_stretch.measuring.similar import _kernel_of
+from tvm_stretch.measuring.similar import kernel_of_sample
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
@@ -57,10 +57,10 @@ def test_a_sampled_pair_becomes_the_kernel_of_networks() -> None:
         assert not {"depthwise", "group_conv"} & set(families)
     kernels = [kernel.features for kernel in prepared.kernels.values()]
     kernel = next(features for features in kernels if features.family == "group_pair")
-    found = _kernel_of(PAIR, GPU.machine)
+    found = kernel_of_sample(PAIR, GPU.machine)
     assert found is not None and found.family == kernel.family
     assert found.phases()["start"] == kernel.phases()["start"]
-    assert _kernel_of(PAIR, CPU.machine) is None
+    assert kernel_of_sample(PAIR, CPU.machine) is None
 
 
 def test_only_campaigns_of_gpus_have_pairs(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_far_reader_has_more_weights_than_a_cache() -> None:
 
 
 def test_a_row_of_a_gpu_reads_its_weights_from_the_cache_or_from_memory() -> None:
-    near = _kernel_of(Sample("dense", 4096, (1, 1), 1000, epilogue="bias"), GPU.machine)
+    near = kernel_of_sample(Sample("dense", 4096, (1, 1), 1000, epilogue="bias"), GPU.machine)
     assert near is not None and near.family == "group_row"
     assert replace(near, round_bytes=40_000_000).phases()["far_weights"] == 0
     far = replace(near, round_bytes=480_000_000)

@@ -76,7 +76,7 @@ def telling_first(
     samples: Sequence[Sample], model: MeasuredModel, machine: VectorMachine
 ) -> list[Sample]:
     """The samples, those first whose measurement tells most about the latencies of all."""
-    kernels = [_kernel_of(sample, machine) for sample in samples]
+    kernels = [kernel_of_sample(sample, machine) for sample in samples]
     parts = model.parts([kernel for kernel in kernels if kernel is not None])
     places = [i for i, kernel in enumerate(kernels) if kernel is not None]
     known = [(i, found) for i, found in zip(places, parts, strict=True) if found is not None]
@@ -90,7 +90,7 @@ def telling_first(
     return [samples[i] for i in (*first, *(i for i in range(len(samples)) if i not in rest))]
 
 
-def _kernel_of(sample: Sample, machine: VectorMachine) -> Features | None:
+def kernel_of_sample(sample: Sample, machine: VectorMachine) -> Features | None:
     """The kernel that a sample will be, as far as its layer decides it; None without template."""
     template = _template_of(sample, machine)
     if template is None:
