@@ -185,6 +185,7 @@ def _operators() -> str:
 
     from tvm_stretch.frontend import onnx_ops  # noqa: F401 (registers)
     from tvm_stretch.frontend.onnx_node import CONVERTERS
+    from tvm_stretch.frontend.onnx_qoperators import BODIES
 
     lines = [
         "# Operators",
@@ -198,7 +199,8 @@ def _operators() -> str:
         "| --- | --- |",
     ]
     schemas = {schema.name: schema for schema in onnx.defs.get_all_schemas()}
-    for name in sorted(CONVERTERS):
+    for name in sorted({*CONVERTERS, *(f"com.microsoft.{name}" for name in BODIES)}):
         schema = schemas.get(name)
-        lines.append(f"| {name} | {schema.since_version if schema else 'a function'} |")
+        since = "1" if name.startswith("com.") else "a function"
+        lines.append(f"| {name} | {schema.since_version if schema else since} |")
     return "\n".join(lines) + "\n"

@@ -158,6 +158,19 @@ com.microsoft.QLinearConcat =f:(0.04) =u8:(128) u8:1x64x28x28 =f:(0.02) =u8:(128
 com.microsoft.MatMulNBits 1x896 =u8:896x28x16 =25088~0.01,0.02  K=896 N=896 bits=4 block_size=32
 com.microsoft.MatMulNBits 64x896 =u8:896x28x16 =25088~0.01,0.02  K=896 N=896 bits=4 block_size=32
 com.microsoft.DynamicQuantizeMatMul 128x768 =i8:768x768 =f:(0.01) =i8:(0)
+com.microsoft.MatMulIntegerToFloat u8:128x768 =i8:768x768~-63,63 =f:[0.02] =f:[0.01] =u8:[128]
+com.microsoft.QAttention u8:1x128x768 =i8:768x2304~-63,63 =2304 =f:(0.02) =f:(0.001) - =u8:(128) \
+    =i8:(0)  num_heads=12
+com.microsoft.GatherBlockQuantized =u8:32000x448 i64:1x128~0,32000 =32000x28  block_size=32 bits=4 \
+    quantize_axis=1
+com.microsoft.Attention 1x128x768 =768x2304 =2304  num_heads=12
+com.microsoft.MultiHeadAttention 1x128x768 1x128x768 1x128x768  num_heads=12
+com.microsoft.MultiHeadAttention 1x1x768 1x12x1500x64 1x12x1500x64  num_heads=12
+com.microsoft.GroupQueryAttention 1x1x896 1x1x128 1x1x128 1x2x512x64 1x2x512x64 i32:1~499,500 \
+    =i32:(512) =512x32 =512x32  num_heads=14 kv_num_heads=2 do_rotary=1 outputs=3
+com.microsoft.GroupQueryAttention 1x128x896 1x128x128 1x128x128 - - i32:1~127,128 =i32:(128) \
+    =512x32 =512x32  num_heads=14 kv_num_heads=2 do_rotary=1 outputs=3
+com.microsoft.RotaryEmbedding 1x128x896 i64:1x128~0,128 =512x32 =512x32  num_heads=14
 com.microsoft.FusedConv 1x64x28x28 =64x64x3x3 =64  pads=[1,1,1,1] activation=Relu
 com.microsoft.FusedMatMul 12x128x64 12x128x64  transB=1 alpha=0.125
 com.microsoft.SkipLayerNormalization 1x128x768 1x128x768 =768 =768

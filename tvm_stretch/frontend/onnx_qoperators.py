@@ -25,7 +25,7 @@ _OF_ONE = {
 }
 _OF_TWO = {"QLinearAdd": "Add", "QLinearMatMul": "MatMul", "QLinearMul": "Mul"}
 _DROPPED = {"channels_last", "opset"}
-"""Attributes of ONNX Runtime's that ONNX's operators lack; only one value of them is known."""
+"""Attributes of ONNX Runtime's that ONNX's operators lack."""
 
 
 class _Body:
@@ -34,13 +34,18 @@ class _Body:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.nodes: list[onnx.NodeProto] = []
+        self.is_turned = node.op.startswith("Nhwc") or bool(node.attr("channels_last", 0))
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """A node; the name of its result."""
-        name = f"t{len(self.nodes)}"
+        return self.add_many(op, inputs, 1, **attributes)[0]
+
+    def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """A node; the names of its results."""
+        names = [f"t{len(self.nodes)}_{i}" for i in range(count)]
         kept = {key: value for key, value in attributes.items() if key not in _DROPPED}
-        self.nodes.append(helper.make_node(op, list(inputs), [name], self.node.name, **kept))
-        return name
+        self.nodes.append(helper.make_node(op, list(inputs), names, self.node.name, **kept))
+        return names
 
     def given(self, index: int) -> bool:
         """Whether the operator has this input."""
@@ -49,7 +54,8 @@ class _Body:
     def dequantised(self, first: int, axis: int | None = None) -> str:
         """The tensor whose numbers, scale and zero point begin at input ``first``."""
         self.node.given(first)
-        names = [f"i{first}", self.scale(first + 1)]
+        numbers = f"i{first}" if first else self.first("i0")
+        names = [numbers, self.scale(first + 1)]
         if self.given(first + 2):
             names.append(f"i{first + 2}")
         along = self.many(first + 1)
@@ -77,7 +83,17 @@ class _Body:
         if self.many(first):
             raise self.refuse_many(first)
         zero = [f"i{first + 1}"] if self.given(first + 1) else []
-        return self.add("QuantizeLinear", [x, scale, *zero])
+        return self.last(self.add("QuantizeLinear", [x, scale, *zero]))
+
+    def first(self, x: str) -> str:
+        """``x``, the operator's first input, with channels before rows and columns."""
+        last = self.node.rank() - 1
+        return self.add("Transpose", [x], perm=[0, last, *range(1, last)]) if self.is_turned else x
+
+    def last(self, x: str) -> str:
+        """The result ``x`` with channels where the operator has them."""
+        axes = [0, *range(2, self.node.rank()), 1]
+        return self.add("Transpose", [x], perm=axes) if self.is_turned else x
 
     def bias(self, index: int, scales: tuple[int, int]) -> str:
         """An int32 bias, whose scale is the product of those of data and weights."""
@@ -124,33 +140,63 @@ def _gemm(body: _Body) -> str:
     return body.quantised(result, 7) if body.given(7) else result
 
 
+def _where(body: _Body) -> str:
+    return body.quantised(body.add("Where", ["i0", body.dequantised(1), body.dequantised(4)]), 7)
+
+
+def _integer_product(body: _Body, operands: list[str], scales: list[str], bias: int) -> str:
+    """A product of integers as floats, with the bias that input ``bias`` may be."""
+    sums = body.add("MatMulInteger", operands)
+    floats = body.add("Cast", [sums], to=onnx.TensorProto.FLOAT)
+    result = body.add("Mul", [floats, body.add("Mul", scales)])
+    return body.add("Add", [result, f"i{bias}"]) if body.given(bias) else result
+
+
+def _dynamic_matmul(body: _Body) -> str:
+    numbers, scale, zero = body.add_many("DynamicQuantizeLinear", ["i0"], 3)
+    operands = [numbers, "i1", zero, *(["i3"] if body.given(3) else [])]
+    return _integer_product(body, operands, [scale, "i2"], 4)
+
+
+def _matmul_to_float(body: _Body) -> str:
+    zeros = [f"i{i}" if body.given(i) else "" for i in (4, 5)]
+    return _integer_product(body, ["i0", "i1", *zeros], ["i2", "i3"], 6)
+
+
+def _max_pool(body: _Body) -> str:
+    return body.last(body.add("MaxPool", [body.first("i0")], **body.node.attrs))
+
+
 def _concat(body: _Body) -> str:
     parts = [body.dequantised(i) for i in range(2, len(body.node.inputs), 3)]
     return body.quantised(body.add("Concat", parts, **body.node.attrs), 0)
 
 
-_BODIES: dict[str, Callable[[_Body], str]] = {
+BODIES: dict[str, Callable[[_Body], str]] = {
     **dict.fromkeys(_OF_ONE, _of_one),
     **dict.fromkeys(_OF_TWO, _of_two),
     "QLinearConv": _conv,
     "QLinearSoftmax": _softmax,
     "QGemm": _gemm,
     "QLinearConcat": _concat,
+    "QLinearWhere": _where,
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "MatMulIntegerToFloat": _matmul_to_float,
+    "NhwcMaxPool": _max_pool,
 }
+"""What stands for an operator, by its name."""
 
 
 def qdq_body(proto: onnx.NodeProto, node: Node) -> onnx.FunctionProto | None:
     """The function that stands for a quantised operator; None for others.
 
     Raises:
-        UnsupportedError: Channels come last, or the result is not what ONNX's operator gives.
+        UnsupportedError: The result is not what ONNX's operator gives.
     """
-    if proto.domain not in ("", "ai.onnx", "com.microsoft") or node.op not in _BODIES:
+    if proto.domain not in ("", "ai.onnx", "com.microsoft") or node.op not in BODIES:
         return None
-    if node.attr("channels_last", 0):
-        raise node.refuse("channels before rows and columns", "channels last")
     body = _Body(node)
-    result = _BODIES[node.op](body)
+    result = BODIES[node.op](body)
     opset = max(node.opset, 13)
     return helper.make_function(
         "tvm_stretch",

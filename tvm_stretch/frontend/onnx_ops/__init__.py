@@ -3,11 +3,13 @@
 from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     activation,
     blocks,
+    deformed,
     einsum,
     elementwise,
     gather,
     layers,
     microsoft,
+    microsoft_attention,
     movement,
     normalisation,
     ordering,

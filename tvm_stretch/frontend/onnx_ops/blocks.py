@@ -25,8 +25,8 @@ _EIGHT_BITS = 4
 """The `accuracy_level` that lets kernels round inputs to 8 bits."""
 
 _STEPS, _SMALLEST = 127, 1e-30
-_MIDDLE = 8
-"""The zero point where none is given."""
+_MIDDLE, _MIDDLES = 8, {"int4": 8, "uint4": 0}
+"""The zero point where none is given, and what makes numbers of a type those from 0 to 15."""
 
 
 @converter("com.microsoft.MatMulNBits")
@@ -102,6 +102,55 @@ def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
     q = node.emit(relax.op.reshape(node.emit(relax.op.astype(q, "int8")), (rows, count * size)))
     factor = node.emit(relax.op.reshape(factor, (rows, count)))
     return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size)
+
+
+@converter("com.microsoft.GatherBlockQuantized")
+def _gather(node: Node) -> relax.Expr:
+    """Rows of a table of 4 or 8 bits; only those that are read become floats."""
+    numbers, shape, bits = node.const(0, "data"), node.shape(), int(node.attr("bits", 4))
+    kind = node.dtype()
+    if kind not in ("uint8", *_MIDDLES) or bits not in (4, 8) or len(shape) != 2:
+        raise node.refuse("a matrix of 4 or 8 bits", f"{bits} bits, {kind} of shape {shape}")
+    packed = kind == "uint8" and bits == 4
+    columns = shape[1] * (2 if packed else 1)
+    if node.axis(0, "gather_axis") != 0 or node.axis(1, "quantize_axis") != 1:
+        raise node.refuse("rows, in blocks of columns", "another gather_axis or quantize_axis")
+    size = int(node.attr("block_size", 128))
+    blocks, scale = -(-columns // size), node.const(2, "scales")
+    middle = _MIDDLES.get(kind, 1 << (bits - 1))
+    zero = np.full((shape[0], blocks), middle, "uint8")
+    if node.has(3) and packed:
+        zero = _unpacked(node, 3, "zero points", shape[0], blocks + blocks % 2)[:, :blocks]
+    elif node.has(3):
+        zero = (node.const(3, "zero points").astype("int32") + _MIDDLES.get(kind, 0)).astype(
+            "uint8"
+        )
+    if kind in _MIDDLES:
+        whole = (numbers.astype("int32") + _MIDDLES[kind]).astype("uint8")
+        whole = np.pad(whole, ((0, 0), (0, columns % 2)))
+        numbers, packed = whole[:, 0::2] | whole[:, 1::2] << 4, True
+    read = [node.emit(relax.op.take(constant(x), node[1], 0)) for x in (numbers, scale, zero)]
+    values = _halves_of_bytes(node, read[0], columns) if packed else read[0]
+    wide = [values, *(_along_blocks(node, x, size, columns) for x in read[1:])]
+    values, scale, zero = (node.emit(relax.op.astype(x, node.dtype(2))) for x in wide)
+    return relax.op.multiply(node.emit(relax.op.subtract(values, zero)), scale)
+
+
+def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
+    """Two numbers of each byte, the lower half first."""
+    *rows, count = (int(size) for size in x.ty.shape.values)
+    low = node.emit(relax.op.bitwise_and(x, relax.const(15, "uint8")))
+    high = node.emit(relax.op.right_shift(x, relax.const(4, "uint8")))
+    both = node.emit(relax.op.stack([low, high], len(rows) + 1))
+    both = node.emit(relax.op.reshape(both, [*rows, 2 * count]))
+    return node.emit(relax.op.strided_slice(both, [len(rows)], [0], [columns]))
+
+
+def _along_blocks(node: Node, x: relax.Expr, size: int, columns: int) -> relax.Expr:
+    """A number of each block, repeated for its columns."""
+    axis = len(x.ty.shape.values) - 1
+    repeated = node.emit(relax.op.repeat(x, size, axis))
+    return node.emit(relax.op.strided_slice(repeated, [axis], [0], [columns]))
 
 
 def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:

@@ -54,6 +54,46 @@ def _scatter_nd(node: Node) -> relax.Expr:
     return relax.op.scatter_nd(node[0], node[1], node[2], reduction)
 
 
+def write_rows(
+    node: Node, cache: relax.Expr, rows: relax.Expr, places: relax.Expr, axis: int
+) -> relax.Expr:
+    """``cache`` with ``rows`` at ``places`` (batch, steps) of an axis after the first.
+
+    The form is that of `passes/write_places.py`, so a state is written where it lies.
+    """
+    shape, new = ([int(size) for size in x.ty.shape.values] for x in (cache, rows))
+    batch, steps = shape[0], new[axis]
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    each = node.emit(relax.op.reshape(places, [batch, 1, steps, 1]))
+    each = node.emit(relax.op.broadcast_to(each, [batch, outer // batch, steps, 1]))
+    each = node.emit(relax.op.reshape(each, [outer, steps, 1]))
+    numbers = np.arange(outer, dtype=str(places.ty.dtype)).reshape(outer, 1, 1)
+    pieces = as_expr(np.broadcast_to(numbers, (outer, steps, 1)).copy())
+    written = relax.op.scatter_nd(
+        node.emit(relax.op.reshape(cache, [outer, shape[axis], inner])),
+        node.emit(relax.op.concat([pieces, each], 2)),
+        node.emit(relax.op.reshape(rows, [outer, steps, inner])),
+        "update",
+    )
+    return node.emit(relax.op.reshape(node.emit(written), shape))
+
+
+@converter("TensorScatter")
+def _tensor_scatter(node: Node) -> relax.Expr:
+    """Writes at one place of each part of a batch."""
+    axis, (batch, *_) = node.axis(-2), node.shape()
+    length, steps = node.shape()[axis], node.shape(1)[axis]
+    if axis == 0:
+        raise node.refuse("an axis after the batch", "axis 0")
+    first = as_expr(np.zeros((batch, 1), "int64"))
+    if node.has(2):
+        first = node.emit(relax.op.reshape(cast(node, node[2], "int64"), [batch, 1]))
+    places = node.emit(relax.op.add(first, as_expr(np.arange(steps)[None])))
+    if node.attr("mode", "linear") == "circular":
+        places = node.emit(relax.op.mod(places, relax.const(length, "int64")))
+    return write_rows(node, node[0], node[1], places, axis)
+
+
 @converter("Compress")
 def _compress(node: Node) -> relax.Expr:
     chosen = np.flatnonzero(node.const(1, "condition")).astype("int32")

@@ -1,22 +1,21 @@
 """Operators of com.microsoft that ONNX Runtime's optimiser writes into a file.
 
 FusedConv(x, w, b, z), Relu            ->  relu(conv(x, w) + b + z)
+FusedGemm(a, b, c), Relu               ->  relu(a @ b + c)
 FusedMatMul(a, b), transB, alpha       ->  alpha * a @ transpose(b)
 BiasGelu(x, b), FastGelu(x, b)         ->  gelu(x + b)
 SkipLayerNormalization(x, y, g, b, c)  ->  layer_norm(x + y + c) * g + b
-Attention(x, w, b, mask)               ->  softmax(q @ transpose(k) + mask) @ v, for each head
 
-`SimplifiedLayerNormalization`, which it writes without a domain, is here too.
+`SimplifiedLayerNormalization`, which it writes without a domain, is here too;
+attention is in `microsoft_attention.py`.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
 from tvm_stretch.frontend.onnx_ops.layers import add_bias, convolve, not_empty
 
@@ -41,7 +40,7 @@ def _quick_gelu(node: Node) -> relax.Expr:
     return relax.op.multiply(node[0], relax.op.sigmoid(relax.op.multiply(node[0], slope)))
 
 
-@converter("com.microsoft.FusedMatMul")
+@converter("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
 def _fused_matmul(node: Node) -> relax.Expr:
     if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
         raise node.refuse("transposes of the last two axes", "transBatchA or transBatchB")
@@ -62,17 +61,52 @@ def _fused_conv(node: Node) -> Value:
     result = add_bias(node, not_empty(node, convolve(node, node[0], node[1], node.shape(1))))
     if node.has(3):
         result = relax.op.add(node.emit(result), node[3])
+    numbers = [float(number) for number in node.attr("activation_params", [])]
+    names = _ACTIVATIONS.get(node.attr("activation", ""), ())
+    return _activated(node, result, dict(zip(names, numbers, strict=False)))
+
+
+@converter("com.microsoft.FusedGemm")
+def _fused_gemm(node: Node) -> Value:
+    names = ("alpha", "beta", "gamma")
+    given = {name: node.attr(f"activation_{name}") for name in names}
+    kept = {name: float(number) for name, number in given.items() if number is not None}
+    return _activated(node, CONVERTERS["Gemm"](node), kept)
+
+
+_ACTIVATIONS = {
+    "Relu": (), "Sigmoid": (), "Tanh": (), "Softsign": (), "Softplus": (),
+    "LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
+    "Clip": ("min", "max"),
+}  # fmt: skip
+"""Activations of fused layers, with the names of their numbers."""
+
+
+def _activated(node: Node, result: relax.Expr, attributes: dict[str, float]) -> Value:
     kind = node.attr("activation", "")
     if not kind:
         return result
-    numbers = [float(number) for number in node.attr("activation_params", [])]
-    names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("min", "max")}
-    known = ("Relu", "Sigmoid", "Tanh", *names)
-    if kind not in known:
-        raise node.refuse(f"an activation of {[*known]}", kind)
-    attributes = dict(zip(names.get(kind, ()), numbers, strict=False))
+    if kind not in _ACTIVATIONS:
+        raise node.refuse(f"an activation of {[*_ACTIVATIONS]}", kind)
     x = node.emit(result)
     return CONVERTERS[kind](Node(kind, node.name, 6, [x], attributes, node.outputs, node.bb))
+
+
+@converter("com.microsoft.DynamicQuantizeLSTM")
+def _dynamic_lstm(node: Node) -> Value | tuple[Value, ...]:
+    """In floats with these weights; ONNX Runtime rounds inputs and states to 8 bits beside."""
+    weights = []
+    for index, place in ((1, 8), (2, 10)):  # (directions, inputs, gates)
+        numbers = node.const(index, "weights").astype("float32")
+        scale, zero = (
+            node.const(place + i, what).astype("float32").reshape(len(numbers), 1, -1)
+            for i, what in enumerate(("scale", "zero point"))
+        )
+        weights.append(np.ascontiguousarray(((numbers - zero) * scale).transpose(0, 2, 1)))
+    inputs = [node.given(0), *weights, *node.inputs[3:8]]
+    return CONVERTERS["LSTM"](
+        Node("LSTM", node.name, 14, inputs, node.attrs, node.outputs, node.bb)
+    )
 
 
 def _normed(node: Node, x: relax.Expr, scale: Value, bias: Value | None) -> list[Value]:
@@ -135,59 +169,3 @@ def _embed_layer_norm(node: Node) -> tuple[Value, ...]:
     else:
         counts = constant(np.zeros(batch), "int32")
     return normed, counts, total
-
-
-@converter("com.microsoft.Attention")
-def _attention(node: Node) -> relax.Expr:
-    """One product gives queries, keys and values."""
-    heads = int(node.attr("num_heads", 0))
-    if node.has(4) or node.has(6) or node.attr("do_rotary", 0) or any(node.outputs[1:]):
-        raise node.refuse("attention without a cache", "past, present or rotary positions")
-    (batch, steps, _), width = node.shape(), node.shape(1)[1]
-    sizes = [int(size) for size in node.attr("qkv_hidden_sizes", []) or [width // 3] * 3]
-    if heads < 1 or sum(sizes) != width or any(size % heads for size in sizes):
-        raise node.refuse("heads that divide the columns of the weights", f"{heads}, {sizes}")
-    product = node.emit(relax.op.matmul(node[0], node[1]))
-    if node.has(2):
-        product = node.emit(relax.op.add(product, node[2]))
-    ends = np.cumsum([0, *sizes])
-    parts = []
-    for begin, end, size in zip(ends, ends[1:], sizes, strict=False):
-        part = node.emit(relax.op.strided_slice(product, [2], [int(begin)], [int(end)]))
-        split = node.emit(relax.op.reshape(part, [batch, steps, heads, size // heads]))
-        parts.append(node.emit(relax.op.permute_dims(split, [0, 2, 1, 3])))
-    query, key, value = parts
-    scores = node.emit(relax.op.matmul(query, node.emit(relax.op.permute_dims(key, [0, 1, 3, 2]))))
-    scale = node.attr("scale", 0.0) or 1 / math.sqrt(sizes[0] // heads)
-    scores = node.emit(relax.op.multiply(scores, node.scalar(scale)))
-    for summand in _masks(node, batch, steps):
-        scores = node.emit(relax.op.add(scores, summand))
-    shares = node.emit(relax.op.nn.softmax(scores, -1))
-    result = node.emit(relax.op.matmul(shares, value))
-    result = node.emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
-    return relax.op.reshape(result, [batch, steps, sizes[2]])
-
-
-def _masks(node: Node, batch: int, steps: int) -> list[relax.Expr]:
-    """Summands of the scores: masks of keys, of later steps, and given numbers."""
-    found: list[relax.Expr] = []
-    dtype, lowest = node.dtype(), node.attr("mask_filter_value", -10000.0)
-    if node.has(3):
-        mask, shape = node[3], node.shape(3)
-        if shape == [batch]:  # the number of keys of each row
-            ends = relax.op.reshape(mask, [batch, 1])
-            mask = relax.op.less(constant(np.arange(steps)[None], node.dtype(3)), ends)
-            shape = [batch, steps]
-        if shape not in ([batch, steps], [batch, steps, steps]):
-            raise node.refuse(f"a mask of shape {[batch, steps]}", str(shape))
-        shown = cast(node, node.emit(mask), dtype)
-        hidden = node.emit(relax.op.subtract(node.scalar(1), shown))
-        wanted = [batch, 1, *([1] if len(shape) == 2 else []), *shape[1:]]
-        scaled = node.emit(relax.op.multiply(hidden, node.scalar(lowest)))
-        found.append(node.emit(relax.op.reshape(scaled, wanted)))
-    if node.attr("unidirectional", 0):
-        later = np.triu(np.full((steps, steps), lowest), 1)
-        found.append(as_expr(later[None, None].astype(dtype)))
-    if node.has(5):
-        found.append(node[5])
-    return found
