@@ -36,6 +36,11 @@ def _grouped(
     return Case("GroupQueryAttention", inputs, every, (0, 1, 2), fixed=(6, 7, 8))
 
 
+def _plain(*inputs: np.ndarray | None, results: tuple[int, ...] = (0,), **given: Any) -> Case:
+    """ONNX's own operator without a mask."""
+    return Case("Attention", inputs, given, results, domain="", opset=24)
+
+
 def _written(axis: int, steps: int, *places: int, **attributes: Any) -> Case:
     rows = [*CACHE.shape]
     rows[axis] = steps
@@ -100,11 +105,27 @@ CASES = {
     "groups, sinks": _grouped(3, 7, 10, None, None, numbers(4)),
     "groups, smooth": _grouped(1, 7, 8, smooth_softmax=1, scale=0.3),
     "groups, summand": _grouped(2, 7, 9, np.array([[7, 8]]), numbers(1, 1, 2, 9)),
+    "plain, groups": _plain(numbers(1, 4, 1, 8), *2 * (numbers(1, 2, 7, 8),), softcap=2.0),
+    "plain, past": _plain(
+        *(numbers(2, 3, 32), *2 * (numbers(2, 3, 16),), None, *2 * (numbers(2, 2, 5, 8),)),
+        results=(0, 1, 2),
+        q_num_heads=4,
+        kv_num_heads=2,
+        is_causal=1,
+        scale=0.3,
+    ),
     "places of rows": _written(2, 3, 1, 4),
     "places of columns": _written(3, 2, 0, 3),
     "places around the end": _written(-2, 3, 6, 7, mode="circular"),
 }
-QUICK = ("one product, past", "integers", "three, past", "rotary, 1", "groups, window")
+QUICK = (
+    "one product, past",
+    "plain, past",
+    "integers",
+    "three, past",
+    "rotary, 1",
+    "groups, window",
+)
 
 
 @pytest.mark.parametrize(

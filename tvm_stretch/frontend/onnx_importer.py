@@ -33,6 +33,7 @@ from tvm_stretch.frontend.onnx_floats import Floats
 from tvm_stretch.frontend.onnx_functions import function_body
 from tvm_stretch.frontend.onnx_node import (
     CONVERTERS,
+    LeftToFunctionError,
     Node,
     Value,
     as_expr,
@@ -173,8 +174,8 @@ class _Importer:
         except Exception as error:
             raise node.refuse("graphs that fit its inputs and outputs", last_line(error)) from error
 
-    def convert(self, node: Node, name: str) -> tuple[Value, ...]:
-        """Translate ``node`` with the converter of this name."""
+    def convert(self, node: Node, name: str) -> tuple[Value, ...] | None:
+        """Translate ``node`` with the converter of this name; None if its function says it."""
         try:
             result = CONVERTERS[name](node)
             results = result if isinstance(result, tuple) else (result,)
@@ -183,6 +184,8 @@ class _Importer:
             )
         except StretchError:
             raise
+        except LeftToFunctionError:
+            return None
         except Exception as error:  # TVM raises many kinds; all mean that it cannot take this node
             raise node.refuse("something TVM can express", last_line(error)) from error
         if any(node.outputs[len(results) :]):

@@ -34,6 +34,10 @@ DTYPES = {
 """Element types a tensor may have in the canonical network."""
 
 
+class LeftToFunctionError(Exception):
+    """Raised by a converter that leaves a node to the function that ONNX defines for it."""
+
+
 def converter(*op_types: str) -> Callable[[Converter], Converter]:
     """Register the decorated function as the converter of ``op_types``."""
 

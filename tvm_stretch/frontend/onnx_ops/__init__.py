@@ -2,6 +2,7 @@
 
 from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     activation,
+    attention,
     blocks,
     deformed,
     einsum,

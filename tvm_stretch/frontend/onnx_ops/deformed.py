@@ -49,8 +49,9 @@ def _deform_conv(node: Node) -> relax.Expr:
         raise node.refuse("2 spatial dimensions", f"an input of rank {node.rank()}")
     (batch, channels, *size), (outputs, _, *window) = node.shape(), node.shape(1)
     shared, groups = node.attr("offset_group", 1), node.attr("group", 1)
+    out = node.shape(2)[2:]
     sizes = _Sizes(
-        batch, channels, (size[0], size[1]), tuple(node.shape(2)[2:]), tuple(window), shared
+        batch, channels, (size[0], size[1]), (out[0], out[1]), (window[0], window[1]), shared
     )
     if channels % shared or node.shape(2)[1] != 2 * shared * sizes.taps:
         raise node.refuse(

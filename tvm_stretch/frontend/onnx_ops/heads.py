@@ -65,7 +65,7 @@ class Scores:
 
 def attend(
     node: Node, query: relax.Expr, key: relax.Expr, value: relax.Expr, how: Scores
-) -> relax.Expr:
+) -> relax.Var:
     """Attention of tensors of shape (batch, heads, steps, width); heads of keys may be fewer."""
     heads, depth = shape_of(query)[1], shape_of(query)[3]
     key, value = (_repeated(node, x, heads) for x in (key, value))
@@ -87,7 +87,7 @@ def attend(
         shares = node.emit(relax.op.nn.softmax(scores, -1))
     else:
         shares = _shares_beside(node, scores, how.sinks)
-    return merge_heads(node, node.emit(relax.op.matmul(shares, value)))
+    return node.emit(relax.op.matmul(shares, value))
 
 
 def _repeated(node: Node, x: relax.Expr, heads: int) -> relax.Expr:

@@ -20,7 +20,7 @@ from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, as_expr, con
 from tvm_stretch.frontend.onnx_ops import heads as of_heads
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
 from tvm_stretch.frontend.onnx_ops.gather import write_rows
-from tvm_stretch.frontend.onnx_ops.heads import Scores, attend, shape_of, split_heads
+from tvm_stretch.frontend.onnx_ops.heads import Scores, attend, merge_heads, shape_of, split_heads
 
 
 def _heads(node: Node) -> int:
@@ -101,7 +101,7 @@ def _of_product(
     if node.op == "Attention" and node.has(5):
         summands.append(node[5])
     scores = Scores(node.attr("scale", 0.0), summands)
-    return attend(node, query, key, value, scores), *present
+    return merge_heads(node, attend(node, query, key, value, scores)), *present
 
 
 @converter("com.microsoft.MultiHeadAttention")
@@ -133,7 +133,7 @@ def _multi_head(node: Node) -> tuple[Value, ...]:
         summands.append(node[5])
     scores = Scores(node.attr("scale", 0.0), summands)
     present = [key, value] if any(node.outputs[1:]) else []
-    return attend(node, query, key, value, scores), *present
+    return merge_heads(node, attend(node, query, key, value, scores)), *present
 
 
 def _operands(node: Node, heads: int) -> list[relax.Expr]:
@@ -177,7 +177,7 @@ def _rotary(node: Node) -> relax.Expr:
         positions = node.emit(relax.op.broadcast_to(positions, [batch, steps]))
     interleaved = bool(node.attr("interleaved", 0))
     y = of_heads.rotated(node, x, positions, (node[2], node[3]), interleaved)
-    return of_heads.merge_heads(node, y) if whole else y
+    return merge_heads(node, y) if whole else y
 
 
 _UNKNOWN = ("kv_cache_bit_width", "sliding_window_cache", "qk_output")
@@ -217,7 +217,7 @@ def _group_query(node: Node) -> tuple[Value, ...]:
         _sinks(node, heads),
     )
     present = [key, value] if any(node.outputs[1:]) else []
-    return attend(node, query, key, value, scores), *present
+    return merge_heads(node, attend(node, query, key, value, scores)), *present
 
 
 def _check_group_query(node: Node) -> None:
