@@ -33,7 +33,6 @@ from tvm_stretch.frontend.onnx_floats import Floats
 from tvm_stretch.frontend.onnx_functions import function_body
 from tvm_stretch.frontend.onnx_node import (
     CONVERTERS,
-    LeftToFunctionError,
     Node,
     Value,
     as_expr,
@@ -179,13 +178,13 @@ class _Importer:
         try:
             result = CONVERTERS[name](node)
             results = result if isinstance(result, tuple) else (result,)
+            if not results:
+                return None
             results = tuple(
                 v if isinstance(v, np.ndarray) else self.bind(v, node.name) for v in results
             )
         except StretchError:
             raise
-        except LeftToFunctionError:
-            return None
         except Exception as error:  # TVM raises many kinds; all mean that it cannot take this node
             raise node.refuse("something TVM can express", last_line(error)) from error
         if any(node.outputs[len(results) :]):

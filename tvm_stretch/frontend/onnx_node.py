@@ -25,6 +25,7 @@ from tvm_stretch.ir.source_names import from_source
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
 Converter = Callable[["Node"], "Value | tuple[Value, ...]"]
+"""The results of a node; none at all leave it to the function that ONNX defines for it."""
 CONVERTERS: dict[str, Converter] = {}
 
 DTYPES = {
@@ -32,10 +33,6 @@ DTYPES = {
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 }  # fmt: skip
 """Element types a tensor may have in the canonical network."""
-
-
-class LeftToFunctionError(Exception):
-    """Raised by a converter that leaves a node to the function that ONNX defines for it."""
 
 
 def converter(*op_types: str) -> Callable[[Converter], Converter]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import LeftToFunctionError, Node, Value, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, converter
 from tvm_stretch.frontend.onnx_ops import heads as of_heads
 from tvm_stretch.frontend.onnx_ops.heads import Scores, attend, merge_heads, shape_of, split_heads
 
@@ -20,7 +20,7 @@ _NEEDS_FUNCTION = (3, 6)
 def _attention(node: Node) -> tuple[Value, ...]:
     dtype = node.dtype()
     if any(node.has(i) for i in _NEEDS_FUNCTION) or any(node.outputs[3:]) or dtype != "float32":
-        raise LeftToFunctionError
+        return ()
     operands = [
         split_heads(node, node[i], int(node.attr(name, 0))) if node.rank(i) == 3 else node[i]
         for i, name in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads"))
@@ -37,7 +37,7 @@ def _attention(node: Node) -> tuple[Value, ...]:
     steps, keys = shape_of(query)[2], shape_of(both[0])[2]
     if node.attr("is_causal", 0) and steps + past > 1:
         if steps + past != keys:
-            raise LeftToFunctionError
+            return ()
         summands = [of_heads.earlier(steps, past, dtype, of_heads.lowest(dtype))]
     scores = Scores(node.attr("scale", 0.0), summands, node.attr("softcap", 0.0))
     result = attend(node, query, both[0], both[1], scores)
