@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tvm
 from fake_targets import TARGET
-from gpu_checks import H100, LARGE, WITHOUT_LOCAL, check, needs_device
+from gpu_checks import H100, LARGE, WITHOUT_LOCAL, check, described_gpu, needs_device
 from relax_helpers import module, random_const, random_inputs, run
 from rounding import assert_rounded
 from tvm import relax
@@ -527,13 +527,28 @@ def test_winners_do_not_change_what_the_model_proposes() -> None:
     assert tiles_of(layer, tuned) is tiles_of(layer, H100)
 
 
-def test_maxima_do_not_rely_on_what_drivers_make_of_nan() -> None:
-    """NVIDIA's `max` drops a NaN."""
-    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
-    relu = ts.compile(module(lambda x: relax.op.nn.relu(x), (3, 7)), [processor])
-    source = relu.module.imports[1].inspect_source()
-    assert "tvm_stretch_best_max_float(" in source
-    assert not re.search(r"(?<!_)\bf?max\(", source)
+MAXIMA = {
+    "relu": lambda x: relax.op.nn.relu(x),
+    "clip": lambda x: relax.op.clip(x, 0, 6),
+    "pool": lambda x: relax.op.nn.max_pool2d(x, [2, 2]),
+    "softmax": lambda x: relax.op.nn.softmax(x),
+    "rows": lambda x: relax.op.max(x, [3]),
+    "all": lambda x: relax.op.min(x),
+    "two": lambda x: relax.op.maximum(x, relax.op.exp(x)),
+}
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+@pytest.mark.parametrize("name", MAXIMA)
+def test_maxima_do_not_rely_on_what_drivers_make_of_nan(name: str, kind: str) -> None:
+    """OpenCL leaves `max` of NaN open, and NVIDIA's drops it; comparisons are those of IEEE 754."""
+    mod = module(MAXIMA[name], (1, 4, 3, 70))
+    device = LARGE if kind == "gpu" else OpenCLDevice("cpu")
+    source = ts.compile(mod, [described_gpu(device)]).module.imports[1].inspect_source()
+    assert re.search(r"\btvm_stretch_best_m(?:ax|in)_float\d*\((?!float)", source)  # a call
+    assert not re.search(r"\bf?m(?:ax|in)\(", source)
+    wins = "a > b || a != a ? a : b" if kind == "gpu" else "a > b ? a : b"
+    assert f"float tvm_stretch_best_max_float(float a, float b) {{ return {wins}; }}" in source
 
 
 @needs_device

@@ -86,7 +86,8 @@ def test_nonsense_is_refused(target: dict[str, str], said: str) -> None:
         make_processors(["llvm", {"kind": "little-cores", **target}], 1)
 
 
-def test_the_cpu_leaves_them_their_cores() -> None:
+def test_the_cpu_leaves_them_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     (host, other), _ = make_processors(["llvm", {"kind": "little-cores", "cores": "0"}], None)
     assert host.threads == max(1, len(CORES) - 1) and other.threads == 1
 

@@ -123,7 +123,8 @@ def test_names_that_values_inside_would_have(tmp_path: Path) -> None:
     inputs = [onnx.helper.make_tensor_value_info(n, 1, [2, 3]) for n in ("t0", "c0")]
     outputs = [onnx.helper.make_tensor_value_info(n, 1, [2, 3]) for n in ("t1", "c1")]
     graph = onnx.helper.make_graph(nodes, "net", inputs, outputs)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
     ts.to_onnx(path, copy)
     given = {name: np.full((2, 3), value, "float32") for name, value in (("t0", 1), ("c0", -3))}
     for answer, expected in zip(run(copy, **given), run(path, **given), strict=True):

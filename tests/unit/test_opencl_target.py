@@ -226,7 +226,9 @@ def test_functions_of_c_and_sums_of_one_element() -> None:
     for mod in (outer_product(), module(lambda x: relax.op.acosh(relax.op.exp(x)), (4, 5))):
         inputs = [np.abs(value) for value in random_inputs(mod)]
         (expected,) = run(mod, *inputs)
-        for device in (PHONE_GPU, OpenCLDevice("cpu")):
+        found = local_device()
+        own = [OpenCLDevice("cpu")] if found is not None and found.type == "cpu" else []
+        for device in (PHONE_GPU, *own):
             model = ts.compile(mod, [processor_of(device)])
             np.testing.assert_allclose(model(*inputs), expected, rtol=1e-4, atol=1e-5)
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import tvm
 from cpu_targets import TARGET, built
+from gpu_checks import needs_cpu_device
 from hypothesis import given
 from onnx_models import run_onnxruntime
 from recurrent_networks import Layer, Rounded, layer_of, layers, reference
@@ -26,7 +27,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.recurrent import recurrent_kernel
 from tvm_stretch.targets.kernels.recurrent_nest import tile_of
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.opencl_device import local_device
 
 MACHINES = {
     "sse": VectorMachine(4, 16, broadcast_operand=False, l2_bytes=2**18, threads=1),
@@ -73,7 +73,7 @@ def test_stock_tvm_runs_the_canonical_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-@pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+@needs_cpu_device
 def test_a_device_that_is_a_cpu_runs_them(name: str) -> None:
     assert_within(reference(EACH[name]), compiled(EACH[name], ["opencl"]))
 

@@ -1,9 +1,16 @@
-"""Maxima and minima that return NaN as a CPU's instruction does, in OpenCL C.
+"""Maxima and minima whose answer for NaN is known, in OpenCL C.
 
-    max(0.0f, x)   ->   tvm_stretch_best_max_float(0.0f, x)      # 0.0f > x ? 0.0f : x
+    max(0.0f, x)   ->   tvm_stretch_best_max_float(0.0f, x)
 
-OpenCL leaves it open what `max` returns of a NaN, and NVIDIA's compiler returns the other operand.
-Kernels rely on getting the second one (`passes/keep_nan.py`).
+OpenCL leaves it open what `max` returns of a NaN, and `fmax` returns the other operand; comparisons
+are those of IEEE 754. The functions return NaN if either operand is NaN:
+
+    a > b || a != a ? a : b
+
+so templates and TVM's rules, which let work-items join what they found, need no care of their own.
+A compiler drops the second comparison where `a` is constant (`passes/keep_nan.py` puts constants
+there). Loop nests of CPUs test new numbers themselves (`targets/kernels/nan.py`) and rely on the
+second operand, which a CPU's instruction returns: `a > b ? a : b` there.
 """
 
 from __future__ import annotations
@@ -11,30 +18,35 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 
-_NAMES = {"float32": "float", "float16": "half"}
+_NAMES = {"float32": "float", "float16": "half", "float64": "double"}
+_EXTENSIONS = {"half": "cl_khr_fp16", "double": "cl_khr_fp64"}
 _WIDTHS = ("2", "4", "8", "16")
 _SIGNS = {"max": ">", "min": "<"}
 _NAME = "tvm_stretch_best"
 
 
-def _functions(scalar: str) -> str:
+def _functions(scalar: str, on_cpu: bool) -> str:
     found = []
     for name, sign in _SIGNS.items():
-        body = f"{scalar} a, {scalar} b) {{ return a {sign} b ? a : b; }}"
-        found.append(f"static {scalar} {_NAME}_{name}_{scalar}({body}\n")
-        for kind in (f"{scalar}{width}" for width in _WIDTHS):
-            body = f"{kind} a, {kind} b) {{ return select(b, a, a {sign} b); }}"
-            found.append(f"static {kind} {_NAME}_{name}_{kind}({body}\n")
+        for width in ("", *_WIDTHS):
+            kind, wins = f"{scalar}{width}", f"a {sign} b"
+            if not on_cpu:
+                wins = f"({wins}) | (a != a)" if width else f"{wins} || a != a"
+            best = f"select(b, a, {wins})" if width else f"{wins} ? a : b"
+            body = f"({kind} a, {kind} b) {{ return {best}; }}"
+            found.append(f"static {kind} {_NAME}_{name}_{kind}{body}\n")
     return "".join(found)
 
 
-_HALVES = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
-
-
-def nan_safe_prelude(text: str) -> str:
+def nan_safe_prelude(text: str, *, on_cpu: bool) -> str:
     """The functions that a program calls."""
-    halves = _HALVES + _functions("half") if "_half" in text else ""
-    return (_functions("float") + halves) if _NAME in text else ""
+    found = []
+    for scalar in _NAMES.values():
+        if any(f"{_NAME}_{name}_{scalar}" in text for name in _SIGNS):
+            if extension := _EXTENSIONS.get(scalar):
+                found.append(f"#pragma OPENCL EXTENSION {extension} : enable\n")
+            found.append(_functions(scalar, on_cpu))
+    return "".join(found)
 
 
 def nan_safe(best: tirx.Max | tirx.Min) -> Expr:

@@ -117,8 +117,7 @@ def compile_opencl(
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
         texts = [folded_addresses.PRELUDE, BELL_PRELUDE, *texts]
-    else:
-        texts = [nan_safe_prelude("".join(texts)), *texts]
+    texts = [nan_safe_prelude("".join(texts), on_cpu=on_cpu), *texts]
     code = {"sources": [_PRELUDE + "".join(texts)], "kernels": data, "options": ""}
     return json.dumps(code, separators=(",", ":"))
 
@@ -226,8 +225,7 @@ def _source(
     if on_cpu:
         pointers = [param for param, (kind, _) in tensors if kind == "buffer"]
         body = folded_addresses.fold_addresses(body, pointers)
-    else:
-        body = rewrite(body, ((tirx.Max, tirx.Min), nan_safe))
+    body = rewrite(body, ((tirx.Max, tirx.Min), nan_safe))
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 

@@ -21,7 +21,6 @@ from ..fused import Epilogue, FusedKernel
 from ..layers import ConvShape, WindowShape, taken
 from ..loops import block, const, load, loop, store, unravelled, within
 from ..machine import VectorMachine
-from ..nan import maximum
 from ..template import Template
 from ..window import WindowConfig
 from ..window_taps import each_read, least, reads_of_tile, window_count
@@ -209,7 +208,7 @@ class Window:
     ) -> tirx.Stmt:
         acc = load(self.acc, r, c)
         if self.cfg.kind == "max":
-            return store(self.acc, maximum(acc, pixel), r, c)
+            return store(self.acc, tirx.max(acc, pixel), r, c)
         if self.cfg.kind == "depthwise":
             _, b, lane = where
             pixel = pixel * load_quad(self.operands[1], b, ky, kx, lane)
