@@ -270,6 +270,12 @@ MOVES = {
     "blocks of channels and rows": lambda x: op.strided_slice(x, [2, 1], [1, -12], [8, 20]),
     "last channels": lambda x: op.strided_slice(x, [1], [8], [99]),
     "reflected border": lambda x: nn.pad(x, [0, 0, 0, 0, 1, 2, 2, 1], "reflect"),
+    "resized and reflected": lambda x: op.multiply(
+        op.take(
+            op.take(x, relax.const([3, 3, 0, 7], "int32"), 2), relax.const([2, 1, 0], "int32"), 3
+        ),
+        relax.const(np.float32([0.5, 1, 2, 3]).reshape(4, 1)),
+    ),
     "another image": lambda x: nn.pad(x, [0, 1, 0, 0, 0, 0, 0, 0], pad_value=2.0),
 }
 

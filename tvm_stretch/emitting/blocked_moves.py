@@ -3,6 +3,7 @@
 y = R.strided_slice(x, rows 2 to 9 by 3, columns 1 to 9)   ->   the same slice of x5
 y = R.strided_slice(x, channels 8 to 24)                   ->   blocks 1 to 3 of x5
 y = R.nn.pad(x, a row below, a column to the right)        ->   the same padding of x5
+y = R.take(x, rows)                                        ->   the same rows of x5
 """
 
 from __future__ import annotations
@@ -68,6 +69,18 @@ def blocked_pad(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
     data = layouts.blocked(call.args[0])
     padded = relax.op.nn.pad(data, [*widths, 0, 0], attrs.pad_mode, attrs.pad_value)
     return layouts.bb.emit(padded)
+
+
+def blocked_take(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
+    """Rows or columns of a blocked value, as a resize or a reflecting padding takes them."""
+    data, indices = call.args
+    if not layouts.is_blocked(data) or len(shape_of(data)) != 4 or call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % 4
+    if axis < 2 or not isinstance(indices, GenericConst) or len(shape_of(indices)) != 1:
+        return None
+    taken = relax.op.take(layouts.blocked(data), indices, axis, str(call.attrs.mode))
+    return layouts.bb.emit(taken)
 
 
 def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:

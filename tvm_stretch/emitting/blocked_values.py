@@ -21,6 +21,7 @@ from tvm_stretch.emitting.blocked_moves import (
     blocked_concat,
     blocked_pad,
     blocked_slice,
+    blocked_take,
     images_between,
     same_pixels,
 )
@@ -177,8 +178,10 @@ class Rewriter(Layouts):
         return half_weight(call) if self.halves else None
 
     def _take(self, call: relax.Call) -> Value | None:
-        """Rows of a table in two bytes."""
-        half = self._half(call)
+        """Pixels, or rows of a table in two bytes."""
+        pixels, half = blocked_take(self, call), self._half(call)
+        if pixels is not None:
+            return Value(tuple(shape_of(call)), blocked=pixels)
         if half is None:
             return None
         attrs = call.attrs
@@ -359,6 +362,8 @@ class Rewriter(Layouts):
             if int(np.prod(own)) == 1:
                 return relax.const(arg.value.numpy().reshape(()))
             aligned = (1,) * (len(shape) - len(own)) + own
+            if aligned[1] == 1 != shape[1] and len(shape) == 4:  # the same for all channels
+                return relax.const(arg.value.numpy().reshape(*aligned, 1))
             return self.blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
         if not own:
             return self.plain(relax.Tuple([arg])).fields[0]

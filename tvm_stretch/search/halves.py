@@ -64,7 +64,7 @@ def _half_kernel(
     half = None if whole is None else whole.template.part(along, extent, machine)
     if whole is None or half is None:
         return None
-    return half.work(_half_epilogue(whole, half, along), machine, whole.item_bytes)
+    return half.work(_half_epilogue(whole, half, along, extent), machine, whole.item_bytes)
 
 
 def _end_of_result(kernels: Sequence[GroupKernel], parts: Sequence[Features | None]) -> int:
@@ -81,17 +81,19 @@ def _unit(anchor: Operator, machine: VectorMachine) -> int:
     return machine.lanes
 
 
-def _half_epilogue(whole: Anchored, half: Template, along: Along) -> EpilogueWork:
+def _half_epilogue(whole: Anchored, half: Template, along: Along, extent: int) -> EpilogueWork:
     """The epilogue that a half keeps: sums over half of the inputs are finished elsewhere."""
     if along == "inputs":
         return EpilogueWork()
     axis = 2 if along == "rows" else 1
-    full, extent = whole.template.out_shape[axis], half.out_shape[axis]
+    full, part = whole.template.out_shape[axis], half.out_shape[axis]
     size = 0
     for shape, item in whole.operands:
+        if axis == extent == 1 and prod(shape[:-1]) == 1:
+            continue  # the number of a single channel is written into the kernel
         halved = len(shape) == 5 and shape[axis] == full
-        size += item * prod(extent if halved and i == axis else n for i, n in enumerate(shape))
-    return EpilogueWork(whole.flops * extent / full, size, whole.out_bytes * extent // full)
+        size += item * prod(part if halved and i == axis else n for i, n in enumerate(shape))
+    return EpilogueWork(whole.flops * part / full, size, whole.out_bytes * part // full)
 
 
 def _fewer_channels(
