@@ -11,8 +11,12 @@
         out = epilogue(scores * v * inverse)
 
 Rows of the band are complete, so the answer is that of the three operators; only the division comes
-after the sum. Keys usually come transposed, as (depth, keys). Few queries read them as they are,
-(keys, depth): then a copy would take longer than the products.
+after the sum. Keys and values that exceed the second-level cache are read in pieces, each of which
+serves more rows; where a later piece has a greater score, earlier sums are scaled
+(`attention_nest.py`).
+
+Keys usually come transposed, as (depth, keys). Few queries read them as they are, (keys, depth):
+then a copy would take longer than the products.
 """
 
 from __future__ import annotations
@@ -49,6 +53,9 @@ FEW_QUERIES = 4
 
 _BAND = 32
 """Most rows of a band: the keys that a register tile reads serve all of its tiles."""
+
+_PIECE, _ROWS_OF_PIECES = 192, 128
+"""Most keys of a piece, and rows of a band where there are several pieces (AMD Zen 3)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class AttentionConfig(Template, AttentionShape):
 
     lanes: int  # of the softmax
     band: int
+    piece: int  # keys whose scores are in memory at the same time
     of_scores: tuple[int, int, int]  # rows, vectors, and the lanes of a vector
     of_values: tuple[int, int, int]
 
@@ -107,14 +115,16 @@ class AttentionConfig(Template, AttentionShape):
         rows, keys = layer.q[-2], layer.v[-2]
         if 0 in (*layer.q, *layer.k, *layer.v):
             return []
-        band = min(rows, _BAND, max(1, machine.l2_bytes // 4 // (4 * keys)))
-        scores = choose(MatmulShape((band, layer.q[-1]), (layer.q[-1], keys)), machine)
-        values = choose(MatmulShape((band, keys), layer.v[-2:]), machine)
+        piece = _piece(layer, machine)
+        most = _BAND if piece == keys else _ROWS_OF_PIECES
+        band = min(rows, most, max(1, machine.l2_bytes // 4 // (4 * piece)))
+        scores = choose(MatmulShape((band, layer.q[-1]), (layer.q[-1], piece)), machine)
+        values = choose(MatmulShape((band, piece), (piece, layer.v[-1])), machine)
         if scores is None or values is None:
             return []
         tiles = {"of_scores": scores, "of_values": values}
         sizes = {name: (tile.rows, tile.vectors, tile.lanes) for name, tile in tiles.items()}
-        return [taken(cls, layer, lanes=machine.lanes, band=band, **sizes)]
+        return [taken(cls, layer, lanes=machine.lanes, band=band, piece=piece, **sizes)]
 
     def cycles(self, machine: VectorMachine) -> float:
         """Cycles of one core: those of both products, and the exponentials."""
@@ -229,3 +239,15 @@ class AttentionConfig(Template, AttentionShape):
                 for run in runs
             ]
         )
+
+
+def _piece(layer: AttentionShape, machine: VectorMachine) -> int:
+    """The keys of a piece, which are whole vectors where there are several pieces."""
+    rows, keys, width = layer.q[-2], *layer.v[-2:]
+    # The last vector of a row of sums must not overlap the one before, because each piece adds.
+    simple = width % machine.lanes == 0 and not layer.in_place and not layer.zeroes_nan
+    fit = 4 * keys * (layer.q[-1] + width) <= machine.l2_bytes // 2
+    if not simple or fit or keys <= _PIECE or rows < _BAND:
+        return keys
+    sizes = range(_PIECE, 0, -machine.lanes)
+    return next(n for n in sizes if keys % n == 0 or keys % n >= machine.lanes)

@@ -1,4 +1,13 @@
-"""The loop nest of one band of an attention; `attention.py` has its drawing."""
+"""The loop nest of one band of an attention; `attention.py` has its drawing.
+
+    for piece of the keys:                         # usually there is one
+      scores, top, powers and their sum, as in `attention.py`
+      factor[row] = exp(top of earlier pieces - top)
+      sums[row] = sums[row] * factor[row] + scores * v
+
+Before a product, the keys or values of one of several pieces are packed in the order in which they
+are read: columns of a large matrix lie in as many pages as the near table of pages has entries.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +22,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from .accumulators import Accumulators
+from .exponentials import LARGEST
 from .fused import FusedKernel
 from .loops import (
     block,
@@ -49,8 +59,8 @@ class Band:
 
     @cached_property
     def scores(self) -> tirx.Buffer:
-        """The scores, then their exponentials; rows end with whole vectors."""
-        return scratch("scores", self.rows, -(-self.cfg.v[-2] // self.cfg.lanes) * self.cfg.lanes)
+        """The scores of a piece, then their exponentials; rows end with whole vectors."""
+        return scratch("scores", self.rows, -(-self.cfg.piece // self.cfg.lanes) * self.cfg.lanes)
 
     @cached_property
     def top(self) -> tirx.Buffer:
@@ -59,64 +69,123 @@ class Band:
 
     @cached_property
     def inverse(self) -> tirx.Buffer:
-        """By row, the inverse of the sum of the exponentials."""
+        """By row, the sum of the exponentials, at last its inverse."""
         return scratch("inverse", self.rows)
+
+    @cached_property
+    def earlier(self) -> tirx.Buffer:
+        """By row, the greatest score of earlier pieces."""
+        return scratch("earlier", self.rows)
+
+    @cached_property
+    def factor(self) -> tirx.Buffer:
+        """By row, what sums of earlier pieces are multiplied by."""
+        return scratch("factor", self.rows)
+
+    @cached_property
+    def sums(self) -> tirx.Buffer:
+        """By row, the sums of earlier pieces."""
+        return scratch("sums", self.rows, self.cfg.v[-1])
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the keys have several pieces."""
+        return self.cfg.piece < self.cfg.v[-2]
 
     def write(self) -> tirx.Stmt:
         """The scores, their exponentials, and the sums of the values."""
         cfg, keys = self.cfg, self.cfg.v[-2]
+        buffers = [self.scores, self.top, self.inverse]
+        if not self.in_pieces:
+            return within(buffers, [*self.start(-inf), *self.piece(const(0), keys, True)])
+        before = (keys - 1) // cfg.piece
+        pieces = loop(before, lambda i: block(self.piece(i * cfg.piece, cfg.piece, False)), "piece")
+        return within(
+            [*buffers, self.earlier, self.factor, self.sums],
+            [
+                # a piece of hidden keys has sums of 0, because its top is not minus infinity
+                *self.start(-LARGEST),
+                *self.start_sums(),
+                pieces,
+                *self.piece(const(before * cfg.piece), keys - before * cfg.piece, True),
+            ],
+        )
+
+    def piece(self, begin: Expr, keys: int, last: bool) -> list[tirx.Stmt]:
+        """The scores of some keys, their exponentials, and the sums of their values."""
+        cfg = self.cfg
         q, k, *mask, v = self.fused.operands
 
         def score(row: Expr, key: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
             value = value * f32(cfg.scale) if cfg.scale != 1 else value
             if mask:
-                at = (*self.stack, self.first + row, key)
+                at = (*self.stack, self.first + row, begin + key)
                 value = value + load(mask[0], *cfg.mask_place(at))
             top = tirx.max(load(self.top, row, lane), value)
             return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
 
         def sum_of(row: Expr, column: Expr, _: Expr, value: Expr) -> tirx.Stmt:
             place = (*self.stack, self.first + row, column)
+            if self.in_pieces:
+                value = value + load(self.sums, row, column) * load(self.factor, row)
+            if not last:
+                return store(self.sums, value, row, column)
             return self.fused.epilogue.store(place, value * load(self.inverse, row))
 
         def query(row: Expr, depth: Expr) -> Expr:
             return load(q, *place_in(cfg.q, self.stack, self.first + row, depth))
 
+        def key_of(depth: Expr, key: Expr) -> Expr:
+            return load(k, *cfg.key_place(self.stack, begin + key, depth))
+
+        def value_of(key: Expr, column: Expr) -> Expr:
+            return load(v, *place_in(cfg.v, self.stack, begin + key, column))
+
         if cfg.in_place:
             scores = self.by_key(query, k, score)
         else:
-            scores = self.product(
-                cfg.of_scores,
-                (cfg.q[-1], keys),
-                query,
-                lambda depth, key: load(k, *cfg.key_place(self.stack, key, depth)),
-                score,
-            )
-        return within(
-            [self.scores, self.top, self.inverse],
-            [
-                *self.start(),
-                scores,
-                loop(self.rows, self.softmax, "row"),
-                self.product(
-                    cfg.of_values,
-                    cfg.v[-2:],
-                    lambda row, key: load(self.scores, row, key),
-                    lambda key, column: load(v, *place_in(cfg.v, self.stack, key, column)),
-                    sum_of,
-                ),
-            ],
+            scores = self.product(cfg.of_scores, (cfg.q[-1], keys), query, key_of, score)
+        return [
+            *self.hide_beyond(keys),
+            scores,
+            loop(self.rows, lambda row: self.softmax(row, keys, last), "row"),
+            self.product(
+                cfg.of_values,
+                (keys, cfg.v[-1]),
+                lambda row, key: load(self.scores, row, key),
+                value_of,
+                sum_of,
+            ),
+        ]
+
+    def start(self, least: float) -> list[tirx.Stmt]:
+        """Maxima before the first score."""
+        return [self.fill(self.top, least, 0, self.cfg.lanes)]
+
+    def start_sums(self) -> list[tirx.Stmt]:
+        """Nothing was added yet."""
+
+        def row(r: Expr) -> tirx.Stmt:
+            return block([store(self.earlier, f32(-LARGEST), r), store(self.inverse, f32(0.0), r)])
+
+        return [loop(self.rows, row, "row"), self.fill(self.sums, 0.0, 0, self.cfg.v[-1])]
+
+    def hide_beyond(self, keys: int) -> list[tirx.Stmt]:
+        """Scores beyond the last key are minus infinity, whose exponentials are 0."""
+        width = self.cfg.lanes
+        ragged = keys % width > 0
+        return [self.fill(self.scores, -inf, keys // width * width, width)] if ragged else []
+
+    def fill(self, buffer: tirx.Buffer, value: float, first: int, columns: int) -> tirx.Stmt:
+        """Store a number in some columns of all rows."""
+        width = self.cfg.lanes
+
+        def vector(r: Expr, i: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(buffer, f32(value), r, i * width + v + first))
+
+        return loop(
+            self.rows, lambda r: loop(columns // width, partial(vector, r), "vector"), "row"
         )
-
-    def start(self) -> list[tirx.Stmt]:
-        """Minus infinity: maxima, and scores beyond the last key, whose exponentials are 0."""
-        width, last = self.cfg.lanes, int(self.scores.shape[1]) - self.cfg.lanes
-        starts = [(self.top, 0), *([(self.scores, last)] if last + width > self.cfg.v[-2] else [])]
-
-        def row(r: Expr, buffer: tirx.Buffer, first: int) -> tirx.Stmt:
-            return lanes(width, lambda v: store(buffer, f32(-inf), r, v + first))
-
-        return [loop(self.rows, partial(row, buffer=b, first=f), "row") for b, f in starts]
 
     def product(
         self,
@@ -128,23 +197,29 @@ class Band:
     ) -> tirx.Stmt:
         """A product in register tiles; a last vector may overlap the one before."""
         (depth, columns), (most, vectors, width) = size, tile
-        count = -(-columns // width)
+        count, ragged = -(-columns // width), columns % width > 0
+        packed = scratch("packed", count, depth, width)
+
+        def column(o: Expr, v: Expr, ends: bool) -> Expr:
+            return (tirx.min(o * width, const(columns - width)) if ends else o * width) + v
+
+        def pack(k: Expr, o: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(packed, right(k, column(o, v, ragged)), o, k, v))
 
         def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
-            def column(o: Expr, v: Expr) -> Expr:
-                start = first + o * width
-                return (tirx.min(start, const(columns - width)) if ends else start) + v
+            def operand(k: Expr, o: Expr, v: Expr) -> Expr:
+                if self.in_pieces:
+                    return load(packed, first + o, k, v)
+                return right(k, column(first + o, v, ends))
+
+            def result(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+                return finish(row + p, column(first + o, v, ends), v, value)
 
             acc = Accumulators(rows, vectors, width)
             products = acc.add_products(
-                range(rows),
-                lambda p, k: left(row + p, k),
-                lambda k, o, v: right(k, column(o, v)),
-                depth,
-                self.by_element,
+                range(rows), lambda p, k: left(row + p, k), operand, depth, self.by_element
             )
-            results = acc.each(lambda p, o, v, value: finish(row + p, column(o, v), v, value))
-            return within(acc.buffers, [*acc.start(), products, *results])
+            return within(acc.buffers, [*acc.start(), products, *acc.each(result)])
 
         def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
             runs = tile_runs(self.rows, most, lambda *_: None)
@@ -156,19 +231,16 @@ class Band:
 
             return block([run_of(run.start, run.width, run.count) for run in runs])
 
-        ragged = columns % width > 0
         groups = tile_runs(count, vectors, lambda start, n: ragged and start + n == count)
-        return block(
-            [
-                loop(
-                    run.count,
-                    lambda g, run=run: group(
-                        (g * run.width + run.start) * width, run.width, run.work
-                    ),
-                    "group",
-                )
-                for run in groups
-            ]
+        tiles = [
+            loop(n.count, lambda g, n=n: group(g * n.width + n.start, n.width, n.work), "group")
+            for n in groups
+        ]
+        if not self.in_pieces:
+            return block(tiles)
+        return within(
+            [packed],
+            [loop(depth, lambda k: loop(count, partial(pack, k), "vector"), "step"), *tiles],
         )
 
     def by_key(
@@ -203,9 +275,9 @@ class Band:
         keys = loop(cfg.v[-2], lambda n: loop(self.rows, lambda row: key_of(row, n), "row"), "key")
         return within([acc], [keys])
 
-    def softmax(self, row: Expr) -> tirx.Stmt:
-        """The exponentials of a row, and the inverse of their sum."""
-        width, count = self.cfg.lanes, int(self.scores.shape[1]) // self.cfg.lanes
+    def softmax(self, row: Expr, keys: int, last: bool) -> tirx.Stmt:
+        """The exponentials of a row, and their sum or, after the last piece, its inverse."""
+        width, count = self.cfg.lanes, -(-keys // self.cfg.lanes)
         total = scratch("total", width)
 
         def power(at: Expr, v: Expr) -> tirx.Stmt:
@@ -224,13 +296,25 @@ class Band:
         hidden = tirx.isnan(load(self.inverse, row))
         cleared = block([loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row)])
         zeroed = [tirx.IfThenElse(hidden, cleared, None)] if self.cfg.zeroes_nan else []
+        value = joined(total, width, add)
+        if self.in_pieces:
+            value = value + load(self.inverse, row) * load(self.factor, row)
         return within(
             [total],
             [
                 store(self.top, joined(self.top, width, tirx.max, row), row, 0),
+                *(self.rescale(row) if self.in_pieces else []),
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
-                store(self.inverse, f32(1.0) / joined(total, width, add), row),
+                store(self.inverse, f32(1.0) / value if last else value, row),
                 *zeroed,
             ],
         )
+
+    def rescale(self, row: Expr) -> list[tirx.Stmt]:
+        """The factor of the sums of earlier pieces, whose powers have another top."""
+        top = load(self.top, row, 0)
+        return [
+            store(self.factor, exponential(load(self.earlier, row) - top, False), row),
+            store(self.earlier, top, row),
+        ]

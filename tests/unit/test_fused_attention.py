@@ -59,7 +59,7 @@ def expected(shape: AttentionShape, q: np.ndarray, k: np.ndarray, *others: np.nd
 
 def result(shape: AttentionShape, machine: VectorMachine, *arrays: np.ndarray) -> np.ndarray:
     """The template's result, doubled by an epilogue."""
-    config = choose(shape, machine)
+    config = shape if isinstance(shape, AttentionConfig) else choose(shape, machine)
     assert config is not None
     inputs = [te.placeholder(array.shape, name=f"x{i}") for i, array in enumerate(arrays)]
     func = te.create_prim_func([*inputs, topi.multiply(config.meaning(*inputs), 2.0)])
@@ -83,6 +83,34 @@ def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
     arrays = operands(shape)
     got = result(shape, machine, *arrays)
     np.testing.assert_allclose(got, 2 * expected(shape, *arrays), rtol=2e-5, atol=5e-6)
+
+
+@MACHINES
+@pytest.mark.parametrize("mask", [None, (5, 90)])
+def test_keys_in_pieces(mask: tuple[int, ...] | None, machine: VectorMachine) -> None:
+    """A row may see nothing of the first or of a later piece, or nothing at all."""
+    shape = AttentionShape((2, 5, 9), (2, 9, 90), (2, 90, 32), mask, 0.5)
+    q, k, v, *others = operands(shape)
+    for hidden in others:
+        hidden[0, :40] = hidden[1, 30:] = hidden[2] = hidden[3, 16:64] = -np.inf
+        hidden[4, :20] = np.finfo("float32").min
+    k[:, :, 50] *= 20  # a greatest score of a later piece
+    config = choose(shape, machine)
+    assert isinstance(config, AttentionConfig) and config.piece == 90
+    got = result(replace(config, piece=32), machine, q, k, v, *others)
+    right = 2 * expected(shape, q, k, v, *others)
+    assert np.isnan(right[:, 2]).all() or mask is None
+    np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
+
+
+def test_keys_that_exceed_the_second_level_cache_have_pieces() -> None:
+    long = AttentionShape((6, 1500, 64), (6, 64, 1500), (6, 1500, 64))
+    assert (one := choose(long, AVX2)) is not None and one.piece == 192
+    roomy = replace(AVX2, l2_bytes=2**21)
+    assert (other := choose(long, roomy)) is not None and other.piece == 1500
+    # a last piece of one key would be less than a vector
+    odd = AttentionShape((1, 99, 64), (1, 64, 1921), (1, 1921, 64))
+    assert (third := choose(odd, AVX2)) is not None and third.piece == 184
 
 
 def test_each_product_has_lanes_of_its_own() -> None:
