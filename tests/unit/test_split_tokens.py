@@ -90,6 +90,64 @@ def test_layers_exchange_keys_and_values_alone(
     assert_same_numerics(mod, after)
 
 
+def by_split(x: relax.Expr) -> list[relax.Expr]:
+    """As GPT-2 takes queries, keys and values of one product apart."""
+    parts = relax.BlockBuilder.current().emit(relax.op.split(x, [WIDTH, 2 * WIDTH], 2))
+    return [by_head(parts[i], TOKENS, WIDTH) for i in range(3)]
+
+
+def by_slices(x: relax.Expr) -> list[relax.Expr]:
+    """As timm does."""
+    x = relax.op.reshape(x, (1, TOKENS, 3, HEADS, WIDTH // HEADS))
+    x = relax.BlockBuilder.current().emit(relax.op.permute_dims(x, [2, 0, 3, 1, 4]))
+    return [relax.op.squeeze(relax.op.strided_slice(x, [0], [i], [i + 1]), [0]) for i in range(3)]
+
+
+def turned(x: relax.Expr) -> relax.Expr:
+    """A rotary embedding, and keys that two heads share, as in Qwen2."""
+    cut = [relax.op.strided_slice(x, [3], [i], [i + 4]) for i in (0, 4)]
+    other = relax.op.concat([relax.op.negative(cut[1]), cut[0]], 3)
+    cos, sin = (random_const(1, 1, TOKENS, 8, seed=seed) for seed in (5, 6))
+    x = relax.op.add(relax.op.multiply(x, cos), relax.op.multiply(other, sin))
+    x = relax.op.expand_dims(relax.BlockBuilder.current().emit(x), [2])
+    x = relax.op.broadcast_to(x, (1, HEADS, 2, TOKENS, 8))
+    return relax.op.reshape(x, (1, 2 * HEADS, TOKENS, 8))
+
+
+@pytest.mark.parametrize("apart", [by_split, pytest.param(by_slices, marks=pytest.mark.full)])
+def test_one_product_may_make_queries_keys_and_values(
+    apart: Callable[[relax.Expr], list[relax.Expr]],
+) -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        made = relax.BlockBuilder.current().emit(dense(x, WIDTH, 3 * WIDTH, 1))
+        q, k, v = apart(made)
+        q, k = turned(q), turned(k)
+        v = relax.op.concat([v, v], 1)
+        mask = relax.const(np.triu(np.full((TOKENS, TOKENS), -np.inf, "float32"), 1))
+        scores = relax.op.add(relax.op.matmul(q, relax.op.permute_dims(k, [0, 1, 3, 2])), mask)
+        y = relax.op.matmul(relax.op.nn.softmax(scores, 3), v)
+        return relax.op.reshape(relax.op.permute_dims(y, [0, 2, 1, 3]), (1, TOKENS, 2 * WIDTH))
+
+    mod = network(body)
+    after, (made,) = branch_segments(mod, [whole(mod, (2, 5))])
+    # the turned keys and the product, of which values are a part
+    assert len(made.joins) == 3
+    # queries are made of the branch's own tokens
+    rows = {op.shape[2] for op in Operators(after["main"]) if op.kind == "nn.softmax"}
+    assert rows == {2, 5}
+    assert_same_numerics(mod, after)
+
+
+def test_rows_are_not_cut_or_put_side_by_side() -> None:
+    for body in (
+        lambda x: relax.op.strided_slice(x, [1], [0], [TOKENS - 1]),
+        lambda x: relax.op.concat([x, relax.op.nn.relu(x)], 1),
+    ):
+        mod = network(lambda x, body=body: body(relax.op.nn.relu(x)))
+        with pytest.raises(UnsupportedError, match="rows"):
+            plan_row_split(Operators(mod["main"]), whole(mod, (1, 1)))
+
+
 def test_products_come_before_the_exchange() -> None:
     """So branches meet once for keys and values."""
     builder = relax.BlockBuilder()

@@ -9,12 +9,14 @@
 A row of a product needs one row of the first operand and all rows of the second one, so branches
 exchange keys and values, and nothing else. They exchange them where products write them: whole rows
 of a matrix lie one after the other, so that putting them together is a view of memory. Each branch
-computes the cheap operators that follow, such as transposes, for all tokens (``whole``).
+computes the cheap operators that follow, such as transposes, for all tokens (``whole``). Where one
+product makes queries, keys and values, the operators between it and the queries are computed for
+the branch's own tokens, too (``by_rows``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -34,15 +36,18 @@ from tvm_stretch.ir.views import RESHAPES
 
 _BY_ELEMENT = frozenset({*OF_ONE, *OF_TWO, "where", "isnan"})
 _REDUCTIONS = frozenset({"mean", "sum", "max", "min"})
-_MOVES = frozenset({*RESHAPES, "permute_dims"})
+_PARTS = frozenset({"split", "TupleGetItem", "strided_slice"})
+_MOVES = frozenset({*RESHAPES, *_PARTS, "permute_dims", "broadcast_to"})
 
 
 @dataclass(frozen=True)
 class TokenRows:
     """How the operators of a segment work on tokens."""
 
+    count: int  # of tokens
     axes: Mapping[str, int]  # the axis of the tokens of each tensor
     whole: frozenset[str]  # operators that each branch computes for all tokens
+    by_rows: frozenset[str]  # operators that each branch computes for its own tokens
     joined: frozenset[str]  # tensors whose rows branches exchange
 
 
@@ -79,7 +84,20 @@ def find_token_rows(
     for name in (*joined, members[-1].name):
         if axes[name] != token_axis(operators.shape(name)):
             return f"{name!r}, whose rows are put together, has them along axis {axes[name]}"
-    return TokenRows(axes, frozenset(whole), frozenset(joined))
+    by_rows = _by_rows(members, whole)
+    return TokenRows(count, axes, frozenset(whole), by_rows, frozenset(joined))
+
+
+def _by_rows(members: Sequence[Operator], whole: Collection[str]) -> frozenset[str]:
+    """The operators of which some reader, or the reader of the segment, takes single rows."""
+    found = {member.name for member in members if member.name not in whole}
+    for member in reversed(members):
+        if member.name in found and member.kind == "matmul":
+            left = operands(member.call)[0]
+            found.update({left.name} if isinstance(left, relax.Var) else ())
+        elif member.name in found:
+            found.update(member.inputs)
+    return frozenset(found & {member.name for member in members})
 
 
 def _read_whole(operator: Operator) -> list[str]:
@@ -107,14 +125,21 @@ def _axis_of(operator: Operator, axes: Mapping[str, int], count: int) -> int | N
     """The axis of tokens of a result; None if its rows need more than rows of the operands."""
     if operator.kind in _BY_ELEMENT:
         return _aligned(operator, axes, count)
+    if operator.kind == "concat":
+        return _of_parts(operator, axes)
     if len(operator.inputs) != 1 and operator.kind != "matmul":
         return None
-    axis, shape = axes[operator.inputs[0]], operator.arg_shapes[0]
+    axis = axes[operator.inputs[0]]
+    if operator.kind == "TupleGetItem":
+        return axis
+    shape = operator.arg_shapes[0]
     if operator.kind in RESHAPES:
         return _reshaped(shape, operator.shape, axis)
     if operator.kind == "permute_dims":
         order = operator.call.attrs.axes
         return [int(a) % len(shape) for a in order].index(axis) if order else None
+    if operator.kind in ("split", "strided_slice", "broadcast_to"):
+        return axis if _keeps(operator, axis) else None
     if operator.kind in _REDUCTIONS:
         listed = operator.call.attrs.axis
         reduced = [int(a) % len(shape) for a in listed] if listed is not None else [axis]
@@ -122,6 +147,31 @@ def _axis_of(operator: Operator, axes: Mapping[str, int], count: int) -> int | N
     if operator.kind == "nn.softmax":
         return axis if int(operator.call.attrs.axis) % len(shape) != axis else None
     return _of_product(operator, axes) if operator.kind == "matmul" else None
+
+
+def _keeps(operator: Operator, axis: int) -> bool:
+    """Whether an operator takes or repeats whole rows of tokens."""
+    shape, attrs = operator.arg_shapes[0], operator.call.attrs
+    if operator.kind == "split":
+        return int(attrs.axis) % len(shape) != axis
+    if operator.kind == "broadcast_to":
+        return len(operator.shape) == len(shape) and shape[axis] == operator.shape[axis]
+    listed = operands(operator.call)[1]
+    return isinstance(listed, relax.Tuple) and all(
+        int(value.value) % len(shape) != axis for value in listed.fields
+    )
+
+
+def _of_parts(operator: Operator, axes: Mapping[str, int]) -> int | None:
+    """The axis of tokens of tensors that lie side by side along another axis."""
+    parts, along = operands(operator.call)[0], operator.call.attrs.axis
+    if not isinstance(parts, relax.Tuple) or along is None:
+        return None
+    if not all(isinstance(part, relax.Var) for part in parts.fields):
+        return None
+    found = {axes[part.name] for part in parts.fields}
+    axis = found.pop()
+    return axis if not found and int(along) % len(operator.shape) != axis else None
 
 
 def _aligned(operator: Operator, axes: Mapping[str, int], count: int) -> int | None:

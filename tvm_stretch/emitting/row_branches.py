@@ -53,8 +53,8 @@ class RowPlan:
     def fraction(self, branch: int, operator: Operator) -> float:
         """Which part of an operator a branch computes."""
         begin, end = self.rows[branch][operator.name]
-        axis = _IMAGE_ROWS if self.tokens is None else self.tokens.axes[operator.name]
-        return (end - begin) / operator.shape[axis]
+        rows = operator.shape[_IMAGE_ROWS] if self.tokens is None else self.tokens.count
+        return (end - begin) / rows
 
 
 def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
@@ -89,10 +89,10 @@ def _of_tokens(operators: Operators, split: RowSplit) -> RowPlan:
     tokens = plan.tokens
 
     def needed(band: Span) -> dict[str, Span]:
-        every = dict.fromkeys(tokens.whole, (0, plan.count))
+        every = dict.fromkeys(tokens.whole, (0, tokens.count))
         return {**dict.fromkeys(tokens.axes, band), **every}
 
-    size = operators.bytes(split.start) // plan.count
+    size = operators.bytes(split.start) // tokens.count
     read = tuple(size * (end - begin) for begin, end in plan.bands)
     return RowPlan(tuple(map(needed, plan.bands)), read, tokens)
 

@@ -37,7 +37,6 @@ class TokenPlan:
 
     members: tuple[Operator, ...]  # the operators of the segment
     tokens: TokenRows
-    count: int  # of tokens
     bands: tuple[Span, ...]  # of each branch
 
 
@@ -55,8 +54,7 @@ def plan_token_split(operators: Operators, split: RowSplit) -> TokenPlan:
             f"expected operators that work on rows for segment {split.start!r} -> {split.end!r}, "
             f"got {tokens}; choose another segment"
         )
-    count = operators.shape(split.end)[tokens.axes[split.end]]
-    return TokenPlan(members, tokens, count, share(count, split.ratios))
+    return TokenPlan(members, tokens, share(tokens.count, split.ratios))
 
 
 def token_branches(
@@ -94,7 +92,9 @@ class _Branches:
     def __post_init__(self) -> None:
         """No branch has computed anything."""
         self.names = [[] for _ in self.plan.bands]
+        # by branch, the results for its own tokens, and those for all tokens
         self._parts: list[dict[str, relax.Var]] = [{} for _ in self.plan.bands]
+        self._wholes: list[dict[str, relax.Var]] = [{} for _ in self.plan.bands]
 
     def compute(self, operator: Operator) -> None:
         """Emit an operator in each branch; one that reads all rows waits until it is needed.
@@ -102,22 +102,23 @@ class _Branches:
         So products that follow are computed before the branches meet, and they meet once for keys
         and values.
         """
-        if operator.name in self.plan.tokens.whole:
+        tokens = self.plan.tokens
+        if operator.name in tokens.by_rows:
+            if operator.kind == "matmul" and not tokens.whole.isdisjoint(operator.inputs[-1:]):
+                waiting, self.waiting = self.waiting, []
+                for other in waiting:
+                    self._emit_all(other, whole=True)
+            self._emit_all(operator, whole=False)
+        if operator.name in tokens.whole:
             self.waiting.append(operator)
-            return
-        if not self.plan.tokens.whole.isdisjoint(operator.inputs):
-            waiting, self.waiting = self.waiting, []
-            for other in waiting:
-                self._emit_parts(other)
-        self._emit_parts(operator)
 
-    def _emit_parts(self, operator: Operator) -> None:
+    def _emit_all(self, operator: Operator, *, whole: bool) -> None:
+        """Emit an operator in each branch, for all tokens or for those of the branch."""
         for index in range(len(self.plan.bands)):
-            listed = enumerate(operands(operator.call))
-            args = [self._operand(index, operator, place, arg) for place, arg in listed]
-            value = self._call(index, operator, args)
-            name = f"{operator.name}.r{index}"
-            self._parts[index][operator.name] = self._emit(index, name, value, operator.name)
+            value = self._value(index, operator, whole)
+            made = self._wholes if whole else self._parts
+            var = self._emit(index, f"{operator.name}.r{index}", value, operator.name)
+            made[index][operator.name] = var
 
     def join(self, name: str) -> relax.Var:
         """All rows of a tensor."""
@@ -132,18 +133,41 @@ class _Branches:
         self.names[index].append(var.name)
         return var
 
-    def _operand(self, index: int, operator: Operator, place: int, arg: relax.Expr) -> relax.Expr:
+    def _value(self, index: int, operator: Operator, whole: bool) -> relax.Expr:
+        """What an operator computes in one branch."""
+        tuple_item = operator.binding.value
+        if isinstance(tuple_item, relax.TupleGetItem):
+            read = self._read(index, tuple_item.tuple_value, whole)
+            return relax.TupleGetItem(read, tuple_item.index)
+        args = [
+            self._operand(index, operator, arg, whole or (operator.kind == "matmul" and place == 1))
+            for place, arg in enumerate(operands(operator.call))
+        ]
+        if operator.kind not in (*RESHAPES, "broadcast_to"):
+            return operator_like(self.emitter.builder, operator.call, args)
+        shape = list(operator.shape)
+        if not whole:
+            begin, end = self.plan.bands[index]
+            shape[self.plan.tokens.axes[operator.name]] = end - begin
+        resized = relax.op.broadcast_to if operator.kind == "broadcast_to" else relax.op.reshape
+        return resized(args[0], shape)
+
+    def _operand(self, index: int, operator: Operator, arg: relax.Expr, whole: bool) -> relax.Expr:
         """An operand of one branch: its own rows, or all rows."""
-        whole = self.plan.tokens.whole
         if isinstance(arg, relax.Var):
-            if arg.name in whole:
-                return self._parts[index][arg.name]
-            if operator.name in whole or (operator.kind == "matmul" and place == 1):
-                return self._all_rows(arg.name)
-            return self._rows(index, arg.name)
-        if operator.kind == "matmul" or operator.name in whole:
+            return self._read(index, arg, whole)
+        if isinstance(arg, relax.Tuple):
+            fields = [self._operand(index, operator, field, whole) for field in arg.fields]
+            return relax.Tuple(fields)
+        if operator.kind == "matmul" or whole:
             return arg
         return self._constant(index, operator, arg)
+
+    def _read(self, index: int, var: relax.Var, whole: bool) -> relax.Var:
+        if not whole:
+            return self._rows(index, var.name)
+        wholes = self._wholes[index]
+        return wholes[var.name] if var.name in wholes else self._all_rows(var.name)
 
     def _all_rows(self, name: str) -> relax.Var:
         return self.operators.variables[name] if name == self.split.start else self.join(name)
@@ -168,12 +192,3 @@ class _Branches:
             return arg
         rows = [slice(None)] * axis + [slice(*self.plan.bands[index])]
         return relax.const(arg.value.numpy()[tuple(rows)])
-
-    def _call(self, index: int, operator: Operator, args: list[relax.Expr]) -> relax.Expr:
-        if operator.kind not in RESHAPES:
-            return operator_like(self.emitter.builder, operator.call, args)
-        shape = list(operator.shape)
-        if operator.name not in self.plan.tokens.whole:
-            begin, end = self.plan.bands[index]
-            shape[self.plan.tokens.axes[operator.name]] = end - begin
-        return relax.op.reshape(args[0], shape)
