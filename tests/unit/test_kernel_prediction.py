@@ -26,6 +26,7 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.passes.branch_segments import branch_segments
+from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
@@ -94,8 +95,27 @@ def test_whole_kernels(name: str, machine: str) -> None:
     mod, processor = network(name), processor_of(machine)
     kernels = Kernels([processor])
     graph = kernels.lower(mod)
+    assert Counter(kernels.alone(graph, 0)) == compiled(mod, None, [processor])
     promised = Counter(f for group in graph.groups for f in kernels.whole(group, 0))
-    assert promised == compiled(mod, None, [processor])
+    assert promised == compiled(mod, None, [apart(processor)])
+
+
+def test_joined_kernels_of_one_processor() -> None:
+    """A GPU alone computes some depthwise and 1x1 layers in one kernel."""
+    kernels = Kernels([processor_of("adreno")])
+    graph = kernels.lower(load_network(zoo.build("mobilenet_v1", size=32)))
+    families = Counter(kernel.family for kernel in kernels.alone(graph, 0))
+    apart = Counter(f.family for group in graph.groups for f in kernels.whole(group, 0))
+    pairs = families["group_pair"]
+    assert pairs > 0
+    assert apart["depthwise"] == families["depthwise"] + pairs
+    assert apart["group_conv"] == families["group_conv"] + pairs
+
+
+def apart(processor: Processor) -> Processor:
+    """The processor without joined kernels: plans may give each to another processor."""
+    phases = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
+    return replace(processor, phases=phases)
 
 
 def same_operators(group: Group, part: Group, suffix: str) -> bool:

@@ -67,7 +67,7 @@ def kernels_alone(
 
     Kernels are not joined: another plan may give each of them to another processor.
     """
-    apart = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
+    _, apart = _joining(processor)
     processor = replace(processor, phases=apart)
     operators = operators or Operators(mod["main"])
     if regions is None:
@@ -75,6 +75,26 @@ def kernels_alone(
         regions = [PlannedRegion("r0", processor.name, names)] if names else []
     own = tuple(replace(region, processor=processor.name) for region in regions)
     return kernels_of_plan(mod, Plan((processor.name,), own), [processor], operators)
+
+
+def joined_kernels(level: KernelLevel, processor: Processor) -> tuple[Features, ...] | None:
+    """All kernels of `kernels_alone` after the processor joined some; None if it joins none."""
+    joining, _ = _joining(processor)
+    mod = tvm.transform.Sequential(joining)(level.mod)
+    if mod.same_as(level.mod):
+        return None
+    operators = level.graph.operators
+    joined = _described(mod, [processor], operators)
+    return tuple(kernel.features for listed in joined.kernels.values() for kernel in listed)
+
+
+def _joining(
+    processor: Processor,
+) -> tuple[tuple[tvm.transform.Pass, ...], tuple[tvm.transform.Pass, ...]]:
+    """The phases that join kernels, which come last, and the others."""
+    joining = tuple(phase for phase in processor.phases if isinstance(phase, JoinDepthwise))
+    others = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
+    return joining, others
 
 
 def kernels_of_plan(
@@ -85,7 +105,15 @@ def kernels_of_plan(
 ) -> KernelLevel:
     """The kernels of a canonical module whose regions are those of a plan."""
     operators = operators or Operators(mod["main"])
-    lowered = lower_regions(mod, plan, processors)
+    return _described(lower_regions(mod, plan, processors), processors, operators)
+
+
+def _described(
+    lowered: tvm.IRModule,  # kernel-level Relax
+    processors: Sequence[Processor],  # all processors of the model
+    operators: Operators,  # of the canonical module
+) -> KernelLevel:
+    """The features of all kernels, by the operators that they compute or help."""
     machines = [processor.machine for processor in processors]
     walk = Walk(lowered, [p.name for p in processors], weights=UnreadWeights())
     walk.visit_main(relax.analysis.remove_all_unused(lowered["main"]))

@@ -83,10 +83,10 @@ def find_candidates(
 
 def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     """All operators on one processor, if it supports them."""
-    times = [costs.whole(group, place) for group in network.graph.groups]
-    if None in times:
+    if any(costs.whole(group, place) is None for group in network.graph.groups):
         return None
-    total = costs.regions[place] + sum(ns for ns in times if ns is not None)
+    kernels = costs.kernels.alone(network.graph, place)
+    total = costs.regions[place] + costs.of(kernels, place)
     processors = tuple(processor.name for processor in costs.processors)
     operators = tuple(Calls(network.mod["main"]).calls)
     energy = costs.millijoules(place, total)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
-from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
+from tvm_stretch.build.kernels import GroupKernel, KernelLevel, joined_kernels, kernels_alone
 from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.plan.regions import form_regions
@@ -31,6 +31,8 @@ class Kernels:
         self._kernels: dict[tuple[Group, int], tuple[GroupKernel, ...]] = {}
         self._halves: dict[tuple[object, ...], Half | None] = {}
         self._last: tuple[tvm.IRModule, OperatorGraph] | None = None
+        self._levels: dict[int, KernelLevel] = {}
+        self._joined: dict[int, tuple[Features, ...] | None] = {}
 
     def supports(self, operator: Operator, place: int) -> bool:
         """Whether the processor runs the operator; tuples and views run anywhere."""
@@ -77,6 +79,7 @@ class Kernels:
             machine: kernels_alone(mod, self.processors[machine], operators, regions)
             for machine in dict.fromkeys(self._machine)
         }
+        self._levels, self._joined = levels, {}
         graph = levels[0].graph
         for machine, level in levels.items():
             for group, kernels in _by_group(graph, level).items():
@@ -86,6 +89,17 @@ class Kernels:
     def whole(self, group: Group, place: int) -> tuple[Features, ...]:
         """The kernels of a group."""
         return tuple(k.features for k in self._kernels[group, self._machine[place]])
+
+    def alone(self, graph: OperatorGraph, place: int) -> tuple[Features, ...]:
+        """The kernels of a whole network on one processor, some of them joined."""
+        machine = self._machine[place]
+        if machine not in self._joined:
+            level = self._levels[machine]
+            self._joined[machine] = joined_kernels(level, self.processors[machine])
+        joined = self._joined[machine]
+        if joined is not None:
+            return joined
+        return tuple(f for group in graph.groups for f in self.whole(group, place))
 
     def half(self, group: Group, place: int, along: Along) -> Half | None:
         """The kernels of about half of a group."""
