@@ -144,6 +144,8 @@ _PRODUCTS = {
     "tensordot": (lambda x, y: torch.tensordot(x, y, dims=([1, 2], [0, 1])), "2x3x4", "3x4x5"),
     "kron": (torch.kron, "2x3", "3x2"),
     "cdist": (torch.cdist, "2x3x4", "2x5x4"),
+    "cdist of matrices": (lambda a, b: torch.cdist(a, b, p=1.0), "30x4", "27x4"),
+    "cdist, largest": (lambda a, b: torch.cdist(a, b, p=float("inf")), "2x3x4", "2x5x4"),
     "cross": (lambda x, y: torch.linalg.cross(x, y), "4x3", "4x3"),
     "embedding": (lambda i, w: F.embedding(i, w), "i64:2x3~0,9", "10x4"),
     "embedding padded": (lambda i, w: F.embedding(i, w, padding_idx=0), "i64:2x3~0,9", "10x4"),
