@@ -38,6 +38,14 @@ def test_kernels_do_not_check_their_arguments() -> None:
     assert "Mismatched" in tvm.tirx.build(doubled(), "llvm").inspect_source("ll")
 
 
+def test_scatters_cause_no_warning_of_tvm(capfd: pytest.CaptureFixture[str]) -> None:
+    mod = module(relax.op.scatter_nd, (9, 4), (2, 1), (2, 4), dtype=("float32", "int64", "float32"))
+    scatter = relax.transform.LegalizeOps()(mod)["scatter_nd"]
+    assert "pragma_scope" in scatter.script()
+    built(scatter)
+    assert "pragma" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("core", ["cortex-a55", "cortex-a76"])
 def test_cores_in_order_load_vectors_one_by_one(core: str) -> None:
     """LLVM makes pairs of loads after it has put them where they are needed later."""

@@ -59,7 +59,7 @@ _LAST = (_t.LowerIntrin(),)
 def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
     """The machine code of scheduled kernels, each under its ``global_symbol``."""
     target = _with_level(mod, _in_order(target))
-    passes = [_t.BindTarget(target), *_passes(mod, target)]
+    passes = [_t.BindTarget(target), _without_scopes, *_passes(mod, target)]
     lowered = tvm.transform.Sequential(passes)(mod)
     return tvm.get_global_func("target.build.llvm")(lowered, target)
 
@@ -93,6 +93,18 @@ def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
     scratch = (_whole_vectors,) if has_hvx else ()
     lowered = (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
     return (*lowered, *scratch, *_LAST)
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="WithoutScopes")
+def _without_scopes(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    """Drop TVM's marks of sequential scatters, about which its own code generator warns."""
+
+    def unmarked(node: tirx.AttrStmt) -> tirx.Stmt:
+        return node.body if str(node.attr_key) == "pragma_scope" else node
+
+    return func.with_body(rewrite(func.body, (tirx.AttrStmt, unmarked)))
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="WholeVectors")
