@@ -61,6 +61,9 @@ CASES = {
         [numbers(2, 4, 3), numbers(2, 5, 4)],
         {"transA": 1, "transB": 1, "alpha": 0.5},
     ),
+    "product of a transposed matrix": Case(
+        "TransposeMatMul", [numbers(2, 4, 3), numbers(2, 4, 5)], {"transA": 1, "alpha": 0.5}
+    ),
     "convolution": _convolution("Relu"),
     "convolution, LeakyRelu": _convolution("LeakyRelu", 0.2),
     "convolution, Clip": _convolution("Clip", -1.0, 2.0),
@@ -173,6 +176,30 @@ def test_same_as_onnx_runtime(name: str) -> None:
     for result, expected in zip(got, case.expected(), strict=True):
         assert result.dtype == expected.dtype
         np.testing.assert_allclose(result, expected, rtol=2e-6, atol=27 * 25 * 2.0**-24)
+
+
+def test_a_recurrent_layer_in_dynamic_integers_is_one_of_floats() -> None:
+    """ONNX Runtime rounds inputs and states to bytes; ours are not rounded."""
+    x, w, r = numbers(3, 2, 6), signed(1, 6, 16), signed(1, 4, 16)
+    rest = [numbers(1, 32), None, numbers(1, 2, 4), numbers(1, 2, 4)]
+    scales = [np.float32([0.02]), np.int8([3]), np.float32([0.03]), np.int8([0])]
+    attributes = {"hidden_size": 4}
+    integers = Case(
+        "DynamicQuantizeLSTM",
+        [x, w, r, *rest, None, *scales],
+        attributes,
+        results=(0, 1, 2),
+        fixed=(1, 2, 3, 8, 9, 10, 11),
+    )
+    weights = [
+        np.float32((m.astype("float32") - zero) * scale).transpose(0, 2, 1)
+        for m, scale, zero in ((w, *scales[:2]), (r, *scales[2:]))
+    ]
+    floats = Case(
+        "LSTM", [x, *weights, *rest], attributes, results=(0, 1, 2), fixed=(1, 2, 3), domain=""
+    )
+    for result, expected in zip(integers.computed(), floats.expected(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_activation_is_refused() -> None:
