@@ -132,12 +132,7 @@ QUICK = (
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES]
 )
 def test_same_as_onnx_runtime(name: str) -> None:
-    """Sums have at most 16 products of numbers below 25, and few roundings after them."""
-    case = CASES[name]
-    got = case.computed()
-    for result, expected in zip(got, case.expected(), strict=True):
-        assert result.dtype == expected.dtype
-        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=16 * 25 * 2.0**-24)
+    CASES[name].check(products=16)
 
 
 def test_a_cache_that_is_longer_keeps_its_places() -> None:

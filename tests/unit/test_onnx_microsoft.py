@@ -170,12 +170,7 @@ QUICK = (
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES]
 )
 def test_same_as_onnx_runtime(name: str) -> None:
-    """Sums have at most 27 products of numbers below 5, and few roundings after them."""
-    case = CASES[name]
-    got = case.computed()
-    for result, expected in zip(got, case.expected(), strict=True):
-        assert result.dtype == expected.dtype
-        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=27 * 25 * 2.0**-24)
+    CASES[name].check(products=27)
 
 
 def test_a_recurrent_layer_in_dynamic_integers_is_one_of_floats() -> None:
