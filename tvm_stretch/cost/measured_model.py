@@ -52,7 +52,7 @@ FORMAT = Format(
 _LARGEST_RATIO = 1e6
 """Largest slowdown in a file."""
 
-_FEWEST_FAR, _OF_MEMORY = 16e6, 0.8
+_FEWEST_FAR, _OF_MEMORY = 1e6, 0.8
 """Bytes from memory of kernels that show its speed, and the share of their least time that every
 kernel takes: samples are smaller than the largest layers, so the launch counts in them."""
 
@@ -67,8 +67,9 @@ class MeasuredModel:
         families: by name.
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
         below: the model that this one corrects, of a processor or device with the same loop nests.
-        memory: the most bytes of weights that came from memory in a nanosecond; infinite if no
-            kernel read many. No prediction is shorter than its weights need.
+        memory: the most bytes of weights that a kernel read in a nanosecond, many of them from
+            memory; infinite if no kernel did. No prediction is shorter than weights from memory
+            need.
         launching: what runs on a GPU take beside their kernels; None on other processors.
     """
 
@@ -277,8 +278,13 @@ def train(
 
 def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
     """See `MeasuredModel.memory`."""
-    far = [(kernel.far_weight_bytes, ns) for kernel, ns in zip(kernels, measured_ns, strict=True)]
-    return max((size / ns for size, ns in far if size >= _FEWEST_FAR), default=math.inf)
+    # All weights count: those that a cache kept are few where a kernel is bound by reading them.
+    read = [
+        kernel.weight_bytes / ns
+        for kernel, ns in zip(kernels, measured_ns, strict=True)
+        if kernel.far_weight_bytes >= _FEWEST_FAR
+    ]
+    return max(read, default=math.inf)
 
 
 def _over(
