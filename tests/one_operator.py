@@ -13,22 +13,24 @@ from onnx import ModelProto, helper, numpy_helper
 
 import tvm_stretch as ts
 
-DICE = np.random.default_rng(0)
 
+class Dice:
+    """Random tensors of one file of tests: they depend on no other file."""
 
-def numbers(*shape: int) -> np.ndarray:
-    """Normal numbers."""
-    return DICE.standard_normal(shape).astype("float32")
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
 
+    def numbers(self, *shape: int) -> np.ndarray:
+        """Normal numbers."""
+        return self._random.standard_normal(shape).astype("float32")
 
-def whole(most: int, *shape: int, dtype: str = "int32") -> np.ndarray:
-    """Integers from 0 on."""
-    return DICE.integers(0, most, shape).astype(dtype)
+    def whole(self, most: int, *shape: int, dtype: str = "int32") -> np.ndarray:
+        """Integers from 0 on."""
+        return self._random.integers(0, most, shape).astype(dtype)
 
-
-def signed(*shape: int) -> np.ndarray:
-    """Weights of 7 bits, whose products with bytes do not saturate in pairs."""
-    return DICE.integers(-63, 64, shape).astype("int8")
+    def signed(self, *shape: int) -> np.ndarray:
+        """Weights of 7 bits, whose products with bytes do not saturate in pairs."""
+        return self._random.integers(-63, 64, shape).astype("int8")
 
 
 @dataclass

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_operator import Case, numbers
+from one_operator import Case, Dice
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
+
+DICE = Dice()
+numbers = DICE.numbers
 
 
 def _case(

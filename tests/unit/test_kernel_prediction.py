@@ -15,7 +15,12 @@ from tvm import relax
 
 from tutorials import zoo
 from tvm_stretch.build.branching import branch
-from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
+from tvm_stretch.build.kernels import (
+    GroupKernel,
+    KernelLevel,
+    kernels_alone,
+    without_joining,
+)
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.cost.describe import describe
@@ -26,7 +31,6 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
@@ -97,7 +101,7 @@ def test_whole_kernels(name: str, machine: str) -> None:
     graph = kernels.lower(mod)
     assert Counter(kernels.alone(graph, 0)) == compiled(mod, None, [processor])
     promised = Counter(f for group in graph.groups for f in kernels.whole(group, 0))
-    assert promised == compiled(mod, None, [apart(processor)])
+    assert promised == compiled(mod, None, [without_joining(processor)])
 
 
 def test_joined_kernels_of_one_processor() -> None:
@@ -110,12 +114,6 @@ def test_joined_kernels_of_one_processor() -> None:
     assert pairs > 0
     assert apart["depthwise"] == families["depthwise"] + pairs
     assert apart["group_conv"] == families["group_conv"] + pairs
-
-
-def apart(processor: Processor) -> Processor:
-    """The processor without joined kernels: plans may give each to another processor."""
-    phases = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
-    return replace(processor, phases=phases)
 
 
 def same_operators(group: Group, part: Group, suffix: str) -> bool:

@@ -7,10 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from one_operator import Case, numbers, signed, whole
+from one_operator import Case, Dice
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
+
+DICE = Dice()
+numbers, signed, whole = DICE.numbers, DICE.signed, DICE.whole
 
 MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], "int32")
 IMAGE = (numbers(1, 3, 8, 8), numbers(4, 3, 3, 3), numbers(4))

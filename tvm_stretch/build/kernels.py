@@ -67,8 +67,7 @@ def kernels_alone(
 
     Kernels are not joined: another plan may give each of them to another processor.
     """
-    _, apart = _joining(processor)
-    processor = replace(processor, phases=apart)
+    processor = without_joining(processor)
     operators = operators or Operators(mod["main"])
     if regions is None:
         names = tuple(op.name for op in operators if isinstance(op.binding.value, relax.Call))
@@ -79,22 +78,18 @@ def kernels_alone(
 
 def joined_kernels(level: KernelLevel, processor: Processor) -> tuple[Features, ...] | None:
     """All kernels of `kernels_alone` after the processor joined some; None if it joins none."""
-    joining, _ = _joining(processor)
+    joining = [phase for phase in processor.phases if isinstance(phase, JoinDepthwise)]
     mod = tvm.transform.Sequential(joining)(level.mod)
     if mod.same_as(level.mod):
         return None
-    operators = level.graph.operators
-    joined = _described(mod, [processor], operators)
+    joined = _described(mod, [processor], level.graph.operators)
     return tuple(kernel.features for listed in joined.kernels.values() for kernel in listed)
 
 
-def _joining(
-    processor: Processor,
-) -> tuple[tuple[tvm.transform.Pass, ...], tuple[tvm.transform.Pass, ...]]:
-    """The phases that join kernels, which come last, and the others."""
-    joining = tuple(phase for phase in processor.phases if isinstance(phase, JoinDepthwise))
-    others = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
-    return joining, others
+def without_joining(processor: Processor) -> Processor:
+    """The processor without the phases that join kernels, which come last."""
+    apart = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
+    return replace(processor, phases=apart)
 
 
 def kernels_of_plan(

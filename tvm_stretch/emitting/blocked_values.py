@@ -179,9 +179,10 @@ class Rewriter(Layouts):
 
     def _take(self, call: relax.Call) -> Value | None:
         """Pixels, or rows of a table in two bytes."""
-        pixels, half = blocked_take(self, call), self._half(call)
+        pixels = blocked_take(self, call)
         if pixels is not None:
             return Value(tuple(shape_of(call)), blocked=pixels)
+        half = self._half(call)
         if half is None:
             return None
         attrs = call.attrs

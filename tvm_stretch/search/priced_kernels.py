@@ -31,7 +31,6 @@ class Kernels:
         self._kernels: dict[tuple[Group, int], tuple[GroupKernel, ...]] = {}
         self._halves: dict[tuple[object, ...], Half | None] = {}
         self._last: tuple[tvm.IRModule, OperatorGraph] | None = None
-        self._levels: dict[int, KernelLevel] = {}
         self._joined: dict[int, tuple[Features, ...] | None] = {}
 
     def supports(self, operator: Operator, place: int) -> bool:
@@ -79,11 +78,11 @@ class Kernels:
             machine: kernels_alone(mod, self.processors[machine], operators, regions)
             for machine in dict.fromkeys(self._machine)
         }
-        self._levels, self._joined = levels, {}
         graph = levels[0].graph
         for machine, level in levels.items():
             for group, kernels in _by_group(graph, level).items():
                 self._kernels[group, machine] = tuple(kernels)
+            self._joined[machine] = joined_kernels(level, self.processors[machine])
         return graph
 
     def whole(self, group: Group, place: int) -> tuple[Features, ...]:
@@ -91,12 +90,8 @@ class Kernels:
         return tuple(k.features for k in self._kernels[group, self._machine[place]])
 
     def alone(self, graph: OperatorGraph, place: int) -> tuple[Features, ...]:
-        """The kernels of a whole network on one processor, some of them joined."""
-        machine = self._machine[place]
-        if machine not in self._joined:
-            level = self._levels[machine]
-            self._joined[machine] = joined_kernels(level, self.processors[machine])
-        joined = self._joined[machine]
+        """The kernels of the last network on one processor, some of them joined."""
+        joined = self._joined[self._machine[place]]
         if joined is not None:
             return joined
         return tuple(f for group in graph.groups for f in self.whole(group, place))

@@ -6,11 +6,17 @@ also finds rows that are hidden completely, so masks are left to it.
 
 from __future__ import annotations
 
-from tvm import relax
-
 from tvm_stretch.frontend.onnx_node import Node, Value, converter
-from tvm_stretch.frontend.onnx_ops import heads as of_heads
-from tvm_stretch.frontend.onnx_ops.heads import Scores, attend, merge_heads, shape_of, split_heads
+from tvm_stretch.frontend.onnx_ops.heads import (
+    Scores,
+    after_past,
+    attend,
+    earlier,
+    lowest,
+    merge_heads,
+    split_heads,
+)
+from tvm_stretch.ir.expressions import shape_of
 
 _NEEDS_FUNCTION = (3, 6)
 """Inputs: a mask, and the number of keys of each row."""
@@ -25,20 +31,14 @@ def _attention(node: Node) -> tuple[Value, ...]:
         split_heads(node, node[i], int(node.attr(name, 0))) if node.rank(i) == 3 else node[i]
         for i, name in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads"))
     ]
-    query, *both = operands
-    past = 0
-    if node.has(4) and node.has(5) and node.shape(4)[2]:
-        past = node.shape(4)[2]
-        both = [
-            node.emit(relax.op.concat([node[i], new], 2))
-            for i, new in zip((4, 5), both, strict=True)
-        ]
+    query = operands[0]
+    past, both = after_past(node, (4, 5), operands[1:])
     summands = []
     steps, keys = shape_of(query)[2], shape_of(both[0])[2]
     if node.attr("is_causal", 0) and steps + past > 1:
         if steps + past != keys:
             return ()
-        summands = [of_heads.earlier(steps, past, dtype, of_heads.lowest(dtype))]
+        summands = [earlier(steps, past, dtype, lowest(dtype))]
     scores = Scores(node.attr("scale", 0.0), summands, node.attr("softcap", 0.0))
     result = attend(node, query, both[0], both[1], scores)
     merged = result if node.rank() == 4 else merge_heads(node, result)

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm_stretch.errors import ModelError
 from tvm_stretch.frontend.onnx_block_weights import Blocks
 from tvm_stretch.frontend.onnx_node import Node, converter
-from tvm_stretch.ir.expressions import constant
+from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.targets.kernels.nibble_words import words_call
 from tvm_stretch.targets.kernels.nibbles import nibbles_call
 
@@ -66,7 +66,7 @@ def block_product(
     rounds: bool = False,  # whether inputs may be rounded to 8 bits
 ) -> relax.Expr:
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
-    shape = [int(size) for size in x.ty.shape.values]
+    shape = shape_of(x)
     rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
     x = node.emit(relax.op.reshape(x, (rows, depth)))
     if node.dtype() != "float32":
@@ -138,7 +138,7 @@ def _gather(node: Node) -> relax.Expr:
 
 def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
     """Two numbers of each byte, the lower half first."""
-    *rows, count = (int(size) for size in x.ty.shape.values)
+    *rows, count = shape_of(x)
     low = node.emit(relax.op.bitwise_and(x, relax.const(15, "uint8")))
     high = node.emit(relax.op.right_shift(x, relax.const(4, "uint8")))
     both = node.emit(relax.op.stack([low, high], len(rows) + 1))
@@ -148,7 +148,7 @@ def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
 
 def _along_blocks(node: Node, x: relax.Expr, size: int, columns: int) -> relax.Expr:
     """A number of each block, repeated for its columns."""
-    axis = len(x.ty.shape.values) - 1
+    axis = len(shape_of(x)) - 1
     repeated = node.emit(relax.op.repeat(x, size, axis))
     return node.emit(relax.op.strided_slice(repeated, [axis], [0], [columns]))
 

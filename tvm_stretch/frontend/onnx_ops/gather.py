@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
+from tvm_stretch.ir.expressions import shape_of
 
 
 @converter("Gather")
@@ -61,7 +62,7 @@ def write_rows(
 
     The form is that of `passes/write_places.py`, so a state is written where it lies.
     """
-    shape, new = ([int(size) for size in x.ty.shape.values] for x in (cache, rows))
+    shape, new = shape_of(cache), shape_of(rows)
     batch, steps = shape[0], new[axis]
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     each = node.emit(relax.op.reshape(places, [batch, 1, steps, 1]))

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, as_expr
+from tvm_stretch.ir.expressions import shape_of
 
 _LOWEST = {"float16": -65504.0}
 
@@ -41,9 +42,15 @@ def merge_heads(node: Node, x: relax.Expr) -> relax.Expr:
     return relax.op.reshape(turned, [batch, steps, heads * width])
 
 
-def shape_of(x: relax.Expr) -> list[int]:
-    """The shape of a bound value."""
-    return [int(size) for size in x.ty.shape.values]
+def after_past(
+    node: Node, inputs: tuple[int, int], new: Sequence[relax.Expr]
+) -> tuple[int, list[relax.Expr]]:
+    """Keys and values after those of two inputs, if these are given, and how many these are."""
+    past = node.shape(inputs[0])[2] if all(map(node.has, inputs)) else 0
+    if not past:
+        return 0, [*new]
+    pairs = zip(inputs, new, strict=True)
+    return past, [node.emit(relax.op.concat([node[i], x], 2)) for i, x in pairs]
 
 
 @dataclass

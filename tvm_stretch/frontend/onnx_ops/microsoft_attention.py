@@ -17,10 +17,21 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, as_expr, converter
-from tvm_stretch.frontend.onnx_ops import heads as of_heads
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
 from tvm_stretch.frontend.onnx_ops.gather import write_rows
-from tvm_stretch.frontend.onnx_ops.heads import Scores, attend, merge_heads, shape_of, split_heads
+from tvm_stretch.frontend.onnx_ops.heads import (
+    Scores,
+    after_past,
+    attend,
+    earlier,
+    hide,
+    lowest,
+    merge_heads,
+    padding,
+    rotated,
+    split_heads,
+)
+from tvm_stretch.ir.expressions import shape_of
 
 
 def _heads(node: Node) -> int:
@@ -78,9 +89,8 @@ def _of_product(
         mask: the input that is the mask.
         past: the input that is the past.
     """
-    heads, dtype = _heads(node), str(product.ty.dtype)
+    heads = _heads(node)
     query, key, value = (split_heads(node, x, heads) for x in _parts(node, product, sizes))
-    batch, _, steps, _ = shape_of(query)
     before, present = 0, []
     if node.has(past):
         before, both = node.shape(past)[3], []
@@ -91,17 +101,30 @@ def _of_product(
         key, value = both
     if any(node.outputs[1:]):
         present = [relax.op.stack([key, value], 0)]
-    hidden = node.attr("mask_filter_value", -10000.0)
-    summands: list[relax.Expr] = []
-    if node.has(mask):
-        shown = of_heads.padding(node, mask, batch, steps, before + steps)
-        summands.append(of_heads.hide(node, shown, dtype, hidden))
-    if node.attr("unidirectional", 0):
-        summands.append(of_heads.earlier(steps, before, dtype, hidden))
+    summands = _masks(node, query, key, mask, before, _hidden(node))
     if node.op == "Attention" and node.has(5):
         summands.append(node[5])
     scores = Scores(node.attr("scale", 0.0), summands)
     return merge_heads(node, attend(node, query, key, value, scores)), *present
+
+
+def _masks(
+    node: Node, query: relax.Expr, key: relax.Expr, mask: int, past: int, later: float
+) -> list[relax.Expr]:
+    """Summands that hide keys by the input ``mask``, and by ``later`` those after their query."""
+    batch, _, steps, _ = shape_of(query)
+    dtype = str(query.ty.dtype)
+    found: list[relax.Expr] = []
+    if node.has(mask):
+        shown = padding(node, mask, batch, steps, shape_of(key)[2])
+        found.append(hide(node, shown, dtype, _hidden(node)))
+    if node.attr("unidirectional", 0):
+        found.append(earlier(steps, past, dtype, later))
+    return found
+
+
+def _hidden(node: Node) -> float:
+    return float(node.attr("mask_filter_value", -10000.0))
 
 
 @converter("com.microsoft.MultiHeadAttention")
@@ -113,22 +136,9 @@ def _multi_head(node: Node) -> tuple[Value, ...]:
     operands = _operands(node, heads)
     if node.has(3):
         operands = _with_bias(node, operands)
-    query, key, value = operands
-    batch, _, steps, _ = shape_of(query)
-    before = 0
-    if node.has(6) and node.has(7) and node.shape(6)[2]:
-        before = node.shape(6)[2]
-        key, value = (
-            node.emit(relax.op.concat([node[index], new], 2))
-            for index, new in ((6, key), (7, value))
-        )
-    hidden, dtype = node.attr("mask_filter_value", -10000.0), str(query.ty.dtype)
-    summands: list[relax.Expr] = []
-    if node.has(4):
-        shown = of_heads.padding(node, 4, batch, steps, shape_of(key)[2])
-        summands.append(of_heads.hide(node, shown, dtype, hidden))
-    if node.attr("unidirectional", 0):
-        summands.append(of_heads.earlier(steps, before, dtype, of_heads.lowest(dtype)))
+    query = operands[0]
+    past, (key, value) = after_past(node, (6, 7), operands[1:])
+    summands = _masks(node, query, key, 4, past, lowest(str(query.ty.dtype)))
     if node.has(5):
         summands.append(node[5])
     scores = Scores(node.attr("scale", 0.0), summands)
@@ -176,7 +186,7 @@ def _rotary(node: Node) -> relax.Expr:
         positions = node.emit(relax.op.add(positions, steps_after))
         positions = node.emit(relax.op.broadcast_to(positions, [batch, steps]))
     interleaved = bool(node.attr("interleaved", 0))
-    y = of_heads.rotated(node, x, positions, (node[2], node[3]), interleaved)
+    y = rotated(node, x, positions, (node[2], node[3]), interleaved)
     return merge_heads(node, y) if whole else y
 
 
@@ -206,8 +216,7 @@ def _group_query(node: Node) -> tuple[Value, ...]:
         positions = node[9] if node.has(9) else places
         interleaved = bool(node.attr("rotary_interleaved", 0))
         query, key = (
-            of_heads.rotated(node, x, positions, (node[7], node[8]), interleaved)
-            for x in (query, key)
+            rotated(node, x, positions, (node[7], node[8]), interleaved) for x in (query, key)
         )
     key, value = (_cached(node, index, new, places, total) for index, new in ((3, key), (4, value)))
     scores = Scores(
@@ -268,7 +277,7 @@ def _group_query_masks(node: Node, places: relax.Expr, keys: int, total: int) ->
         inside = node.emit(relax.op.greater(numbers, begin))
         shown = node.emit(relax.op.logical_and(shown, inside))
     dtype = node.dtype()
-    summands: list[relax.Expr] = [of_heads.hide(node, shown, dtype, of_heads.lowest(dtype))]
+    summands: list[relax.Expr] = [hide(node, shown, dtype, lowest(dtype))]
     if node.has(10):
         bias, columns = node[10], node.shape(10)[3]
         if columns < keys:
