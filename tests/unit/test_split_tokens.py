@@ -41,20 +41,30 @@ def normalised(x: relax.Expr) -> relax.Expr:
     return relax.op.divide(x, relax.op.sqrt(relax.op.add(square, relax.const(1e-5))))
 
 
-def attention(x: relax.Expr, tokens: int, width: int, seed: int) -> relax.Expr:
+def attention(
+    x: relax.Expr, tokens: int, width: int, seed: int, mask: relax.Expr | None = None
+) -> relax.Expr:
     q, k, v = (by_head(dense(x, width, width, seed + i), tokens, width) for i in range(3))
     scores = relax.op.matmul(q, relax.op.permute_dims(k, [0, 1, 3, 2]))
-    y = relax.op.matmul(relax.op.nn.softmax(relax.op.divide(scores, relax.const(3.0)), 3), v)
+    scores = relax.op.divide(scores, relax.const(3.0))
+    scores = scores if mask is None else relax.op.add(scores, mask)
+    y = relax.op.matmul(relax.op.nn.softmax(scores, 3), v)
     y = relax.op.reshape(relax.op.permute_dims(y, [0, 2, 1, 3]), (1, tokens, width))
     return dense(y, width, width, seed + 3)
 
 
 def layer(
-    x: relax.Expr, seed: int, *, first: bool = True, tokens: int = TOKENS, width: int = WIDTH
+    x: relax.Expr,
+    seed: int,
+    *,
+    first: bool = True,
+    tokens: int = TOKENS,
+    width: int = WIDTH,
+    mask: relax.Expr | None = None,
 ) -> relax.Expr:
     """A layer of a transformer; ``first``: normalisations come before products, not after sums."""
     before, after = (normalised, lambda y: y) if first else (lambda y: y, normalised)
-    x = after(relax.op.add(x, attention(before(x), tokens, width, seed)))
+    x = after(relax.op.add(x, attention(before(x), tokens, width, seed, mask)))
     inner = relax.op.nn.gelu(dense(before(x), width, 2 * width, seed + 4))
     return after(relax.op.add(x, dense(inner, 2 * width, width, seed + 5)))
 
@@ -182,6 +192,23 @@ def test_constants_of_tokens_are_cut() -> None:
     assert_same_numerics(mod, after)
 
 
+@pytest.mark.parametrize("rows", [1, TOKENS])
+def test_a_mask_from_outside_is_read_like_a_constant(rows: int) -> None:
+    """Each branch reads its own rows of it, or all of it where all rows are equal."""
+    shapes = (1, TOKENS, WIDTH), (1, 1, rows, TOKENS)
+
+    def body(x: relax.Expr, mask: relax.Expr) -> relax.Expr:
+        return relax.op.add(x, attention(x, TOKENS, WIDTH, 1, relax.op.exp(mask)))
+
+    mod = NameOperators()(module(body, *shapes))
+    after, _ = branch_segments(mod, [whole(mod, (2, 5))])
+    operators = Operators(after["main"])
+    read = [op.shape[2] for op in operators if op.kind == "strided_slice" and len(op.shape) == 4]
+    assert read == ([] if rows == 1 else [2, 5])
+    assert [op.name for op in operators if op.kind == "exp"] == ["exp"]
+    assert_same_numerics(mod, after)
+
+
 def test_rows_of_a_batch_are_tokens_too() -> None:
     mod = network(lambda x: relax.op.nn.relu(dense(x, WIDTH, 8, 1)), 5, WIDTH)
     plan = plan_row_split(Operators(mod["main"]), whole(mod, (2, 3)))
@@ -224,3 +251,21 @@ def test_a_search_splits_all_layers_at_once(first: bool) -> None:
     operators = Operators(mod["main"])
     assert (split.start, split.end) == (operators.params[0], operators.outputs[0])
     np.testing.assert_allclose(split.ratios, (32, 32), atol=1)
+
+
+def test_a_mask_that_all_layers_read_leaves_meeting_points_between_them() -> None:
+    def body(x: relax.Expr, visible: relax.Expr) -> relax.Expr:
+        mask = relax.op.where(visible, relax.const(0.0), relax.const(-1e9))
+        mask = relax.BlockBuilder.current().emit(mask)
+        for seed in (1, 8):
+            x = layer(x, seed, tokens=64, width=64, mask=mask)
+        return x
+
+    mod = module(body, (1, 64, 64), (1, 1, 1, 64), dtype=("float32", "bool"))
+    mod, known = load_network(mod), costs(1.0, 1.0, meeting=2_000)
+    network = Network(mod, known.kernels)
+    assert network.aside == {mod["main"].params[1].name, "where"}
+    assert [piece.start for piece in network.pieces].count("") == 1  # the mask is made there
+    rival, *_ = search(mod, known).rivals
+    (split,) = rival.plan.splits
+    assert split.end == Operators(mod["main"]).outputs[0]

@@ -40,8 +40,13 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
 
 
 @remember  # a search asks once for each ratio
-def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
-    """The operators between two tensors, if they exchange no other tensor with the rest."""
+def closed_segment(
+    operators: Operators, start: str, end: str, reads: bool = False
+) -> tuple[Operator, ...]:
+    """The operators between two tensors, if they exchange no other tensor with the rest.
+
+    ``reads``: they may read tensors that do not depend on ``start``.
+    """
     members = operators.between(start, end)
     names = {member.name for member in members}
     if end not in names:
@@ -51,7 +56,7 @@ def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator
         )
     for member in members:
         foreign = [name for name in member.inputs if name != start and name not in names]
-        if foreign:
+        if foreign and not reads:
             raise _open(start, end, f"{member.name!r} reads {foreign[0]!r} from outside")
         readers = [name for name in operators.readers[member.name] if name not in names]
         if member.name != end and (readers or member.name in operators.outputs):

@@ -6,11 +6,15 @@
 A tensor is a meeting point if everything computed later depends on it alone. Bias and activation
 belong to the layer before them, so that no point separates operators that one kernel computes.
 Between two neighbouring points lies a segment: work that several processors may share.
+
+A network may have inputs that all layers read, such as the mask of an attention. They and results
+of them alone are set aside: a tensor then is a meeting point if everything computed later
+depends on it and on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,10 +78,12 @@ class MeetingPoints:
         return "\n".join(str(segment) for segment in self.segments)
 
 
-def detect_meeting_points(mod: tvm.IRModule | relax.Function | Operators) -> MeetingPoints:
-    """The meeting points of canonical ``main``."""
+def detect_meeting_points(
+    mod: tvm.IRModule | relax.Function | Operators, aside: Collection[str] = ()
+) -> MeetingPoints:
+    """The meeting points of canonical ``main``; ``aside``: tensors that do not count."""
     operators = as_operators(mod)
-    cores = list(_merge_pointwise(operators, list(_articulations(operators))))
+    cores = list(_merge_pointwise(operators, list(_articulations(operators, aside))))
     segments = []
     for (start, _, _), (end, members, core) in pairwise(cores):
         segments.append(
@@ -92,6 +98,21 @@ def detect_meeting_points(mod: tvm.IRModule | relax.Function | Operators) -> Mee
     return MeetingPoints(tuple(segments))
 
 
+def set_aside(operators: Operators) -> frozenset[str]:
+    """The inputs, and the operators that read only them, without which there are the most points.
+
+    Nothing is set aside where the network has as many points with them.
+    """
+    choices = [frozenset[str]()]
+    if len(operators.params) > 1:
+        below = {param: operators.below(param) for param in operators.params}
+        every = frozenset().union(*below.values())
+        choices += [
+            every - names for names in below.values() if names.issuperset(operators.outputs)
+        ]
+    return max(choices, key=lambda aside: sum(1 for _ in _articulations(operators, aside)))
+
+
 def as_operators(mod: tvm.IRModule | relax.Function | Operators) -> Operators:
     """The operators of ``main`` or of a function; `Operators` are returned as given."""
     if isinstance(mod, Operators):
@@ -103,7 +124,9 @@ def _point(operators: Operators, tensor: str) -> MeetingPoint:
     return MeetingPoint(tensor, operators.shape(tensor), operators.bytes(tensor))
 
 
-def _articulations(operators: Operators) -> Iterator[tuple[str, list[Operator]]]:
+def _articulations(
+    operators: Operators, aside: Collection[str]
+) -> Iterator[tuple[str, list[Operator]]]:
     """Tensors that alone are alive after their operator, each with the operators up to it.
 
     In program order everything before a meeting point leads to it, and everything after it depends
@@ -112,11 +135,13 @@ def _articulations(operators: Operators) -> Iterator[tuple[str, list[Operator]]]
     waiting = {name: len(readers) for name, readers in operators.readers.items()}
     for name in operators.outputs:
         waiting[name] += 1
-    alive = {name for name in operators.params if waiting[name]}
+    alive = {name for name in operators.params if waiting[name] and name not in aside}
     if len(alive) == 1 and operators.shape(next(iter(alive))):
         yield next(iter(alive)), []
     members = []
     for operator in operators:
+        if operator.name in aside:
+            continue
         members.append(operator)
         for name in operator.inputs:
             waiting[name] -= 1

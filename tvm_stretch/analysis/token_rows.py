@@ -12,6 +12,9 @@ of a matrix lie one after the other, so that putting them together is a view of 
 computes the cheap operators that follow, such as transposes, for all tokens (``whole``). Where one
 product makes queries, keys and values, the operators between it and the queries are computed for
 the branch's own tokens, too (``by_rows``).
+
+A tensor from outside, such as the mask of an attention, is read like a constant: its rows where it
+has a row for each token, otherwise all of it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from tvm_stretch.ir.operators import (
 )
 from tvm_stretch.ir.views import RESHAPES
 
-_BY_ELEMENT = frozenset({*OF_ONE, *OF_TWO, "where", "isnan"})
+BY_ELEMENT = frozenset({*OF_ONE, *OF_TWO, "where", "isnan"})
+"""Operators whose results depend on the elements at the same position alone."""
 _REDUCTIONS = frozenset({"mean", "sum", "max", "min"})
 _PARTS = frozenset({"split", "TupleGetItem", "strided_slice"})
 _MOVES = frozenset({*RESHAPES, *_PARTS, "permute_dims", "broadcast_to"})
@@ -75,7 +79,7 @@ def find_token_rows(
         if axis is None:
             return f"{member.kind} {member.name!r}: each of its results may need all rows"
         axes[member.name] = axis
-        for name in _read_whole(member):
+        for name in _read_whole(member, axes):
             cheap, source = _source_of(operators, name, start)
             whole.update(cheap)
             joined.update({source} - {start})
@@ -100,10 +104,10 @@ def _by_rows(members: Sequence[Operator], whole: Collection[str]) -> frozenset[s
     return frozenset(found & {member.name for member in members})
 
 
-def _read_whole(operator: Operator) -> list[str]:
+def _read_whole(operator: Operator, axes: Mapping[str, int]) -> list[str]:
     """The tensors of which a row of the result needs all rows: right sides of products."""
     right = operands(operator.call)[1:] if operator.kind == "matmul" else []
-    return [arg.name for arg in right if isinstance(arg, relax.Var)]
+    return [arg.name for arg in right if isinstance(arg, relax.Var) and arg.name in axes]
 
 
 def _source_of(operators: Operators, name: str, start: str) -> tuple[list[str], str]:
@@ -123,11 +127,13 @@ def _is_cheap(operator: Operator) -> bool:
 
 def _axis_of(operator: Operator, axes: Mapping[str, int], count: int) -> int | None:
     """The axis of tokens of a result; None if its rows need more than rows of the operands."""
-    if operator.kind in _BY_ELEMENT:
+    if operator.kind in BY_ELEMENT:
         return _aligned(operator, axes, count)
     if operator.kind == "concat":
         return _of_parts(operator, axes)
-    if len(operator.inputs) != 1 and operator.kind != "matmul":
+    if operator.kind == "matmul":
+        return _of_product(operator, axes)
+    if len(operator.inputs) != 1:
         return None
     axis = axes[operator.inputs[0]]
     if operator.kind == "TupleGetItem":
@@ -146,7 +152,7 @@ def _axis_of(operator: Operator, axes: Mapping[str, int], count: int) -> int | N
         return axis if bool(operator.call.attrs.keepdims) and axis not in reduced else None
     if operator.kind == "nn.softmax":
         return axis if int(operator.call.attrs.axis) % len(shape) != axis else None
-    return _of_product(operator, axes) if operator.kind == "matmul" else None
+    return None
 
 
 def _keeps(operator: Operator, axis: int) -> bool:
@@ -169,7 +175,7 @@ def _of_parts(operator: Operator, axes: Mapping[str, int]) -> int | None:
         return None
     if not all(isinstance(part, relax.Var) for part in parts.fields):
         return None
-    found = {axes[part.name] for part in parts.fields}
+    found = {axes.get(part.name) for part in parts.fields}
     axis = found.pop()
     return axis if not found and int(along) % len(operator.shape) != axis else None
 
@@ -178,7 +184,7 @@ def _aligned(operator: Operator, axes: Mapping[str, int], count: int) -> int | N
     """The axis on which all operands have their tokens; none may be spread along it."""
     rank, found = len(operator.shape), set()
     for arg in operands(operator.call):
-        if isinstance(arg, relax.Var):
+        if isinstance(arg, relax.Var) and arg.name in axes:
             axis = axes[arg.name]
             found.add(axis + rank - len(shape_of(arg)))
             if shape_of(arg)[axis] != count:
@@ -195,7 +201,7 @@ def _reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> int | N
 
 def _of_product(operator: Operator, axes: Mapping[str, int]) -> int | None:
     left, right = operands(operator.call)
-    if not isinstance(left, relax.Var) or axes[left.name] != len(shape_of(left)) - 2:
+    if not isinstance(left, relax.Var) or axes.get(left.name) != len(shape_of(left)) - 2:
         return None
     if not isinstance(right, relax.Var) and len(shape_of(right)) != 2:
         return None  # a weight for each token

@@ -21,7 +21,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.analysis.branch_spans import Span, closed_segment, share
-from tvm_stretch.analysis.token_rows import TokenRows, find_token_rows
+from tvm_stretch.analysis.token_rows import BY_ELEMENT, TokenRows, find_token_rows
 from tvm_stretch.emitting.branches import Emitter, Replacement
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import operator_like
@@ -47,7 +47,7 @@ def plan_token_split(operators: Operators, split: RowSplit) -> TokenPlan:
         UnsupportedError: The segment cannot be split; the message says why.
         InputError: The ratios or the names of the tensors are invalid.
     """
-    members = closed_segment(operators, split.start, split.end)
+    members = closed_segment(operators, split.start, split.end, True)
     tokens = find_token_rows(operators, members, split.start)
     if isinstance(tokens, str):
         raise UnsupportedError(
@@ -64,6 +64,7 @@ def token_branches(
     plan = plan_token_split(operators, split)
     emitter = Emitter(builder, {}, taken)
     made = _Branches(operators, plan, emitter, split)
+    made.cut_from_outside()
     for member in plan.members:
         made.compute(member)
     made.join(split.end)
@@ -95,6 +96,17 @@ class _Branches:
         # by branch, the results for its own tokens, and those for all tokens
         self._parts: list[dict[str, relax.Var]] = [{} for _ in self.plan.bands]
         self._wholes: list[dict[str, relax.Var]] = [{} for _ in self.plan.bands]
+        # rows of tensors that were computed before, by branch, name and axis
+        self._cuts: dict[tuple[int, str, int], relax.Var] = {}
+
+    def cut_from_outside(self) -> None:
+        """Cut tensors from outside first: an attention with a slice inside is no single kernel."""
+        tokens = self.plan.tokens
+        for member in self.plan.members:
+            if member.kind in BY_ELEMENT and member.name in tokens.by_rows:
+                for name in dict.fromkeys(n for n in member.inputs if n not in tokens.axes):
+                    for index in range(len(self.plan.bands)):
+                        self._from_outside(index, member, self.operators.variables[name])
 
     def compute(self, operator: Operator) -> None:
         """Emit an operator in each branch; one that reads all rows waits until it is needed.
@@ -154,14 +166,14 @@ class _Branches:
 
     def _operand(self, index: int, operator: Operator, arg: relax.Expr, whole: bool) -> relax.Expr:
         """An operand of one branch: its own rows, or all rows."""
-        if isinstance(arg, relax.Var):
+        if isinstance(arg, relax.Var) and arg.name in self.plan.tokens.axes:
             return self._read(index, arg, whole)
         if isinstance(arg, relax.Tuple):
             fields = [self._operand(index, operator, field, whole) for field in arg.fields]
             return relax.Tuple(fields)
         if operator.kind == "matmul" or whole:
             return arg
-        return self._constant(index, operator, arg)
+        return self._from_outside(index, operator, arg)
 
     def _read(self, index: int, var: relax.Var, whole: bool) -> relax.Var:
         if not whole:
@@ -173,22 +185,30 @@ class _Branches:
         return self.operators.variables[name] if name == self.split.start else self.join(name)
 
     def _rows(self, index: int, name: str) -> relax.Var:
-        parts = self._parts[index]
-        if name == self.split.start and name not in parts:
-            begin, end = self.plan.bands[index]
-            whole, axis = self.operators.variables[name], self.plan.tokens.axes[name]
-            cut = relax.op.strided_slice(whole, [axis], [begin], [end])
-            label = f"{self.split.end}.r{index}.{name}.{begin}to{end}"
-            parts[name] = self._emit(index, label, cut, name)
-        return parts[name]
+        if name == self.split.start:
+            axis = self.plan.tokens.axes[name]
+            return self._rows_of(index, self.operators.variables[name], axis)
+        return self._parts[index][name]
 
-    def _constant(self, index: int, operator: Operator, arg: relax.Expr) -> relax.Expr:
-        """A constant operand; if its rows differ, only those of the branch."""
-        if not isinstance(arg, GenericConst):
+    def _rows_of(self, index: int, whole: relax.Var, axis: int) -> relax.Var:
+        """The branch's rows of a tensor that was computed before the segment."""
+        key = index, whole.name, axis
+        if key not in self._cuts:
+            begin, end = self.plan.bands[index]
+            cut = relax.op.strided_slice(whole, [axis], [begin], [end])
+            label = f"{self.split.end}.r{index}.{whole.name}.{begin}to{end}"
+            self._cuts[key] = self._emit(index, label, cut, whole.name)
+        return self._cuts[key]
+
+    def _from_outside(self, index: int, operator: Operator, arg: relax.Expr) -> relax.Expr:
+        """A constant, or a tensor from outside; if its rows differ, only those of the branch."""
+        if not isinstance(arg, GenericConst | relax.Var):
             return arg
         rank = len(shape_of(arg))
         axis = self.plan.tokens.axes[operator.name] - len(operator.shape) + rank
         if axis < 0 or shape_of(arg)[axis] == 1:
             return arg
+        if isinstance(arg, relax.Var):
+            return self._rows_of(index, arg, axis)
         rows = [slice(None)] * axis + [slice(*self.plan.bands[index])]
         return relax.const(arg.value.numpy()[tuple(rows)])

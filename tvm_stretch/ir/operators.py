@@ -157,6 +157,14 @@ class Operators:
         """Size of a parameter or result; for a tuple the sum of its fields."""
         return self._bytes[tensor]
 
+    def below(self, tensor: str) -> frozenset[str]:
+        """The operators whose results depend on a tensor, and the tensor."""
+        found = {tensor}
+        for operator in self._order[self._position[tensor] + 1 :]:
+            if not found.isdisjoint(operator.inputs):
+                found.add(operator.name)
+        return frozenset(found)
+
     def between(self, start: str, end: str) -> tuple[Operator, ...]:
         """The operators on all paths from tensor ``start`` to tensor ``end``, in program order.
 

@@ -28,6 +28,9 @@ CLEARLY_LESS = (0.99, 0.97)
 """Splits and schedules go before shares alone, which compute nothing twice, only below this factor:
 first for costs that were not measured, then for measured ones."""
 
+_BETTER = 0.9998
+"""One segment is split into several only below this factor: processors wait where they meet, and
+the longer, the more other programs run."""
 
 _WORTHS = (2.0, 50.0)
 """What a millijoule is worth, relative to the time in which the hungriest processor takes it."""
@@ -194,7 +197,8 @@ class ChainSearch:
         places = tuple(tuple(p.place for p in clock.tensors[name]) for name in exits)
         key = (places, tuple(sorted(forms.items())))
         known = states[index + length].get(key)
-        if known is None or self._price(clock, clock.when(exits)) < self._price(
+        # what comes later has more splits
+        if known is None or self._price(clock, clock.when(exits)) < _BETTER * self._price(
             known.clock, known.clock.when(exits)
         ):
             states[index + length][key] = found

@@ -18,6 +18,7 @@ from tvm_stretch.analysis.meeting_points import (
     MeetingPoints,
     Segment,
     detect_meeting_points,
+    set_aside,
 )
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator
@@ -42,7 +43,9 @@ class Network:
         self.mod = mod
         self.graph = kernels.lower(mod)
         self.operators = self.graph.operators
-        self.points = _between_kernels(detect_meeting_points(self.operators), self.graph.groups)
+        self.aside = set_aside(self.operators)
+        found = detect_meeting_points(self.operators, self.aside)
+        self.points = _between_kernels(found, self.graph.groups)
         self.pieces = self._pieces(self.points)
 
     @cached_property
@@ -63,11 +66,17 @@ class Network:
         return frozenset(self.graph.inputs) | {group.name for group in self.graph.groups}
 
     def _pieces(self, found: MeetingPoints) -> tuple[Piece, ...]:
-        """A piece for each segment, with its kernels and those between it and the next segment."""
+        """A piece for each segment, with its kernels and those between it and the next segment.
+
+        Operators that are set aside belong to the first piece.
+        """
         segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
         members: list[list[Group]] = [[] for _ in range(max(1, len(found.segments)))]
         current = 0
         for group in self.graph.groups:
+            if group.name in self.aside:
+                members[0].append(group)
+                continue
             current = max(current, segment_of.get(group.name, current))
             members[current].append(group)
         pieces: list[Piece] = []

@@ -135,19 +135,21 @@ class Splitting:
         network, costs = self.network, self.costs
         inside = {group.name for group in groups}
         joined = {network.group_of.get(name) for name in plan.joined}
-        ends = network.graph.sources((split.end,))
+        starts, ends = (network.graph.sources((name,)) for name in (split.start, split.end))
         steps: list[Step] = []
         times: dict[int, int] = {}
         owners = taking_part(split)[1]
         for index, place in enumerate(owners):
             first = len(steps)
             cut = ("cut", split.start)
-            sources = tuple((name, None) for name in network.graph.sources((split.start,)))
+            sources = tuple((name, None) for name in starts)
             steps.append(Step(cut, place, 0, sources, plan.bytes_read[index], place))
             for group in groups:
                 fraction = plan.fraction(index, group.anchor)
                 reads = {
-                    (("band", r) if r in inside else cut, None if r in joined else place)
+                    (("band", r), None if r in joined else place)
+                    if r in inside
+                    else ((cut, place) if r in starts else (r, None))  # or from outside
                     for r in network.reads(group)
                 }
                 ns = costs.part(group, place, "rows", fraction)
