@@ -123,7 +123,7 @@ def layers(draw: st.DrawFn) -> Layer:
     if op == "LSTM":
         attributes["input_forget"] = draw(st.integers(0, 1))
     if draw(st.booleans()):
-        names = st.sampled_from(["Sigmoid", "Tanh", "Relu"])
+        names = st.sampled_from(["Sigmoid", "Tanh", "Relu", "HardSigmoid", "Softsign"])
         size = count * FUNCTIONS[op]
         attributes["activations"] = draw(st.lists(names, min_size=size, max_size=size))
     return layer_of(
@@ -183,6 +183,8 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "Tanh": np.tanh,
     "Relu": lambda x: np.maximum(x, 0),
+    "HardSigmoid": lambda x: np.clip(0.2 * x + 0.5, 0, 1),
+    "Softsign": lambda x: x / (1 + np.abs(x)),
 }
 
 

@@ -37,9 +37,22 @@ STEPS = "tvm_stretch.steps"
 FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,
     "tanh": tirx.tanh,
-    "relu": lambda x: tirx.max(x, tirx.const(0, str(x.ty.dtype))),
+    "relu": lambda x: tirx.max(x, _like(x, 0)),
+    "hardsigmoid": lambda x: _between_0_and_1(x * _like(x, SLOPE) + _like(x, MIDDLE)),
+    "softsign": lambda x: x / (_like(x, 1) + tirx.abs(x)),
 }
 """Activations by their ONNX names in lower case."""
+
+SLOPE, MIDDLE = 0.2, 0.5
+"""Alpha and beta of hardsigmoid: ONNX's defaults, which Keras has, too."""
+
+
+def _like(x: Expr, number: float) -> Expr:
+    return tirx.const(number, str(x.ty.dtype))
+
+
+def _between_0_and_1(x: Expr) -> Expr:
+    return tirx.max(tirx.min(x, _like(x, 1)), _like(x, 0))
 
 
 def recurrent_call(bb: relax.BlockBuilder, layer: Recurrence, *operands: relax.Expr) -> relax.Call:

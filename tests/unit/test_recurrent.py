@@ -184,6 +184,10 @@ def test_gpus_leave_it_to_the_cpu() -> None:
     ("attributes", "said"),
     [
         ({"activations": ["Sigmoid", "Elu", "Tanh"]}, "3 activations for each direction, of"),
+        (
+            {"activations": ["HardSigmoid", "Tanh", "Tanh"], "activation_alpha": [0.25]},
+            "activation_alpha 0.2 of HardSigmoid",
+        ),
         ({"direction": "sideways"}, "expected"),
     ],
 )

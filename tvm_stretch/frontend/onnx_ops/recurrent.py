@@ -16,7 +16,7 @@ from tvm import relax
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter, static_shape
 from tvm_stretch.frontend.onnx_ops.movement import reshape
 from tvm_stretch.ir.recurrences import UNITS, Recurrence
-from tvm_stretch.targets.kernels.recurrent import FUNCTIONS, recurrent_call
+from tvm_stretch.targets.kernels.recurrent import FUNCTIONS, MIDDLE, SLOPE, recurrent_call
 
 _DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -171,6 +171,11 @@ def _activations(node: Node, kind: str, directions: int) -> tuple[tuple[str, ...
     if len(chosen) != directions * len(default) or any(name not in FUNCTIONS for name in chosen):
         expected = f"{len(default)} activations for each direction, of {', '.join(FUNCTIONS)}"
         raise node.refuse(expected, str(chosen))
+    if "hardsigmoid" in chosen:
+        for attribute, number in (("activation_alpha", SLOPE), ("activation_beta", MIDDLE)):
+            given = node.attrs.get(attribute, [])
+            if not np.allclose(given, number, rtol=0, atol=1e-6):
+                raise node.refuse(f"{attribute} {number} of HardSigmoid", str(list(given)))
     per = len(default)
     return tuple(tuple(chosen[i * per : (i + 1) * per]) for i in range(directions))
 
