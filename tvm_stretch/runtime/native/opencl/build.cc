@@ -28,8 +28,10 @@ std::string CacheKey(const Device& device, const std::string& source, const std:
   return key;
 }
 
+// -w: PoCL's compiler prints how many warnings it has in the terminal of whoever runs the model.
 cl_int Build(const Device& device, const Program& program, const std::string& options) {
-  return CL().BuildProgram(program.get(), 1, &device.id, options.c_str(), nullptr, nullptr);
+  const std::string quiet = options + " -w";
+  return CL().BuildProgram(program.get(), 1, &device.id, quiet.c_str(), nullptr, nullptr);
 }
 
 // Null if the driver refuses the binary, for whatever reason.
