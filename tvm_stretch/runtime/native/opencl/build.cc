@@ -28,7 +28,7 @@ std::string CacheKey(const Device& device, const std::string& source, const std:
   return key;
 }
 
-// -w: PoCL's compiler prints how many warnings it has in the terminal of whoever runs the model.
+// -w: PoCL prints in the terminal how many warnings its compiler has, which users cannot mend.
 cl_int Build(const Device& device, const Program& program, const std::string& options) {
   const std::string quiet = options + " -w";
   return CL().BuildProgram(program.get(), 1, &device.id, quiet.c_str(), nullptr, nullptr);
