@@ -7,6 +7,7 @@ All nodes together are a round: the bytes that are touched before a kernel reads
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,7 +21,10 @@ _WEIGHTS = ("constant", "prepared")
 
 
 def in_place(
-    graph: Graph, kernels: Mapping[str, Features], flushed: bool = False
+    graph: Graph,
+    kernels: Mapping[str, Features],
+    flushed: bool = False,
+    once: bool = False,
 ) -> list[Features | None]:
     """The features of each node of a graph, with the bytes that are touched in between.
 
@@ -28,16 +32,34 @@ def in_place(
         graph: the nodes in the order in which they run.
         kernels: features by name of kernel; nodes of other kernels get None.
         flushed: whether the caches are emptied before every run.
+        once: whether bytes that several nodes touch count once in a round. The cache of a GPU keeps
+            a network of 25 MB whose nodes touch 130.
     """
     touched = _Touched(graph)
     reuse = [touched.node(node) for node in graph.nodes]
-    total = _FLUSHED_BYTES if flushed else touched.now
+    total = _different_bytes(graph) if once else touched.now
+    total = _FLUSHED_BYTES if flushed else total
     return [
         replace(kernels[node.kernel], round_bytes=total, reuse_bytes=distance)
         if node.kernel in kernels
         else None
         for node, distance in zip(graph.nodes, reuse, strict=True)
     ]
+
+
+def _different_bytes(graph: Graph) -> int:
+    """How many different bytes the nodes touch."""
+    windows = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
+    for number in {i for node in graph.nodes for i in (*node.inputs, *node.outputs)}:
+        tensor = graph.tensors[number]
+        windows[tensor.kind, tensor.buffer].append((tensor.offset, tensor.offset + tensor.bytes))
+    total = 0
+    for own in windows.values():
+        reached = 0
+        for begin, end in sorted(own):
+            total += max(0, end - max(begin, reached))
+            reached = max(reached, end)
+    return total
 
 
 class _Touched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from tvm_stretch.measuring.timing import (
     Timing,
     empty_caches,
 )
+from tvm_stretch.measuring.waiting import busy_times, waiting_in
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.benchmark import node_packets, node_times
@@ -35,7 +37,7 @@ from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 
-_RUNS = 15
+_RUNS, _WARM_UP = 15, 2
 _SECONDS = 3.0
 
 
@@ -53,7 +55,7 @@ class NetworkTiming:
     kernels: list[Features]
     total: Timing  # the time of a run as the caller sees it
     copied_ns: int  # of that, copies of inputs and outputs to and from the device
-    traced: list[int]  # nanoseconds of each node in a traced run, where no launch hides
+    traced: list[int]  # nanoseconds of each node in a traced run; see `busy_times`
 
 
 class Bench:
@@ -67,6 +69,7 @@ class Bench:
     def __init__(self, workshop: Workshop, device: Device | None = None) -> None:
         self._workshop = workshop
         self._packet_ns = workshop.processor.packet_ns
+        self._is_gpu = workshop.processor.machine.gpu is not None
         self.device = device
         self._core = QuickestCore()
         self.stopwatch: Stopwatch | PacketCounter = PacketCounter()
@@ -74,8 +77,18 @@ class Bench:
             return
         reference = workshop.reference
         module, count = self._open(reference), len(reference.graph.nodes)
-        kind = Stopwatch if workshop.processor.machine.gpu is None else GpuStopwatch
+        kind = GpuStopwatch if self._is_gpu else Stopwatch
         self.stopwatch = kind(lambda: sum(node_times(trace_of(module, count), count)))
+
+    @functools.cached_property
+    def _waiting_ns(self) -> int:
+        """What a kernel takes longer if a GPU waited for its launch."""
+        if not self._is_gpu:
+            return 0
+        model = self._workshop.probe
+        module, nodes = self._open(model), model.graph.nodes
+        traces = [trace_of(module, len(nodes)) for _ in range(_WARM_UP + _RUNS)]
+        return waiting_in(traces[_WARM_UP:], [node.kernel for node in nodes])
 
     def describe(self) -> str:
         """The best time of the reference kernel, or the time of a packet."""
@@ -95,7 +108,7 @@ class Bench:
         """Measure every kernel of a network in its context, and the network as a whole."""
         rows, total, copied_ns, traced = self._rows(prepared, network=name)
         features = {kernel: found.features for kernel, found in prepared.kernels.items()}
-        placed = in_place(prepared.model.graph, features)
+        placed = in_place(prepared.model.graph, features, once=self._is_gpu)
         return NetworkTiming(
             rows, [kernel for kernel in placed if kernel is not None], total, copied_ns, traced
         )
@@ -119,7 +132,7 @@ class Bench:
         """
         model, kernels = prepared.model, prepared.kernels
         module = self._open(model)
-        nodes, packet_ns = model.graph.nodes, self._packet_ns
+        nodes, packet_ns, waiting_ns = model.graph.nodes, self._packet_ns, self._waiting_ns
 
         def kernel_times() -> list[int]:
             return traced()[:-1]
@@ -128,14 +141,13 @@ class Bench:
             trace = trace_of(module, len(nodes))
             if packet_ns:
                 return [*(round(packet_ns * n) for n in node_packets(trace, len(nodes))), 0]
-            return [*node_times(trace, len(nodes)), copy_time(trace)]
+            return [*busy_times(trace, len(nodes), waiting_ns), copy_time(trace)]
 
         def kernels_and_whole() -> list[int]:  # alternating, as a machine's speed drifts
             times = traced()
             return [*times, sum(times) if packet_ns else self._run_ns(module)]
 
-        is_gpu = self._workshop.processor.machine.gpu is not None
-        launched_here = is_gpu and self.device is None
+        launched_here = self._is_gpu and self.device is None
         core = self._core.held(lambda: sum(kernels_and_whole()), anew="network" in origin)
         with core if launched_here else contextlib.nullcontext():
             *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
@@ -143,8 +155,8 @@ class Bench:
         rows = self._kernel_rows(model, kernels, timings, origin)
         if "network" in origin or packet_ns:  # long runs: their overhead would be noise
             return rows, total, copies.nanoseconds, alone
-        rows.append(self._run_row(prepared, alone, total, copies if is_gpu else None, origin))
-        if self.device is None and not is_gpu:  # the caches are the CPU's
+        rows.append(self._run_row(prepared, alone, total, copies if self._is_gpu else None, origin))
+        if self.device is None and not self._is_gpu:  # the caches are the CPU's
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
         return rows, total, copies.nanoseconds, alone
@@ -178,7 +190,7 @@ class Bench:
         """One row for each kernel in each context, with the mean of equal nodes."""
         features = {name: kernel.features for name, kernel in kernels.items()}
         found: dict[tuple[str, Features], list[Timing]] = {}
-        placed = in_place(model.graph, features, flushed)
+        placed = in_place(model.graph, features, flushed, once=self._is_gpu)
         for node, kernel, timing in zip(model.graph.nodes, placed, timings, strict=True):
             if kernel is not None:
                 found.setdefault((node.kernel, kernel), []).append(timing)

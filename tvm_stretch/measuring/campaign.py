@@ -31,6 +31,7 @@ from tvm_stretch.measuring.samples import (
     load_prior,
     neighbour,
     pairs_of,
+    wide_window,
     with_functions,
 )
 from tvm_stretch.measuring.scenes import scene
@@ -263,9 +264,15 @@ class Campaign:
         else:
             number = batch - turn * (1 + has_integers) - (has_integers and place > _INTEGERS)
             samples = [replace(s, dtype="float32") for s in self._samples(number)]
-            if self.processor.machine.gpu is not None and number % _FAR_EVERY == 0:
-                samples.append(far_reader(random.Random(f"{self.seed}/{batch}/far")))
+            if self.processor.machine.gpu is not None:
+                samples += self._large(batch, number)
         return self._workshop.samples(samples, apart=batch % 2 == 1)
+
+    def _large(self, batch: int, number: int) -> list[Sample]:
+        """Samples that the layers of the zoo do not show to a GPU often enough."""
+        dice = random.Random(f"{self.seed}/{batch}/large")
+        far = [far_reader(dice)] if number % _FAR_EVERY == 0 else []
+        return [wide_window(dice), *far]
 
     @property
     def _has_integers(self) -> bool:

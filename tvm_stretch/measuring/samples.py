@@ -181,6 +181,21 @@ def far_reader(dice: random.Random) -> Sample:
     return Sample("dense", inputs, (1, 1), dice.randint(48, 112) * 10**6 // (32 * inputs) * 8)
 
 
+def wide_window(dice: random.Random) -> Sample:
+    """A 3x3 convolution of many channels, for which a GPU often takes Winograd's algorithm.
+
+    Few layers of the zoo are like that, but they are most of the time of their networks.
+    """
+    while True:
+        inputs, outputs = (8 * round(2.0 ** dice.uniform(3.5, 7)) for _ in range(2))
+        side = dice.choice((4, 7, 8, 10, 13, 14, 17, 20, 26, 28, 35, 40, 52, 56))
+        found = Sample(
+            *("conv", inputs, (side, side), outputs, (3, 3)), padding=(1, 1, 1, 1), epilogue="relu"
+        )
+        if found.is_possible:
+            return found
+
+
 def by_kind(samples: Sequence[Sample], dice: random.Random) -> Sample:
     """One of the samples; kinds of which there are few are taken more often than their share.
 

@@ -33,7 +33,7 @@ class GroupConvFeatures(ConvFeatures):
     """A convolution or dense layer of work-groups; `Cycles` explains the last fields."""
 
     family: ClassVar[str] = "group_conv"
-    version: ClassVar[int] = 5  # since 5, weights may be far
+    version: ClassVar[int] = 6  # since 6, bytes of a round count once
 
     work_groups: int
     group_items: int
@@ -75,7 +75,7 @@ class GroupWinogradFeatures(WinogradFeatures):
     """A Winograd convolution of three launches; `Cycles` explains the fields of the products."""
 
     family: ClassVar[str] = "group_winograd"
-    version: ClassVar[int] = WinogradFeatures.version + 1  # weights may be far
+    version: ClassVar[int] = WinogradFeatures.version + 2  # bytes of a round count once
 
     busy_cycles: float = 0.0
     waiting_cycles: float = 0.0
@@ -108,6 +108,7 @@ class GroupRowFeatures(DenseFeatures):
     """A product of one row with a matrix, whose weights are read once."""
 
     family: ClassVar[str] = "group_row"
+    version: ClassVar[int] = DenseFeatures.version + 1  # since then, bytes of a round count once
 
     work_groups: int
     group_items: int
@@ -133,6 +134,7 @@ class GroupPairFeatures(Features):
     """A depthwise and a 1x1 convolution in one kernel; `PairCycles` explains the cycles."""
 
     family: ClassVar[str] = "group_pair"
+    version: ClassVar[int] = 2  # since 2, bytes of a round count once
 
     depthwise_flops: float
     weight_numbers: int

@@ -1,0 +1,107 @@
+"""Kernels of a GPU are learned without what waiting for their launches adds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cpu_targets import TARGET
+from gpu_checks import LARGE
+from tvm.target import Target
+
+from tvm_stretch.cost.context import in_place
+from tvm_stretch.measuring.campaign import Campaign
+from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.samples import Sample, wide_window
+from tvm_stretch.measuring.similar import kernel_of_sample
+from tvm_stretch.measuring.waiting import busy_times, waiting_in
+from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+
+CPU = cpu_processor(TARGET, 1)
+BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)
+GPU = opencl_processor(Target("opencl"), CPU, BIG)
+
+
+def trace_of(*kernels: tuple[int, int, int]) -> dict[str, Any]:
+    """A trace of kernels, each with its node, nanoseconds since the one before, and duration."""
+    spans, now = [], 50_000
+    for node, gap, duration in kernels:
+        spans.append(
+            {"kind": "kernel", "id": node, "start": now + gap, "end": now + gap + duration}
+        )
+        now += gap + duration
+    spans.append({"kind": "send", "start": 0, "end": 9})
+    return {"regions": [spans[::-1]]}
+
+
+NAMES = ["long", "short", "short", "short", "other"]
+TRACE = trace_of(
+    (0, 0, 90_000), (1, 1_200, 4_000), (2, 1_900, 4_000), (3, 6_000, 5_700), (4, 3_000, 5_000)
+)
+
+
+def test_a_kernel_that_ran_both_ways_tells_what_waiting_adds() -> None:
+    assert waiting_in([TRACE] * 3, NAMES) == 1_700
+    assert waiting_in([TRACE], ["long", "a", "b", "c", "other"]) == 0  # none ran both ways
+    quicker = trace_of((0, 0, 90_000), (1, 1_200, 4_000), (2, 5_000, 3_000))
+    assert waiting_in([quicker], NAMES) == 0
+
+
+def test_what_waiting_adds_is_no_part_of_a_kernel() -> None:
+    assert busy_times(TRACE, 5, 1_700) == [88_300, 4_000, 4_000, 4_000, 3_300]
+    assert busy_times(TRACE, 5, 0) == [90_000, 4_000, 4_000, 5_700, 5_000]
+    assert busy_times(TRACE, 5, 20_000)[3:] == [2_850, 2_500]  # at least a half of it is its own
+    twice = trace_of((0, 0, 9_000), (1, 1_200, 2_000), (1, 3_000, 4_000))  # a node of two launches
+    assert busy_times(twice, 2, 1_000) == [8_000, 5_000]
+
+
+@pytest.mark.full
+def test_the_probe_runs_one_short_kernel_often() -> None:
+    names = [node.kernel for node in Workshop([GPU, CPU]).probe.graph.nodes]
+    (short,) = {name for name in names if names.count(name) == 9 and "conv2d" in name}
+    first = names.index(short)
+    assert names[first : first + 9] == [short] * 9 and "conv2d" in names[first - 1]
+
+
+def test_bytes_of_a_round_count_once_on_a_gpu() -> None:
+    """Two nodes write the same memory in turns, and read a constant each."""
+    spans = [("arena", 0, 100), ("arena", 50, 100), ("constant", 0, 30), ("constant", 30, 30)]
+    tensors = [SimpleNamespace(kind=k, buffer=0, offset=o, bytes=b) for k, o, b in spans]
+    nodes = [
+        SimpleNamespace(kernel="k", inputs=(a, weight), outputs=(b,))
+        for a, weight, b in ((0, 2, 1), (1, 3, 0), (0, 2, 1))
+    ]
+    kernel = kernel_of_sample(Sample("conv", 64, (14, 14), 64), GPU.machine)
+    assert kernel is not None
+    graph: Any = SimpleNamespace(tensors=tensors, nodes=nodes)
+    for once, expected in ((True, 210), (False, 690)):
+        (found,) = set(
+            None if k is None else k.round_bytes for k in in_place(graph, {"k": kernel}, once=once)
+        )
+        assert found == expected
+    (placed, *_) = in_place(graph, {"k": kernel}, flushed=True, once=True)
+    assert placed is not None and replace(placed, round_bytes=0) == replace(kernel, round_bytes=0)
+    assert placed.round_bytes > 10**9
+
+
+def test_campaigns_of_gpus_have_convolutions_for_winograd(tmp_path: Any) -> None:
+    dice = random.Random(0)
+    found = [wide_window(dice) for _ in range(60)]
+    assert all(sample.is_possible for sample in found)
+    kernels = [kernel_of_sample(sample, GPU.machine) for sample in found[:4]]
+    families = {kernel.family for kernel in kernels if kernel is not None}
+    assert families == {"group_conv", "group_winograd"}
+
+    class Samples(Workshop):
+        def samples(self, samples: Any, apart: bool = False) -> Any:
+            return samples
+
+    for processors, extra in (([GPU, CPU], [2, 1, 1, 2]), ([CPU], [0, 0, 0, 0])):
+        campaign = Campaign(Samples(processors), Dataset(tmp_path, {}, []), random.Random(0))
+        sizes = [len(campaign.prepare(batch)) for batch in range(4)]  # type: ignore[arg-type]
+        assert sizes == [12 + n for n in extra]
