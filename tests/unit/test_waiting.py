@@ -13,12 +13,14 @@ from gpu_checks import LARGE
 from tvm.target import Target
 
 from tvm_stretch.cost.context import in_place
+from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.campaign import Campaign
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.samples import Sample, wide_window
 from tvm_stretch.measuring.similar import kernel_of_sample
 from tvm_stretch.measuring.waiting import busy_times, waiting_in
 from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.search.costs import Costs
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 
@@ -105,3 +107,20 @@ def test_campaigns_of_gpus_have_convolutions_for_winograd(tmp_path: Any) -> None
         campaign = Campaign(Samples(processors), Dataset(tmp_path, {}, []), random.Random(0))
         sizes = [len(campaign.prepare(batch)) for batch in range(4)]  # type: ignore[arg-type]
         assert sizes == [12 + n for n in extra]
+
+
+def test_the_search_prices_a_gpu_in_a_network_whose_weights_its_cache_keeps() -> None:
+    seen: list[Any] = []
+
+    class Model:
+        def predict_all(self, kernels: Any) -> list[Prediction]:
+            seen.extend(kernels)
+            return [Prediction(7, 7, 7, "measured", ())] * len(kernels)
+
+    models: Any = {CPU.name: Model(), GPU.name: Model()}
+    costs = Costs((CPU, GPU), models, lambda *_: 0, (1.0, 1.0), "", True)
+    kernel = kernel_of_sample(Sample("conv", 64, (14, 14), 64), GPU.machine)
+    assert kernel is not None
+    assert costs.of([kernel], 0) == costs.of([kernel], 1) == 7
+    near = replace(kernel, round_bytes=24_000_000 + kernel.weight_bytes)
+    assert seen == [kernel, near] and near.far_weight_bytes == 0

@@ -30,6 +30,10 @@ _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
 """Processors that are cores of one CPU: a meeting and a launch, and bytes through shared caches."""
 
+_GPU_ROUND = 24_000_000
+"""Different bytes that most networks touch beside a kernel's own weights: fewer than the cache of a
+large GPU keeps. `cost/context.py` counts those of networks that are measured."""
+
 _COPIED_PER_NS = 8.0  # bytes that a core copies in a nanosecond, both directions together
 
 
@@ -215,7 +219,8 @@ class Costs:
         if missing:
             model = self.models[self.processors[place].name]
             launching = model.launching if isinstance(model, MeasuredModel) else None
-            for feature, answer in zip(missing, model.predict_all(missing), strict=True):
+            answers = model.predict_all([self._in_a_round(place, kernel) for kernel in missing])
+            for feature, answer in zip(missing, answers, strict=True):
                 ns: float = answer.nanoseconds
                 if launching is not None:
                     ns = launching.added_ns(feature, ns)
@@ -223,6 +228,12 @@ class Costs:
                 if answer.out_of_range:
                     self._unlike.add((place, feature))
         return sum(self._known[place, feature] for feature in features)
+
+    def _in_a_round(self, place: int, kernel: Features) -> Features:
+        """The kernel in a network of usual size."""
+        if self.processors[place].machine.gpu is None:
+            return kernel
+        return replace(kernel, round_bytes=_GPU_ROUND + kernel.weight_bytes)
 
     def _half(self, group: Group, place: int, along: Along, whole: int) -> tuple[int, float]:
         """Nanoseconds of the half, and its share of the group."""
