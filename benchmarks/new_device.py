@@ -13,6 +13,9 @@ which `ts.tune.measure` may have written too:
     any, like        as many samples, by chance, and the same correction
     a minute alone   the samples of the first minute without the other device
     all samples      every sample in `--folder`
+
+Models predict at the median pace of their own samples (`Row.reference_ns`), so networks are scaled
+to that: a minute, in which compiling heats the core, can be a tenth slower than a campaign.
 """
 
 from __future__ import annotations
@@ -51,22 +54,22 @@ def chosen(dataset: Dataset, batches: set[int]) -> Dataset:
 
 def models(
     processor: Processor, few: Dataset, every: Dataset, similar: MeasuredModel
-) -> Iterator[tuple[str, int, MeasuredModel]]:
-    """The rows of the table: name, measured kernels, model."""
+) -> Iterator[tuple[str, Dataset, MeasuredModel]]:
+    """The rows of the table: name, what the model learned from, model."""
     count = len({row.batch for row in few.rows})
-    yield "like alone", 0, similar
-    yield "a minute, like", _kernels(few), learn(few, processor, [similar], intervals=False)
+    yield "like alone", chosen(every, set()), similar
+    yield "a minute, like", few, learn(few, processor, [similar], intervals=False)
     batches = sorted({row.batch for row in every.rows})
     for seed in range(_CHANCES):
         drawn = random.Random(seed).sample(batches, min(count, len(batches)))
         some = chosen(every, set(drawn))
-        yield "any, like", _kernels(some), learn(some, processor, [similar], intervals=False)
-    yield "a minute alone", _kernels(few), learn(few, processor, intervals=False)
-    yield "all samples", _kernels(every), learn(every, processor, intervals=False)
+        yield "any, like", some, learn(some, processor, [similar], intervals=False)
+    yield "a minute alone", few, learn(few, processor, intervals=False)
+    yield "all samples", every, learn(every, processor, intervals=False)
 
 
 def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[str, float]:
-    """Relative errors of the networks' latencies."""
+    """Relative errors of the networks' latencies at a pace, that of the model."""
     found = {}
     for network in networks:
         measured = at_pace(network.computed_ns, network.reference_ns, usual)
@@ -100,13 +103,13 @@ def main() -> None:
         few = samples_of(new, processor)
     every = samples_of(options.folder, processor)
     networks = [n for n in read_networks(options.folder, processor.name) if n.quiet]
-    usual = pace_of(every.rows, processor)
     print("| model | kernels | networks within 10 % | mean error | bias |\n|" + " --- |" * 5)
-    for name, kernels, model in models(processor, few, every, similar.without_trees()):
-        off = [*errors(model, networks, usual).values()]
+    for name, learned, model in models(processor, few, every, similar.without_trees()):
+        pace = pace_of(learned.rows or every.rows, processor)
+        off = [*errors(model, networks, pace).values()]
         within = sum(abs(error) <= 0.1 for error in off)
         print(
-            f"| {name} | {kernels} | {within} of {len(off)} | "
+            f"| {name} | {_kernels(learned)} | {within} of {len(off)} | "
             f"{statistics.mean(map(abs, off)):.1%} | {statistics.mean(off):+.1%} |",
             flush=True,
         )

@@ -32,7 +32,7 @@ from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench, copy_time
-from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset, pace_of
+from tvm_stretch.measuring.campaign import BATCH, Campaign, batches_ahead, open_dataset, pace_of
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
@@ -324,6 +324,20 @@ def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
     dtypes = [{sample.dtype for sample in samples} for samples in prepared]
     some = [{"float32"}, {"float32"}, {"uint8"}, {"float32"}, set()]  # the last one is a network
     assert dtypes == ([{"uint8"}] * 5 if counts else some)
+
+
+def test_layers_come_first_beside_a_similar_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvm_stretch.measuring.campaign.telling_first", lambda prior, *_: prior)
+    similar: Any = object()
+    dataset = Dataset.create(tmp_path / "x", {})
+    found = Campaign(FakeWorkshop(host()), dataset, random.Random(0), similar)
+    batches: list[Any] = [found.prepare(batch) for batch in range(13)]
+    dtypes = [{sample.dtype for sample in samples} for samples in batches]
+    assert dtypes == [{"float32"}] * 10 + [{"uint8"}, {"float32"}, set()]
+    layers = [(s.kind, s.in_channels, s.in_size) for s in (*sum(batches[:10], ()), *batches[11])]
+    assert layers == [(s.kind, s.in_channels, s.in_size) for s in found.prior[: 11 * BATCH]]
 
 
 @pytest.mark.full

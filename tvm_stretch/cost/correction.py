@@ -25,7 +25,7 @@ _DEVICE, _NAME, _FAMILY, _OWN = 0.7, 0.25, 0.2, 0.1
 _START = 0.5
 """Standard deviation of what a launch takes longer than there, in microseconds."""
 
-NOISE = 0.12
+NOISE = 0.06
 """Relative error of a kernel's latency if all ratios are right."""
 
 

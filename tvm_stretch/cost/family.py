@@ -8,7 +8,8 @@ extrapolates far beyond the measurements. Trees learn the remaining errors near 
 and their correction is limited to the errors that were seen.
 
 A family can correct a model of another device with the same loop nests (`over`). Then its phases
-are nanoseconds on that device, and its weights come from `correction.py`.
+are nanoseconds on that device, and its weights come from `correction.py`; until there are enough
+kernels for trees, `nearby.py` tells their errors.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_stretch.cost.generic_features import RunFeatures, TransferFeatures, families
+from tvm_stretch.cost.nearby import Nearby
 from tvm_stretch.cost.trees import load_trees, the_xgboost
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import is_finite
@@ -101,6 +103,7 @@ class FamilyModel:
     widths: tuple[float, ...]  # half width of the interval, as logarithm, for each bin
     lowest: tuple[float, ...]  # smallest measured value of each feature, as power of two
     highest: tuple[float, ...]  # largest measured value
+    nearby: Nearby | None = None  # corrects the sum instead of trees, over another model
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +114,10 @@ class FamilyModel:
     def phases(self) -> list[str]:
         """The phases of `parts`."""
         return [name for name in self.weights if name != LAUNCH]
+
+    def without_trees(self) -> FamilyModel:
+        """The weighted sum alone."""
+        return replace(self, booster=None, nearby=None)
 
     def predict(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
         """Latencies in nanoseconds; ``over`` are parts by the model below, if it has one."""
@@ -128,6 +135,8 @@ class FamilyModel:
 
     def _by_phase(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
         amounts = _amounts(kernels, over) * np.asarray(list(self.weights.values()))
+        if self.nearby is not None:
+            return np.asarray(amounts * np.exp(self.nearby.errors(matrix(kernels)))[:, None])
         if self.booster is None:
             return amounts
         shift = self.booster.inplace_predict(_vectors(kernels, amounts))
@@ -165,6 +174,7 @@ class FamilyModel:
             "lowest": list(self.lowest),
             "highest": list(self.highest),
             "booster": raw,
+            "nearby": None if self.nearby is None else self.nearby.to_json(),
         }
 
     @staticmethod
@@ -188,6 +198,8 @@ class FamilyModel:
             for found in (lowest, highest):
                 _require(len(found) in (0, len(names)), "what was measured", len(names), len(found))
             low, high = _numbers(data["limits"])
+            near = data["nearby"]
+            nearby = None if near is None else Nearby.from_json(near, len(names))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, CostModelError):
                 raise
@@ -195,7 +207,8 @@ class FamilyModel:
                 f"expected weights, trees and intervals for family {family!r}, got {error!r}; "
                 "train again"
             ) from error
-        return FamilyModel(family, weights, booster, (low, high), edges, widths, lowest, highest)
+        seen = (low, high), edges, widths, lowest, highest
+        return FamilyModel(family, weights, booster, *seen, nearby)
 
 
 _LARGEST = 1e12
@@ -260,13 +273,9 @@ def fit_family(
         residuals[held] = np.log(target[held] / guess)
     edges, widths = intervals_of(np.log(target), np.abs(residuals))
     points = matrix(kernels)
-    return FamilyModel(
-        family=whole.family,
-        weights=whole.weights,
-        booster=whole.booster,
-        limits=whole.limits,
-        edges=edges,
-        widths=widths,
+    return replace(
+        whole,
+        **{"edges": edges, "widths": widths},
         lowest=tuple(map(float, points.min(axis=0))),
         highest=tuple(map(float, points.max(axis=0))),
     )
@@ -291,15 +300,17 @@ def _learn(kernels: Sequence[Features], target: Array, over: Over | None) -> Fam
         _weigh_unseen(weights, amounts, names)
         found = dict(zip(names, map(float, weights), strict=True))
     fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
+    scaled = amounts * np.asarray(list(found.values()))
+    miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
+    few = over is not None and len(target) < fewest
+    nearby = Nearby.fit(matrix(kernels), miss) if few and name not in _LINES else None
     if name not in _LINES and len(target) >= fewest:
-        scaled = amounts * np.asarray(list(found.values()))
-        miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
         low, high = np.quantile(miss, (0.003, 0.997))
         limits = (float(low), float(high))
         xgb = the_xgboost()
         data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
         booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
-    return FamilyModel(name, found, booster, limits, (), (0.0,), (), ())
+    return FamilyModel(name, found, booster, limits, (), (0.0,), (), (), nearby)
 
 
 def _amounts(kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:

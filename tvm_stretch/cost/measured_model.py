@@ -42,7 +42,7 @@ from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    11,
+    12,
     "the cost model",
     CostModelError,
     "measure and train again",
@@ -118,7 +118,7 @@ class MeasuredModel:
 
     def without_trees(self) -> MeasuredModel:
         """The weighted phases alone: trees of one device mislead about tiles of another one."""
-        families = {n: replace(family, booster=None) for n, family in self.families.items()}
+        families = {n: f.without_trees() for n, f in self.families.items()}
         return replace(self, families=families, below=self.below and self.below.without_trees())
 
     @property
@@ -300,7 +300,7 @@ def _over(
     edges, widths = intervals_of(np.log(target), np.abs(residuals))
     families = {
         name: replace(
-            family, weights=ratios.of_family(name), booster=None, edges=edges, widths=widths
+            family.without_trees(), weights=ratios.of_family(name), edges=edges, widths=widths
         )
         for name, family in below.families.items()
         if all_families()[name].is_kernel
