@@ -8,8 +8,7 @@ extrapolates far beyond the measurements. Trees learn the remaining errors near 
 and their correction is limited to the errors that were seen.
 
 A family can correct a model of another device with the same loop nests (`over`). Then its phases
-are nanoseconds on that device, and its weights come from `correction.py`; until there are enough
-kernels for trees, `nearby.py` tells their errors.
+are nanoseconds there, its weights come from `correction.py`, and few errors from `nearby.py`.
 """
 
 from __future__ import annotations
@@ -275,7 +274,8 @@ def fit_family(
     points = matrix(kernels)
     return replace(
         whole,
-        **{"edges": edges, "widths": widths},
+        edges=edges,
+        widths=widths,
         lowest=tuple(map(float, points.min(axis=0))),
         highest=tuple(map(float, points.max(axis=0))),
     )
