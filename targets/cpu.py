@@ -182,6 +182,7 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         l1_bytes=caches[0],
         in_order=core.in_order,
         asks_nearest=core.asks_nearest,
+        crowded_rows=core.crowded_rows,
         dot=_dot(triple, target, lanes),
         widens_half=is_arm or bool(codegen.target_has_features("f16c", target)),
     )

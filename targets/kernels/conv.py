@@ -20,7 +20,7 @@ from .conv_columns import tiles_of_piece, write_in_pieces
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
 from .conv_nest import ConvNest, write_nest
 from .conv_tiles import Tile, blocking, cut_for_parts
-from .cycles import Step, conv_step, direct_cycles, register_tiles
+from .cycles import Step, conv_step, direct_cycles, register_tiles, step_cycles
 from .features import EpilogueWork
 from .fused import FusedKernel
 from .halves import NARROW
@@ -127,19 +127,26 @@ class ConvConfig(Template, ConvShape):
 
     def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
         """Cycles of one core; ``step`` may replace the model of a step."""
+        roomy = self.has_rows and not machine.crowded_rows
+        step = step_cycles if roomy and step is conv_step else step
         return direct_cycles(self, machine, step)
 
     @property
     def block(self) -> int:
         return self.data_block
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is a dense layer of several rows."""
+        is_matrix = self.is_dense and self.pointwise and (self.batch, self.groups) == (1, 1)
+        return is_matrix and self.in_size[0] > 1
+
     def in_rows(self) -> ConvConfig | None:
         """The same product with plain matrices for data and result; None if it needs blocks.
 
         One row is a block of channels anyway.
         """
-        is_matrix = self.is_dense and self.pointwise and (self.batch, self.groups) == (1, 1)
-        if not is_matrix or self.in_size[0] == 1 or self.out_channels < self.lanes:
+        if not self.has_rows or self.out_channels < self.lanes:
             return None
         return replace(taken(RowsConfig, self), data_block=gcd(self.in_channels, self.lanes))
 

@@ -44,6 +44,8 @@ class VectorMachine:
     # whether weights are prefetched into the nearest cache, because prefetches into the second
     # one are often dropped, as seen in measurements
     asks_nearest: bool = False
+    # whether dense layers of rows are slower in tiles that fill 32 registers, too (`cycles.py`)
+    crowded_rows: bool = False
 
     @property
     def kind(self) -> str:
@@ -75,11 +77,13 @@ class Core:
     loads: float = 2.0
     in_order: bool = False
     asks_nearest: bool = False
+    crowded_rows: bool = False
 
 
 _SKYLAKE_SERVER = Core(32 * KIB, 1024 * KIB)
 _ICELAKE_CLIENT = Core(48 * KIB, 512 * KIB)
 _SAPPHIRE_RAPIDS = Core(48 * KIB, 2048 * KIB)
+_ZEN = Core(32 * KIB, 1024 * KIB, asks_nearest=True, crowded_rows=True)
 _A76 = Core(64 * KIB, 256 * KIB)
 _N1 = Core(64 * KIB, 1024 * KIB)
 _APPLE = Core(128 * KIB, 3072 * KIB, multiply_adds=4.0, loads=3.0)
@@ -102,8 +106,8 @@ CORES: dict[str, Core] = {
     "znver2": Core(32 * KIB, 512 * KIB, latency=5, asks_nearest=True),
     "znver3": Core(32 * KIB, 512 * KIB, asks_nearest=True),
     # vectors of 512 bits pass through pipes of 256 bits in two halves
-    "znver4": Core(32 * KIB, 1024 * KIB, multiply_adds=1.0, loads=1.0, asks_nearest=True),
-    "znver5": Core(48 * KIB, 1024 * KIB, asks_nearest=True),
+    "znver4": replace(_ZEN, multiply_adds=1.0, loads=1.0),
+    "znver5": replace(_ZEN, l1_bytes=48 * KIB),
     "cortex-a53": Core(32 * KIB, 256 * KIB, latency=8, multiply_adds=1.0, loads=0.5, in_order=True),
     "cortex-a55": Core(32 * KIB, 128 * KIB, multiply_adds=1.0, loads=0.5, in_order=True),
     "cortex-a72": Core(32 * KIB, 512 * KIB, latency=7, loads=1.0),

@@ -10,7 +10,7 @@ from tvm.target import Target, codegen
 
 from tvm_stretch.targets.cpu import cpu_processor, own_caches, vector_machine
 from tvm_stretch.targets.kernels.cycles import step_cycles
-from tvm_stretch.targets.kernels.layers import ConvShape
+from tvm_stretch.targets.kernels.layers import ConvShape, dense_shape
 from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine
 from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
@@ -105,10 +105,15 @@ def test_weights_of_winograd_come_while_it_multiplies() -> None:
         ("haswell", ConvShape(1, 192, (12, 12), 192, (1, 7), padding=(0, 3, 0, 3)), (3, 4)),
         ("znver5", ConvShape(1, 128, (28, 28), 128, (3, 3), padding=(1, 1, 1, 1)), (9, 2)),
         ("znver5", ConvShape(1, 408, (14, 14), 408, (1, 1)), (6, 3)),
+        ("emeraldrapids", dense_shape((1500, 384), 384), (6, 4)),
+        ("znver4", dense_shape((1500, 384), 384), (4, 4)),
     ],
 )
 def test_tiles_that_were_measured_best(core: str, shape: ConvShape, tile: tuple[int, int]) -> None:
-    """Few vectors of one row; of equal ones fewer pixels; registers left free on AVX-512."""
+    """Few vectors of one row; of equal ones fewer pixels; registers left free on AVX-512.
+
+    Dense layers of rows fill them on Intel's cores.
+    """
     machine = machine_of(X86, core)
     config = choose(shape, machine, machine.lanes)
     assert (config.pixels, config.oc_blocks) == tile
