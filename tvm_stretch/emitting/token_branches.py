@@ -112,25 +112,32 @@ class _Branches:
         """Emit an operator in each branch; one that reads all rows waits until it is needed.
 
         So products that follow are computed before the branches meet, and they meet once for keys
-        and values.
+        and values, which are put together before anything reads them.
         """
         tokens = self.plan.tokens
         if operator.name in tokens.by_rows:
             if operator.kind == "matmul" and not tokens.whole.isdisjoint(operator.inputs[-1:]):
-                waiting, self.waiting = self.waiting, []
-                for other in waiting:
-                    self._emit_all(other, whole=True)
-            self._emit_all(operator, whole=False)
+                self._exchange()
+            self._emit_all([operator], whole=False)
         if operator.name in tokens.whole:
             self.waiting.append(operator)
 
-    def _emit_all(self, operator: Operator, *, whole: bool) -> None:
-        """Emit an operator in each branch, for all tokens or for those of the branch."""
+    def _exchange(self) -> None:
+        """Put keys and values together, and emit all that waits for them."""
+        for name in dict.fromkeys(name for other in self.waiting for name in other.inputs):
+            if name in self.plan.tokens.joined:
+                self.join(name)
+        self._emit_all(self.waiting, whole=True)
+        self.waiting = []
+
+    def _emit_all(self, operators: Sequence[Operator], *, whole: bool) -> None:
+        """Emit operators in each branch, for all tokens or for those of the branch."""
+        made = self._wholes if whole else self._parts
         for index in range(len(self.plan.bands)):
-            value = self._value(index, operator, whole)
-            made = self._wholes if whole else self._parts
-            var = self._emit(index, f"{operator.name}.r{index}", value, operator.name)
-            made[index][operator.name] = var
+            for operator in operators:
+                value = self._value(index, operator, whole)
+                var = self._emit(index, f"{operator.name}.r{index}", value, operator.name)
+                made[index][operator.name] = var
 
     def join(self, name: str) -> relax.Var:
         """All rows of a tensor."""
