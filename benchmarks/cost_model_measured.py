@@ -263,11 +263,11 @@ def _launch_ns(found: Mapping[Job, Sequence[NetworkTiming]]) -> float:
 
 
 def _is_quiet(timing: NetworkTiming, launch_ns: float) -> bool:
-    """Whether kernels and launches explain the plain run.
+    """Whether kernels, launches and copies explain the plain run.
 
     On a GPU each kernel hides a launch or is hidden by it, so the longer of the two is enough.
     """
-    explained = sum(max(kernel, launch_ns) for kernel in timing.traced)
+    explained = timing.copied_ns + sum(max(kernel, launch_ns) for kernel in timing.traced)
     return timing.total.quiet and timing.total.nanoseconds <= _BEYOND * explained
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from cpu_targets import TARGET
 from gpu_checks import LARGE
 from tvm.target import Target
@@ -18,7 +17,7 @@ from tvm_stretch.measuring.campaign import Campaign
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.samples import Sample, wide_window
 from tvm_stretch.measuring.similar import kernel_of_sample
-from tvm_stretch.measuring.waiting import busy_times, waiting_in
+from tvm_stretch.measuring.waiting import busy_times
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.targets.cpu import cpu_processor
@@ -41,33 +40,14 @@ def trace_of(*kernels: tuple[int, int, int]) -> dict[str, Any]:
     return {"regions": [spans[::-1]]}
 
 
-NAMES = ["long", "short", "short", "short", "other"]
-TRACE = trace_of(
-    (0, 0, 90_000), (1, 1_200, 4_000), (2, 1_900, 4_000), (3, 6_000, 5_700), (4, 3_000, 5_000)
-)
-
-
-def test_a_kernel_that_ran_both_ways_tells_what_waiting_adds() -> None:
-    assert waiting_in([TRACE] * 3, NAMES) == 1_700
-    assert waiting_in([TRACE], ["long", "a", "b", "c", "other"]) == 0  # none ran both ways
-    quicker = trace_of((0, 0, 90_000), (1, 1_200, 4_000), (2, 5_000, 3_000))
-    assert waiting_in([quicker], NAMES) == 0
-
-
 def test_what_waiting_adds_is_no_part_of_a_kernel() -> None:
-    assert busy_times(TRACE, 5, 1_700) == [88_300, 4_000, 4_000, 4_000, 3_300]
-    assert busy_times(TRACE, 5, 0) == [90_000, 4_000, 4_000, 5_700, 5_000]
-    assert busy_times(TRACE, 5, 20_000)[3:] == [2_850, 2_500]  # at least a half of it is its own
-    twice = trace_of((0, 0, 9_000), (1, 1_200, 2_000), (1, 3_000, 4_000))  # a node of two launches
-    assert busy_times(twice, 2, 1_000) == [8_000, 5_000]
-
-
-@pytest.mark.full
-def test_the_probe_runs_one_short_kernel_often() -> None:
-    names = [node.kernel for node in Workshop([GPU, CPU]).probe.graph.nodes]
-    (short,) = {name for name in names if names.count(name) == 9 and "conv2d" in name}
-    first = names.index(short)
-    assert names[first : first + 9] == [short] * 9 and "conv2d" in names[first - 1]
+    in_time = [(0, 0, 90_000), (1, 1_200, 4_000), (2, 2_200, 4_000)]
+    late = [(3, 3_200, 5_700), (4, 20_000, 6_300), (5, 7_500, 3_000)]
+    # the first one waited, too; at least a half of each is its own
+    assert busy_times(trace_of(*in_time), 3) == [87_700, 4_000, 4_000]
+    assert busy_times(trace_of(*in_time, *late), 6)[3:] == [4_300, 4_000, 1_500]
+    twice = trace_of((0, 0, 9_000), (1, 1_200, 2_000), (1, 9_000, 6_000))  # a node of two launches
+    assert busy_times(twice, 2) == [6_700, 5_700]
 
 
 def test_bytes_of_a_round_count_once_on_a_gpu() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from tvm_stretch.measuring.timing import (
     Timing,
     empty_caches,
 )
-from tvm_stretch.measuring.waiting import busy_times, waiting_in
+from tvm_stretch.measuring.waiting import busy_times
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.benchmark import node_packets, node_times
@@ -37,7 +36,7 @@ from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 
-_RUNS, _WARM_UP = 15, 2
+_RUNS = 15
 _SECONDS = 3.0
 
 
@@ -79,16 +78,6 @@ class Bench:
         module, count = self._open(reference), len(reference.graph.nodes)
         kind = GpuStopwatch if self._is_gpu else Stopwatch
         self.stopwatch = kind(lambda: sum(node_times(trace_of(module, count), count)))
-
-    @functools.cached_property
-    def _waiting_ns(self) -> int:
-        """What a kernel takes longer if a GPU waited for its launch."""
-        if not self._is_gpu:
-            return 0
-        model = self._workshop.probe
-        module, nodes = self._open(model), model.graph.nodes
-        traces = [trace_of(module, len(nodes)) for _ in range(_WARM_UP + _RUNS)]
-        return waiting_in(traces[_WARM_UP:], [node.kernel for node in nodes])
 
     def describe(self) -> str:
         """The best time of the reference kernel, or the time of a packet."""
@@ -132,7 +121,8 @@ class Bench:
         """
         model, kernels = prepared.model, prepared.kernels
         module = self._open(model)
-        nodes, packet_ns, waiting_ns = model.graph.nodes, self._packet_ns, self._waiting_ns
+        nodes, packet_ns = model.graph.nodes, self._packet_ns
+        launched_here = self._is_gpu and self.device is None
 
         def kernel_times() -> list[int]:
             return traced()[:-1]
@@ -141,13 +131,13 @@ class Bench:
             trace = trace_of(module, len(nodes))
             if packet_ns:
                 return [*(round(packet_ns * n) for n in node_packets(trace, len(nodes))), 0]
-            return [*busy_times(trace, len(nodes), waiting_ns), copy_time(trace)]
+            times_of = busy_times if launched_here else node_times
+            return [*times_of(trace, len(nodes)), copy_time(trace)]
 
         def kernels_and_whole() -> list[int]:  # alternating, as a machine's speed drifts
             times = traced()
             return [*times, sum(times) if packet_ns else self._run_ns(module)]
 
-        launched_here = self._is_gpu and self.device is None
         core = self._core.held(lambda: sum(kernels_and_whole()), anew="network" in origin)
         with core if launched_here else contextlib.nullcontext():
             *timings, copies, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)

@@ -4,72 +4,36 @@
                                        launched meanwhile  |  launched too late
 
 A traced run launches slowly (13 us a kernel on an H100), so that the device waits before short
-kernels, and a kernel takes 1.7 us longer after that. A plain run waits before other kernels, and
-`cost/launching.py` has the time of its launches, so kernels are learned without what waiting adds.
+kernels, and a kernel takes 0.8 to 2.3 us longer after that. A plain run waits before other kernels,
+and `cost/launching.py` has the time of its launches, so kernels are learned without what waiting
+adds.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from tvm_stretch.measuring.samples import Sample
+import numpy as np
 
-PROBE = (
-    Sample("conv", 1024, (28, 28), 1024),
-    *[Sample("conv", 64, (28, 28), 64, epilogue="relu")] * 9,
-)
-"""A long kernel, during which some launches of the short ones come, while others come too late."""
+_GAPS, _ADDED = (2400, 3200, 5000, 7500), (800, 1400, 1800, 2300)
+"""Nanoseconds between two kernels, and those that the wait adds to the second one, on an H200.
 
-_WAITED = 2400
-"""Nanoseconds between two kernels from which on the device waited for the launch: 1,200 lie between
-two that do not wait on an H200, and up to twice that changes nothing."""
+1,200 lie between two that do not wait; up to twice that adds nothing.
+"""
 
 
-class _Start(NamedTuple):
-    """How a launch began."""
+def busy_times(trace: Mapping[str, Any], count: int) -> list[int]:
+    """Nanoseconds of each of ``count`` nodes without what waiting adds to their launches.
 
-    node: int
-    nanoseconds: int
-    waited: bool
-
-
-def _starts(trace: Mapping[str, Any]) -> list[_Start]:
-    """All launches in the order in which they ran; the first one waited."""
+    At least a half of a launch is its own.
+    """
     every = itertools.chain.from_iterable(trace["regions"])
     spans = sorted((s for s in every if s["kind"] == "kernel"), key=lambda s: s["start"])
-    ends = [-_WAITED, *(span["end"] for span in spans)]
-    return [
-        _Start(span["id"], span["end"] - span["start"], span["start"] - end >= _WAITED)
-        for span, end in zip(spans, ends, strict=False)
-    ]
-
-
-def waiting_in(traces: Iterable[Mapping[str, Any]], kernels: Sequence[str]) -> int:
-    """What a kernel takes longer if the device waited for it: 0 if none ran both ways.
-
-    Args:
-        traces: traced runs of one model.
-        kernels: the kernel of each node.
-    """
-    found: dict[tuple[str, bool], list[int]] = {}
-    for trace in traces:
-        for start in _starts(trace):
-            found.setdefault((kernels[start.node], start.waited), []).append(start.nanoseconds)
-    longer = [
-        statistics.median(times) - statistics.median(found[name, False])
-        for (name, waited), times in found.items()
-        if waited and (name, False) in found
-    ]
-    return max(0, round(statistics.median(longer))) if longer else 0
-
-
-def busy_times(trace: Mapping[str, Any], count: int, waiting: int) -> list[int]:
-    """Nanoseconds of each of ``count`` nodes, each launch without what waiting adds to it."""
-    times = [0] * count
-    for start in _starts(trace):
-        own = start.nanoseconds
-        times[start.node] += max(own // 2, own - waiting) if start.waited else own
+    times, end = [0] * count, -_GAPS[-1]  # the first one waited
+    for span in spans:
+        gap, end, own = span["start"] - end, span["end"], span["end"] - span["start"]
+        added = round(float(np.interp(gap, _GAPS, _ADDED))) if gap >= _GAPS[0] else 0
+        times[span["id"]] += max(own // 2, own - added)
     return times

@@ -16,7 +16,6 @@ from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.record import Kernel, recording
 from tvm_stretch.measuring.sample_networks import chain
 from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.waiting import PROBE
 from tvm_stretch.progress import quiet
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
@@ -54,11 +53,6 @@ class Workshop:
     def reference(self) -> Model:
         """The reference kernel as a model, compiled once for all devices."""
         return self.samples([REFERENCE]).model
-
-    @functools.cached_property
-    def probe(self) -> Model:
-        """A model that shows what a kernel takes longer if a GPU waited for its launch."""
-        return self.samples(PROBE, apart=True).model
 
     def samples(self, samples: Sequence[Sample], apart: bool = False) -> Prepared:
         """A chain of samples; see `chain` for ``apart``."""
