@@ -26,11 +26,13 @@ from tvm_stretch.cost.generic_features import (
 )
 from tvm_stretch.cost.launching import Launching
 from tvm_stretch.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
+from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import sealed
 from tvm_stretch.targets.cpu import CORE, speed_of_cores
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.opencl import GPU
 
 LARGEST_EXACT = 2**24
@@ -327,6 +329,14 @@ def test_more_threads_are_faster_in_the_analytic_model() -> None:
     kernel = conv(256, 28, 3)
     one, two = (AnalyticModel(speed_of_cores(n)).nanoseconds(kernel) for n in (1, 2))
     assert one / 2 < two < one
+
+
+def test_words_of_a_large_table_cost_what_is_read_of_it() -> None:
+    """An embedding reads a row for each word, and not the whole table."""
+    words = describe_copy(4 * 128 * 384, VectorMachine(8, 16, False, 2**19, 1))
+    of_table = replace(words, in_bytes=4 * 30_000 * 384)
+    assert AnalyticModel().nanoseconds(of_table) == AnalyticModel().nanoseconds(words)
+    assert of_table.device_work() == words.device_work()
 
 
 def test_boards_without_a_model_name_are_told_apart() -> None:

@@ -40,7 +40,7 @@ class AnalyticModel:
         if isinstance(kernel, TransferFeatures):
             return speed.handover_ns + kernel.in_bytes / speed.bytes_per_ns
         compute = (kernel.model_cycles + kernel.epilogue_flops / 8) / speed.cycles_per_ns
-        memory = (kernel.in_bytes + kernel.out_bytes) / speed.bytes_per_ns
+        memory = (kernel.read_bytes + kernel.out_bytes) / speed.bytes_per_ns
         return speed.start_ns + max(compute, memory)
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:

@@ -63,7 +63,7 @@ class GenericFeatures(Features):
     def device_work(self) -> Work:
         """Values that are moved, in bytes of the results, if there are several."""
         size = self.out_bytes // max(1, self.out_elements)
-        moved = self.in_bytes + self.out_bytes
+        moved = self.read_bytes + self.out_bytes
         return Work(values=moved / max(1, min(_FLOAT_BYTES, size)))
 
 
