@@ -64,7 +64,7 @@ def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
         UnsupportedError: The segment cannot be split; the message says why.
         InputError: The ratios or the names of the tensors are invalid.
     """
-    if has_tokens(operators.shape(split.start)):
+    if split.start in operators.variables and has_tokens(operators.shape(split.start)):
         return _of_tokens(operators, split)
     members = closed_segment(operators, split.start, split.end)
     for member in members:
