@@ -125,11 +125,14 @@ class ConvConfig(Template, ConvShape):
             found = [config for config in found if width % config.oc_blocks == 0]
         return found
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         """Cycles of one core; ``step`` may replace the model of a step."""
-        roomy = self.has_rows and not machine.crowded_rows
-        step = step_cycles if roomy and step is conv_step else step
-        return direct_cycles(self, machine, step)
+        return direct_cycles(self, machine, step or self.step)
+
+    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        """Cycles for one input channel of a tile."""
+        is_roomy = self.has_rows and not machine.crowded_rows
+        return (step_cycles if is_roomy else conv_step)(pixels, blocks, slab, machine)
 
     @property
     def block(self) -> int:

@@ -17,7 +17,7 @@ from .channel_runs import ChannelRun, whole_run
 from .conv import ConvConfig, gathers_pixels
 from .conv_features import IntegerConvFeatures, IntegerDenseFeatures
 from .conv_nest import write_nest
-from .cycles import Step, direct_cycles, register_tiles, step_cycles
+from .cycles import register_tiles, step_cycles
 from .dots import DOTS, WORD, OfWords, by_vectors, shifted
 from .fused import FusedKernel
 from .integer_nest import IntegerNest, integer_blocking
@@ -79,9 +79,6 @@ class IntegerConvConfig(OfWords, ConvConfig):
     def is_useful(self) -> bool:
         """Whether the tile may be faster than others."""
         return True
-
-    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
-        return direct_cycles(self, machine, step or self.step)
 
     def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
         """Cycles for one input channel of a tile."""

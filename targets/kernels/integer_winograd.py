@@ -20,7 +20,7 @@ from tvm.ir import Expr
 
 from .accumulators import Accumulators, Sum
 from .channel_runs import ChannelRun
-from .cycles import Step, register_tiles
+from .cycles import register_tiles
 from .dots import WORD, OfWords, by_vectors
 from .features import EpilogueWork, Features
 from .fused import FusedKernel
@@ -100,9 +100,6 @@ class IntegerWinogradConfig(OfWords, WinogradConfig):
         spare = machine.registers // 8 + 1  # as for `IntegerConvConfig.tiles`
         tiles = register_tiles(replace(machine, registers=machine.registers - spare))
         return [replace(base, oc_blocks=o, pixels=p) for p, o in tiles if o <= 2]
-
-    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
-        return super().cycles(machine, step or self.step)
 
     step = IntegerConvConfig.step
 

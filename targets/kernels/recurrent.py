@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,
     "tanh": tirx.tanh,
     "relu": lambda x: tirx.max(x, _like(x, 0)),
-    "hardsigmoid": lambda x: _between_0_and_1(x * _like(x, SLOPE) + _like(x, MIDDLE)),
+    "hardsigmoid": lambda x: _between(x * _like(x, SLOPE) + _like(x, MIDDLE), 0, 1),
     "softsign": lambda x: x / (_like(x, 1) + tirx.abs(x)),
 }
 """Activations by their ONNX names in lower case."""
@@ -51,8 +51,8 @@ def _like(x: Expr, number: float) -> Expr:
     return tirx.const(number, str(x.ty.dtype))
 
 
-def _between_0_and_1(x: Expr) -> Expr:
-    return tirx.max(tirx.min(x, _like(x, 1)), _like(x, 0))
+def _between(x: Expr, low: float, high: float) -> Expr:
+    return tirx.max(tirx.min(x, _like(x, high)), _like(x, low))
 
 
 def recurrent_call(bb: relax.BlockBuilder, layer: Recurrence, *operands: relax.Expr) -> relax.Call:
@@ -154,8 +154,7 @@ class _Direction:
     def clipped(self, value: Expr) -> Expr:
         if not self.layer.clip:
             return value
-        low, high = (tirx.const(s * self.layer.clip, self.dtype) for s in (-1, 1))
-        return tirx.max(tirx.min(value, high), low)
+        return _between(value, -self.layer.clip, self.layer.clip)
 
     def function(self, number: int) -> Callable[[Expr], Expr]:
         return FUNCTIONS[self.layer.activations[self.index][number]]

@@ -159,8 +159,9 @@ class WinogradConfig(Template, ConvShape):
             if (o <= 2 if base.parts == 1 else base.out_blocks % o == 0)
         ]
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         """Cycles of one core; ``step`` may replace the model of a step."""
+        step = step or self.step
         tiles = self.tiles[0] * self.tiles[1]
         square, channels = self.alpha**2, self.in_blocks * self.lanes
         groups = self.parts * self.out_blocks / self.oc_blocks
@@ -181,6 +182,10 @@ class WinogradConfig(Template, ConvShape):
         numbers = square * channels * self.parts * self.out_blocks * self.lanes
         weights = 4 * numbers / WEIGHT_BYTES_PER_CYCLE
         return max(self.batch * products, weights) + self.batch * transforms
+
+    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        """Cycles for one input channel of a tile."""
+        return conv_step(pixels, blocks, slab, machine)
 
     # --- calls and meaning ---
 

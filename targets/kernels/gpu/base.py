@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..conv import ConvConfig
-from ..cycles import Step, conv_step
+from ..cycles import Step
 from ..layers import ConvShape, taken
 from ..machine import VectorMachine
 from ..template import Template
@@ -27,7 +27,7 @@ class GpuConvConfig(ConvConfig):
     def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
         return []
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
             return super().cycles(machine, step)
         return row_cycles(Sizes.of(self)) * machine.gpu.cores

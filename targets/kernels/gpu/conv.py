@@ -26,7 +26,7 @@ from tvm.ir import Expr
 
 from ..conv import ConvConfig
 from ..conv_features import ConvFeatures
-from ..cycles import Step, conv_step
+from ..cycles import Step
 from ..features import EpilogueWork
 from ..fused import FusedKernel
 from ..layers import ConvShape, taken
@@ -125,7 +125,7 @@ class GroupConvConfig(GpuConvConfig):
         configs = [found] if direct else [*group_conv_candidates(plain, machine.gpu, 1)]
         return [replace(config, exact=True) for config in configs]  # so are parts of the layer
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
             return super().cycles(machine, step)
         return group_conv_cycles(self, machine.gpu) * machine.gpu.cores

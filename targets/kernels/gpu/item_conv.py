@@ -20,7 +20,7 @@ from tvm.ir import Expr
 
 from ..accumulators import Accumulators
 from ..conv import ConvConfig
-from ..cycles import Step, conv_step
+from ..cycles import Step
 from ..fused import Epilogue, FusedKernel
 from ..layers import taken
 from ..loops import (
@@ -53,7 +53,7 @@ class ItemConvConfig(GpuConvConfig):
 
     template: ClassVar[str] = "item_conv"
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         """Cycles of the same tiles on a core."""
         return ConvConfig.cycles(self, machine, step)
 

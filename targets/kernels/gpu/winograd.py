@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..conv import ConvConfig
-from ..cycles import Step, conv_step
+from ..cycles import Step
 from ..features import EpilogueWork, Features
 from ..fused import FusedKernel
 from ..layers import ConvShape, taken
@@ -83,7 +83,7 @@ class GroupWinogradConfig(WinogradConfig):
         known = gpu.winners.find(plain) is not None
         return [] if known else [*group_winograd_candidates(plain, gpu, 1)]
 
-    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+    def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
             return super().cycles(machine, step)
         return group_winograd_cycles(self, machine.gpu) * machine.gpu.cores
