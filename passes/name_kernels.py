@@ -122,6 +122,9 @@ def _named(
         if value in names:  # a result of the function, which replaces the variable
             names[var] = names[value]
             continue
+        if isinstance(value, relax.Var) and value.name in table:  # the same for a view
+            table[var.name] = table[value.name]
+            continue
         calls, kernel = _kernel_calls(mod, value)
         if calls:
             found = _provenance(calls)

@@ -23,6 +23,7 @@ from functools import cached_property
 import tvm
 from tvm import relax
 
+from tvm_stretch.errors import ScheduleError
 from tvm_stretch.ir.operators import POINTWISE, Operator, Operators, bytes_of
 from tvm_stretch.ir.views import PIECES, RESHAPES, is_view
 
@@ -74,6 +75,7 @@ class OperatorGraph:
         self._views = {op.name for op in self.operators} - grouped
         self._sources: dict[str, tuple[str, ...]] = {}
         self.groups = tuple(self._group([self.operators[n] for n in names]) for names in members)
+        self._check_order()
         self.outputs = self.sources(self.operators.outputs)
 
     @cached_property
@@ -92,6 +94,20 @@ class OperatorGraph:
                 self._sources[tensor] = self.sources(self.operators[tensor].inputs)
             found.update(dict.fromkeys(self._sources[tensor]))
         return tuple(found)
+
+    def _check_order(self) -> None:
+        """Refuse an order in which a group cannot run, because searches need its operands' times.
+
+        A group that reads a view of itself is in order.
+        """
+        later = {group.name for group in self.groups}
+        for group in self.groups:
+            later.remove(group.name)
+            for name in later.intersection(group.reads):
+                raise ScheduleError(
+                    f"expected kernels in an order in which they can run, got {group.name} before "
+                    f"{name}, whose result it reads; this is a fault of the compiler, report it"
+                )
 
     def _group(self, operators: list[Operator]) -> Group:
         name = operators[-1].name
