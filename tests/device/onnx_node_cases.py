@@ -35,12 +35,12 @@ LISTING = Path(__file__).with_suffix(".txt")
 Feeds = dict[str, np.ndarray]
 
 
-def execute(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+def execute(model: onnx.ModelProto, feeds: Feeds, target: str = "llvm") -> list[np.ndarray]:
     """Compile and run ``model``: the one place that knows how."""
     import tvm_stretch as ts
 
-    target = {"kind": "llvm", "opt-level": 0}
-    result = ts.compile(model, targets=[target], cpu_threads=1)(**feeds)
+    place = {"kind": "llvm", "opt-level": 0} if target == "llvm" else target
+    result = ts.compile(model, targets=[place], cpu_threads=1)(**feeds)
     return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -66,13 +66,13 @@ def cases_of(names: Sequence[str]) -> dict[str, TestCase]:
     return found if found.keys() >= {*names} else cases()
 
 
-def verdict(case: TestCase) -> str:
+def verdict(case: TestCase, target: str = "llvm") -> str:
     """The verdict on one case; see the module docstring."""
     names = [value.name for value in case.model.graph.input]
     baked: list[str] = []
     while True:
         try:
-            compare(case, names, baked)
+            compare(case, names, baked, target)
         except (ModelError, UnsupportedError) as error:
             more = _to_bake(error, case, baked)
             if not more:
@@ -105,7 +105,9 @@ def _is_shape_like(value: onnx.ValueInfoProto) -> bool:
     return integer and len(tensor.shape.dim) <= 1
 
 
-def compare(case: TestCase, names: Sequence[str], baked: Sequence[str]) -> None:
+def compare(
+    case: TestCase, names: Sequence[str], baked: Sequence[str], target: str = "llvm"
+) -> None:
     """Run every data set of ``case``, with the inputs ``baked`` as constants of the model."""
     for inputs, expected in (map(_arrays, data_set) for data_set in case.data_sets):
         feeds = dict(zip(names, inputs, strict=False))
@@ -115,7 +117,7 @@ def compare(case: TestCase, names: Sequence[str], baked: Sequence[str]) -> None:
             model.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.asarray(feeds[name]), name)
             )
-        results = execute(model, {n: v for n, v in feeds.items() if n not in baked})
+        results = execute(model, {n: v for n, v in feeds.items() if n not in baked}, target)
         assert len(results) == len(expected), f"{len(results)} outputs instead of {len(expected)}"
         for got, want in zip(results, expected, strict=True):
             _check_equal(got, want, case.rtol, case.atol)
