@@ -64,3 +64,16 @@ def modules() -> Iterator[tuple[str, Path]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([package, *(part for part in parts if part != "__init__")]), path
+
+
+def imported(module: str, path: Path, at_once: bool = False) -> Iterator[tuple[str, int]]:
+    """What a file imports, with the line: anywhere in it, or only when it is imported itself."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = tree_of(path)
+    for node in tree.body if at_once else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - (node.level - 1)]
+            base = ".".join(filter(None, [*(above if node.level else ()), node.module or ""]))
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)

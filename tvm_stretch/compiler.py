@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import tvm
 
@@ -22,7 +21,8 @@ from tvm_stretch.build.pipeline import Observer, complete_plan
 from tvm_stretch.build.precision import read_precision
 from tvm_stretch.build.reading import name_of, read_network
 from tvm_stretch.compiling import compiling
-from tvm_stretch.files import replace_whole
+from tvm_stretch.errors import InputError
+from tvm_stretch.files import as_path, check_place, write_whole, writing
 from tvm_stretch.frontend import require_file
 from tvm_stretch.frontend.lengths import Lengths
 from tvm_stretch.frontend.load import Shapes
@@ -293,21 +293,24 @@ def to_onnx(
 
     Raises:
         UnsupportedError: an operator has no form in ONNX that we know.
+        InputError: the file cannot be written there.
 
     Examples:
         >>> ts.to_onnx(ts.compress("resnet18.onnx", prune=0.3), "small.onnx")
         >>> ts.to_onnx("resnet18.onnx", "placed.onnx", device="snapdragon-855").processors
         ('cpu', 'opencl', 'hexagon')
     """
-    with reporting(progress), compiling():
+    place = as_path(path, "the network")
+    check_place(place, "the network")
+    with reporting(progress), compiling(), writing("the network", InputError):
         if (targets, device, plan) == (None, None, None):
-            replace_whole(Path(path), onnx_file(read_network(source, shapes)[0], None))
+            write_whole(place, onnx_file(read_network(source, shapes)[0], None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)
         chosen = predict(mod, site).plan if plan is None else Plan.read(plan)
         chosen, _ = complete_plan(mod, chosen, site.processors, site.placeable)
         plain = branch(mod, chosen.shares, chosen.splits, site.processors, stages=False)
-        replace_whole(Path(path), onnx_file(plain.mod, chosen))
+        write_whole(place, onnx_file(plain.mod, chosen))
         return chosen
 
 

@@ -134,11 +134,38 @@ def read_text(path: Path, what: str, error: type[StretchError], encoding: str = 
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Like `replace_whole`, for a user's path: `/dev/stdout` or a pipe is written to instead."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    """Like `replace_whole`, for a user's path, which may be a link to a file.
+
+    Pipes, terminals and what this process has open, such as `/dev/stdout`, are written to instead.
+    """
+    if _is_stream(path):
+        with path.open("ab") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
     else:
-        replace_whole(path, content)
+        replace_whole(replaceable(path), content)
+
+
+def replaceable(path: Path) -> Path:
+    """The file that a user's path names, with links followed; it need not exist.
+
+    Raises:
+        OSError: it is no regular file. A new file in its place would destroy a device or a socket.
+    """
+    real = Path(os.path.realpath(path))
+    mode = stat.S_IFREG
+    with contextlib.suppress(FileNotFoundError):
+        mode = real.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, _KINDS.get(stat.S_IFMT(mode), "no regular file"), str(path))
+    return real
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path names a pipe, a terminal or a file that a process has open."""
+    mode = path.stat().st_mode if path.exists() else 0
+    folder = os.path.realpath(path.parent)
+    is_open = folder == "/dev" or folder.startswith("/proc/")
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or (is_open and stat.S_ISREG(mode))
 
 
 def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:

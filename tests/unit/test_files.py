@@ -78,6 +78,49 @@ def test_nothing_takes_the_place_of_a_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_what_a_process_has_open_is_written_to(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as out:
+        write_whole(Path(f"/proc/self/fd/{out.fileno()}"), "point")
+        assert out.read() == "point"  # as `/dev/stdout`, when a shell sends it to a file
+    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_nothing_takes_the_place_of_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        with pytest.raises(OSError, match="a socket"):
+            write_whole(path, "point")
+        assert path.is_socket()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_nothing_takes_the_place_of_a_disk(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    try:
+        os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(240, 77))  # of no driver
+    except OSError:
+        pytest.skip("this container has no devices")
+    with pytest.raises(OSError, match="a device"):
+        write_whole(path, "point")
+    assert path.is_block_device()
+
+
+@pytest.mark.parametrize("before", ["old", None])
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path, before: str | None) -> None:
+    (tmp_path / "folder").mkdir()
+    link, file = tmp_path / "link", tmp_path / "folder" / "file"
+    link.symlink_to(file)
+    if before is not None:
+        file.write_text(before)
+    write_whole(link, "point")
+    assert link.is_symlink() and file.read_text() == "point"
+    assert [*file.parent.iterdir()] == [file]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        write_whole(tmp_path / "loop", "point")
+
+
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "point"):
         with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import multiprocessing
 import os
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tvm
 from relax_helpers import module
+from rooms import imported, modules
 from tvm import relax, te, tirx
 
 import tvm_stretch as ts
@@ -20,6 +22,7 @@ from tvm_stretch.codegen import generate as generation
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.codegen.generate import generate, named_kernel
 from tvm_stretch.codegen.kernel_cache import KernelCache, digest
+from tvm_stretch.codegen.source_files import source_files
 from tvm_stretch.files import held
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import cpu_processor
@@ -278,11 +281,9 @@ def test_what_the_key_depends_on(folder: Path, what: str, monkeypatch: pytest.Mo
         with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
             run(kernel(), coder)
     else:
-        changed = folder.parent / "template.py"
-        changed.write_text("# another template")
-        files = [*generation._source_files(), changed]
+        files = {**source_files(), "tvm_stretch.rewriting": b"# another"}
         generation.compiler_versions.cache_clear()
-        monkeypatch.setattr(generation, "_source_files", lambda: files)
+        monkeypatch.setattr(generation, "source_files", lambda: files)
         run(kernel(), coder)
         monkeypatch.undo()
         generation.compiler_versions.cache_clear()
@@ -290,10 +291,41 @@ def test_what_the_key_depends_on(folder: Path, what: str, monkeypatch: pytest.Mo
 
 
 def test_all_sources_of_code_are_in_the_key() -> None:
-    files = {path.resolve() for path in generation._source_files()}
-    templates = set((Path(__file__).resolve().parents[2] / "targets" / "kernels").rglob("*.py"))
-    assert templates - files == set()  # those of GPUs, in a folder of their own, too
-    assert {"schedule_kernels.py", "opencl_code.py", "generate.py"} <= {f.name for f in files}
+    root, files = Path(__file__).resolve().parents[2], source_files()
+    templates = {path.read_bytes() for path in (root / "targets/kernels").rglob("[!_]*.py")}
+    assert templates <= {*files.values()}  # those of GPUs, in a folder of their own, too
+    named = {"passes.schedule_kernels", "codegen.opencl_code", "rewriting", "ir.expressions"}
+    assert {f"tvm_stretch.{name}" for name in named} <= {*files}
+
+
+def test_all_that_sources_of_code_import_is_in_the_key() -> None:
+    files, paths = source_files(), dict(modules())
+    for name in files:
+        for read, _ in imported(name, paths[name]):
+            of = read if read in paths else read.rpartition(".")[0]
+            assert of not in paths or of in files or of == "tvm_stretch", f"{name} imports {of}"
+
+
+def test_the_key_changes_with_each_source_of_code_and_with_our_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, version = source_files(), importlib.metadata.version
+    generation.compiler_versions.cache_clear()
+    seen = {generation.compiler_versions()}
+    for name in files:
+        changed = {**files, name: files[name] + b"\n"}
+        monkeypatch.setattr(generation, "source_files", lambda changed=changed: changed)
+        generation.compiler_versions.cache_clear()
+        seen.add(generation.compiler_versions())
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: version(name) + name.count("stretch") * "1"
+    )
+    generation.compiler_versions.cache_clear()
+    seen.add(generation.compiler_versions())
+    monkeypatch.undo()
+    generation.compiler_versions.cache_clear()
+    assert len(seen) == len(files) + 2
 
 
 def test_schedules_without_a_key_are_not_remembered(folder: Path) -> None:

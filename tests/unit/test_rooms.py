@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from rooms import ROOT, level_of, modules, tree_of
-
-
-def imported(module: str, path: Path, at_once: bool = False) -> Iterator[tuple[str, int]]:
-    """What a file imports, with the line: anywhere in it, or only when it is imported itself."""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = tree_of(path)
-    for node in tree.body if at_once else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - (node.level - 1)]
-            base = ".".join(filter(None, [*(above if node.level else ()), node.module or ""]))
-            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+from rooms import ROOT, imported, level_of, modules, tree_of
 
 
 def test_nobody_imports_from_a_room_above() -> None:

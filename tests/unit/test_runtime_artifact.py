@@ -9,9 +9,11 @@ import os
 import pickle
 import platform
 import re
+import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import fresh_process
@@ -20,13 +22,16 @@ import pytest
 import tvm
 from fingerprints import fingerprint
 from memory_growth import keeps_growing
+from relax_helpers import two_convolutions
 from small_models import WEIGHT, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import topi
 from tvm.support import cc
 
+import tvm_stretch as ts
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, StretchError
 from tvm_stretch.lowering.executor_graph import FORMAT
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.model import Model, load
 from tvm_stretch.runtime.seal import SEAL_BYTES, seal
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
@@ -130,6 +135,54 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.truncate(endless, 1 << 42)  # of a few bytes on the disk
     refused(endless, "64-bit ELF")
     assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("kind", ["socket", "pipe"])
+@pytest.mark.parametrize("write", [Model.export, Model.export_data])
+def test_artifacts_take_the_place_of_regular_files_alone(
+    model: Model, tmp_path: Path, kind: str, write: Callable[[Model, Path], None]
+) -> None:
+    path = tmp_path / "model.so"
+    with socket.socket(socket.AF_UNIX) as server:
+        os.mkfifo(path) if kind == "pipe" else server.bind(str(path))
+        before = path.stat()
+        with pytest.raises(
+            ArtifactError, match=rf"^expected a place to write .*, got a {kind} at "
+        ):
+            write(model, path)
+    assert os.path.samestat(path.stat(), before)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_an_artifact_is_written_where_a_link_points(
+    model: Model, artifact: Path, tmp_path: Path
+) -> None:
+    link, file = tmp_path / "link.so", tmp_path / "model.so"
+    link.symlink_to(file)
+    model.export(link)
+    assert link.is_symlink() and file.read_bytes() == artifact.read_bytes()
+    assert {*tmp_path.iterdir()} == {link, file}
+
+
+@pytest.mark.parametrize("write", ["report", "timeline", "plan", "onnx"])
+def test_what_people_read_takes_no_place_of_a_socket(
+    model: Model, tmp_path: Path, write: str
+) -> None:
+    path = tmp_path / "file.html"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        with pytest.raises(
+            ts.StretchError, match=r"^expected a place to write .*, got a socket at "
+        ):
+            if write == "report":
+                model.report(path)
+            elif write == "timeline":
+                model.timeline().write(path)
+            elif write == "plan":
+                Plan(("cpu",), (PlannedRegion("r0", "cpu", ("x",)),)).write(path)
+            else:
+                ts.to_onnx(two_convolutions(), path)
+        assert path.is_socket()
 
 
 @pytest.mark.parametrize("kilobytes", [0, 20, 100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 import zipfile
@@ -123,8 +124,10 @@ def run(args: argparse.Namespace) -> None:
     values = result if isinstance(result, tuple) else (result,)
     outputs = {info.name: value for info, value in zip(model.outputs, values, strict=True)}
     if args.output is not None:
-        with writing("the outputs", InputError), Path(args.output).open("wb") as file:
-            np.savez(file, **outputs)
+        content = io.BytesIO()
+        np.savez(content, **outputs)
+        with writing("the outputs", InputError):
+            write_whole(Path(args.output), content.getvalue())
     lines = [
         f"{info}\n{np.array2string(values, threshold=20, precision=5)}"
         for info, values in zip(model.outputs, values, strict=True)

@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -26,12 +25,11 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 from tvm.tirx.buffer import is_buffer_var
 
-from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
+from tvm_stretch.codegen.source_files import source_files
 from tvm_stretch.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.progress import count
 from tvm_stretch.rewriting import changed_block, rewrite
-from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
 _LONGEST_STEM = 120
@@ -166,19 +164,13 @@ def _settings() -> str:
     return f"{context.opt_level} {dict(context.config)}"
 
 
-def _source_files() -> list[Path]:
-    """All files that generate code of a fused kernel."""
-    files = sorted(path for folder in templates.__path__ for path in Path(folder).rglob("*.py"))
-    files += [Path(folder) / "schedule_kernels.py" for folder in passes.__path__]
-    return files + sorted(Path(__file__).parent.glob("*.py"))
-
-
 @functools.cache
 def compiler_versions() -> str:
     """Versions of everything that generates code."""
-    versions = [importlib.metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
-    sources = digest(*(path.read_bytes() for path in _source_files())).hex()
-    return " ".join([*versions, sources])
+    packages = ("tvm-stretch", "apache-tvm", "apache-tvm-ffi")
+    sources = (part for file in source_files().items() for part in (file[0].encode(), file[1]))
+    versions = map(importlib.metadata.version, packages)
+    return " ".join([*versions, digest(*sources).hex()])
 
 
 compiler_versions()  # now, because files may change while this process runs the loaded code

@@ -33,7 +33,7 @@ from tvm_stretch.cost.generic_features import families as all_families
 from tvm_stretch.cost.launching import Launching, launching_of
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import is_finite, replace_whole, sealed, writing
+from tvm_stretch.files import is_finite, sealed, write_whole, writing
 from tvm_stretch.formats import Format
 from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import Features
@@ -175,7 +175,7 @@ class MeasuredModel:
         path = Path(path)
         with writing("the cost model", CostModelError):
             make_folder(path.parent)
-            replace_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
+            write_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
 
     def _to_json(self) -> dict[str, Any]:
         return {

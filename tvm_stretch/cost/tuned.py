@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm_stretch.cost.fingerprint import check_device, fingerprint
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import replace_whole, sealed, writing
+from tvm_stretch.files import sealed, write_whole, writing
 from tvm_stretch.formats import Format
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.targets.kernels.conv import ConvConfig
@@ -73,7 +73,7 @@ class Tuned:
         }
         with writing(FORMAT.what, CostModelError):
             make_folder(path.parent)
-            replace_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
+            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
 
     @staticmethod
     def read(path: Path, processor: Processor) -> Tuned:

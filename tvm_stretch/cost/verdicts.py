@@ -24,7 +24,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.cost.fingerprint import check_device, default_folder, fingerprint
 from tvm_stretch.cost.tuned import Tuned, tuned_path
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import replace_whole, sealed, writing
+from tvm_stretch.files import sealed, write_whole, writing
 from tvm_stretch.formats import Format
 from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.targets.processor import OpRule, Processor
@@ -87,7 +87,7 @@ class Verdicts:
         data = {**FORMAT.head, "device": self.device, "reasons": reasons}
         with writing(FORMAT.what, CostModelError):
             make_folder(path.parent)
-            replace_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
+            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:

@@ -19,7 +19,7 @@ from typing import Any
 from tvm_stretch.cost.fingerprint import check_device
 from tvm_stretch.cost.generic_features import MEASUREMENTS, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import read_whole, reason_of, replace_whole, writing
+from tvm_stretch.files import read_whole, reason_of, write_whole, writing
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import Features
@@ -109,7 +109,7 @@ class Dataset:
         head = json.dumps({**MEASUREMENTS.head, "device": dataset.device}, separators=(",", ":"))
         with writing(MEASUREMENTS.what, CostModelError):
             make_folder(dataset.path.parent)
-            replace_whole(dataset.path, head + "\n")
+            write_whole(dataset.path, head + "\n")
         return dataset
 
     @staticmethod

@@ -18,7 +18,7 @@ import tvm_ffi
 
 from tvm_stretch.elf import read_machine
 from tvm_stretch.errors import ArtifactError, RunError
-from tvm_stretch.files import held, new_folder, remove_abandoned, writing
+from tvm_stretch.files import held, new_folder, remove_abandoned, replaceable, writing
 from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.seal import check_seal, require_seal
 
@@ -33,7 +33,10 @@ def copy_artifact(source: PrivateCopy, path: Path) -> None:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A temporary folder; its file `path.name` replaces `path` once it is safe on disk."""
+    """A temporary folder; its file `path.name` replaces `path` once it is safe on disk.
+
+    If `path` is a link, the file that it names is replaced.
+    """
     if not path.parent.is_dir():
         raise ArtifactError(
             f"expected an existing folder for the artifact, got {path.parent}; create it first"
@@ -42,18 +45,19 @@ def written_beside(path: Path) -> Iterator[Path]:
         raise ArtifactError(
             f"expected a file for the artifact, got the folder {path}; name a file in it"
         )
-    _remove_leftovers(path)
     with writing("the artifact", ArtifactError):
-        with held(lambda: new_folder(path.parent, f".{path.name}.")) as (folder, _):
+        real = replaceable(path)
+        _remove_leftovers(real)
+        with held(lambda: new_folder(real.parent, f".{real.name}.")) as (folder, _):
             try:
                 yield folder
                 written = folder / path.name
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
-                written.replace(path)
+                written.replace(real)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        folder_handle = os.open(path.parent, os.O_RDONLY)
+        folder_handle = os.open(real.parent, os.O_RDONLY)
         try:
             os.fsync(folder_handle)
         finally:
