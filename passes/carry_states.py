@@ -39,7 +39,7 @@ from tvm import relax
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.states import STATES, Counter, Greedy, Kept, write_states
+from tvm_stretch.ir.states import CARRIED, STATES, Counter, Greedy, Kept, next_name, write_states
 from tvm_stretch.passes.guard_operators import results_of
 
 States = Mapping[str, str | Greedy | Counter]
@@ -50,7 +50,8 @@ Rooms = Mapping[str, tuple[int, int]]
 def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) -> tvm.IRModule:
     """See the module docstring; an ``*`` in two names stands for the same text.
 
-    Without `rooms`, a state has room for what this network appends.
+    Buffers that the network itself changes are states, too. Without `rooms`, a state has room for
+    what this network appends.
 
     Raises:
         InputError: a name is none of the network, or an output does not fit its input.
@@ -60,7 +61,8 @@ def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) 
     names = [str(name) for name in (main.attrs or {}).get("output_names", [])]
     names = names or [f"output{place}" for place in range(len(results))]
     params = {param.name: param for param in main.params}
-    wanted = _expand(states, list(params), names)
+    declared = {str(name): next_name(str(name)) for name in (main.attrs or {}).get(CARRIED, ())}
+    wanted = _expand({**declared, **states}, list(params), names)
     outputs = dict(zip(names, results, strict=True))
     shown = [name for name in names if name not in wanted.values()]
     body = _Body(main)
@@ -71,11 +73,10 @@ def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) 
         value = body.following(param, source, outputs)
         own = _growth(value, param)
         growth[name] = axis, room = own if rooms is None else rooms.get(name, (own[0], 0))
-        size = shape_of(param)[axis] + room
         if room:
             held[name] = body.hold(param, axis, room)
         if own[1] > room:
-            value = body.last(value, axis, size)
+            value = body.last(value, axis, shape_of(param)[axis] + room)
         elif own[1] < room:
             value = body.after(held[name], own[1], value, axis, room)
         following[name] = value

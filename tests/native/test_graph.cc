@@ -131,6 +131,12 @@ TEST(Graph, SlidesOfStates) {
   EXPECT_EQ(ErrorOf(Sliding("0", "1")).find("slide"), std::string::npos);
 }
 
+TEST(Graph, FirstValuesOfStatesLieInTheWeights) {
+  const std::string found = ErrorOf(Sliding("64,\"initial\":1048576"));
+  EXPECT_NE(found.find("states[0].initial"), std::string::npos) << found;
+  EXPECT_EQ(GraphSpec::FromJSON(Sliding("64,\"initial\":-1")).states[0].initial, -1);
+}
+
 // The same graph with one length, whose runs slide by these bytes.
 std::string SlidingLength(const std::string& slides) {
   const std::string length = R"("lengths":[{"name":"n=1","sizes":{"n":1},"inputs":[],)"

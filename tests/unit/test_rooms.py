@@ -40,6 +40,7 @@ DEFERRED = {
     "tvm_stretch.frontend.torch_program": "torch is optional",
     "tvm_stretch.frontend.torch_quantised": "torch is optional",
     "tvm_stretch.frontend.torch_reader": "torch is optional",
+    "tvm_stretch.frontend.torch_states": "torch is optional",
     "tvm_stretch.runtime.asynchronous": "only background runs need threads",
     "tvm_stretch.runtime.autoload": "plain `import tvm` runs it, before tvm_ffi is complete",
     "tvm_stretch.runtime.report": "only graphs for Netron need onnx",

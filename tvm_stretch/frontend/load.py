@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import tvm
 
-from tvm_stretch.errors import InputError, ModelError
+from tvm_stretch.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.files import open_regular, reason_of
 from tvm_stretch.frontend.lengths import Shape, sized
 from tvm_stretch.frontend.network_limits import check_sizes
@@ -21,6 +21,7 @@ from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.tflite_reader import is_tflite, read_tflite
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.ir.culprit import blaming
+from tvm_stretch.ir.states import CARRIED
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.carry_states import Rooms, States, carry_states
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
@@ -69,8 +70,8 @@ def load_network(
     step()
     check_sizes(mod)
     with blaming(mod):
-        if states is not None:
-            mod = carry_states(mod, states, rooms)
+        if states is not None or CARRIED in (mod["main"].attrs or {}):
+            mod = carry_states(mod, states or {}, rooms)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
         return settle_guards(_canonicalise(guarded))
@@ -98,6 +99,11 @@ def load_trainable(
     """
     mod = _read(source, shapes)
     check_sizes(mod)
+    if changed := (mod["main"].attrs or {}).get(CARRIED):
+        raise UnsupportedError(
+            f"expected a network that changes no buffers, got one that writes to {[*changed]}; "
+            "export it in eval mode"
+        )
     with blaming(mod):
         return _trainable(mod)
 

@@ -42,6 +42,29 @@ _KEPT = (
 _ASSERTIONS = ("_assert_async.default", "_assert_async.msg", "_assert_scalar.default")
 
 
+_BATCHES = (
+    "_native_batch_norm_legit_functional.default",
+    "_native_batch_norm_legit.no_stats",
+    "_native_batch_norm_legit.default",
+)
+"""Norms by the statistics of the batch, where TVM's importer takes those of the training."""
+
+
+def _overload(name: str) -> Any:
+    """The operator of a name such as `add.Tensor`."""
+    import torch
+
+    operator, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, operator), overload)
+
+
+def _rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *training: Any) -> Any:
+    """In eval mode, which is the only one that is not random."""
+    import torch
+
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
 _DIVISIONS = ("div.Tensor", "div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
 
 
@@ -51,11 +74,13 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     Assertions about numbers are left out: kernels have none.
     """
     import torch
+    from torch._decomp import decomposition_table
 
     table = torch.export.default_decompositions()
     for name in (*_KEPT, *RECURRENT):
-        operator, _, overload = name.partition(".")
-        table.pop(getattr(getattr(torch.ops.aten, operator), overload), None)
+        table.pop(_overload(name), None)
+    table.update({_overload(name): decomposition_table[_overload(name)] for name in _BATCHES})
+    table[torch.ops.aten.rrelu.default] = _rrelu
     program = program.run_decompositions(table)
     while more := _further(program, table):
         table.update(more)

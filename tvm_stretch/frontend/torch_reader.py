@@ -14,6 +14,7 @@ from tvm_stretch.frontend.torch_importer import import_program
 from tvm_stretch.frontend.torch_operators import converters, decomposed
 from tvm_stretch.frontend.torch_quantised import quantised_converters, register_quantised
 from tvm_stretch.frontend.torch_recurrent import recurrent_converters
+from tvm_stretch.frontend.torch_states import carry, expose_states, refuse_random
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -50,13 +51,16 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            refuse_random(program)
             program = decomposed(program)
+            refuse_random(program)
+            first = expose_states(program)
             own = {
                 **converters(),
                 **recurrent_converters(program),
                 **quantised_converters(program),
             }
-            return import_program(program, own)
+            return carry(import_program(program, own), first)
     except StretchError:
         raise
     except Exception as error:  # the importer raises many kinds

@@ -13,6 +13,10 @@ STATES = "states"
 """The attribute of ``main``: text of the number of the caller's results, and for each of the last
 parameters a `Kept`."""
 
+CARRIED = "carried"
+"""The attribute of ``main``: first values of parameters that the network itself declares as states,
+by name; the result `next_name` of each is its next value."""
+
 WRITES_PLACES = "tvm_stretch.writes_places"
 """The attribute of a kernel that copies a tensor and then writes rows at places of it."""
 
@@ -54,6 +58,11 @@ class Kept:
     result: int  # position of the result that it holds after a run
     axis: int = 0
     grown: int = 0
+
+
+def next_name(name: str) -> str:
+    """The name of the result that becomes a state which the network itself declares."""
+    return f"next_{name}"
 
 
 def write_states(results: int, states: Sequence[Kept]) -> str:

@@ -124,6 +124,7 @@ class State:
     # of the output is a copy of the input that the executor makes; otherwise -1
     starts: int = -1
     row: int = 0  # bytes of such a row
+    initial: int = -1  # offset of its first value in the weights; -1: zeros
 
 
 @dataclass(frozen=True)

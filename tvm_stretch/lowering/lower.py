@@ -24,8 +24,9 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.expressions import tensor_bytes
 from tvm_stretch.ir.guards import read_guards
-from tvm_stretch.ir.states import Kept, read_states
+from tvm_stretch.ir.states import CARRIED, Kept, read_states
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.dependences import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.executor_graph import (
@@ -97,6 +98,7 @@ def lower(
     walks = [walk, *(walk.over(one) for one in others)]
     visited = [_visit(one) for one in walks]
     held, states = read_states(mod["main"])
+    initial = _initial(mod["main"], weights)
     seen = [(own.inputs, outputs, own.regions) for own, outputs in zip(walks, visited, strict=True)]
     slides = slide_states(seen, states, held or 0)
     written = write_states(seen, states, held or 0, walk.kernels)
@@ -115,7 +117,7 @@ def lower(
     graph = Graph(
         inputs=first.inputs,
         held=first.held,
-        states=_states(states, slides, written),
+        states=_states(states, slides, written, initial),
         outputs=first.outputs,
         kept=first.kept,
         guards=first.guards,
@@ -142,7 +144,10 @@ def lower(
 
 
 def _states(
-    states: Sequence[Kept], slides: Sequence[tuple[int, ...]], written: Sequence[Written | None]
+    states: Sequence[Kept],
+    slides: Sequence[tuple[int, ...]],
+    written: Sequence[Written | None],
+    initial: Mapping[int, int],
 ) -> tuple[State, ...]:
     """The states, and how each comes to its next value."""
     return tuple(
@@ -153,9 +158,21 @@ def _states(
             max(own),
             starts=rows.starts if rows else -1,
             row=rows.row if rows else 0,
+            initial=initial.get(place - len(states), -1),
         )
-        for state, own, rows in zip(states, slides, written, strict=True)
+        for place, (state, own, rows) in enumerate(zip(states, slides, written, strict=True))
     )
+
+
+def _initial(main: relax.Function, weights: WeightsBlob) -> dict[int, int]:
+    """Offsets of the first values of states, if they are not zeros, by the place from the end."""
+    values = (main.attrs or {}).get(CARRIED, {})
+    places = {param.name: place - len(main.params) for place, param in enumerate(main.params)}
+    return {
+        places[str(name)]: weights.add(value)
+        for name, value in values.items()
+        if tensor_bytes(value).any()
+    }
 
 
 def length_name(sizes: Mapping[str, int]) -> str:

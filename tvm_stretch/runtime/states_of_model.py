@@ -3,7 +3,7 @@
 model.states["position"]          # its value now
 model.states["token"] = prompt    # the next run reads this
 model.run_steps(64)               # 64 runs in C++; outputs of all steps
-model.reset()                     # all states are zero again
+model.reset()                     # all states are as before the first run
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StatesOfModel(MeasuresOfModel):
         return States(self.module, specs, grown)
 
     def reset(self) -> None:
-        """Set all states to zero, as they were before the first run."""
+        """Set all states to what they were before the first run: zeros, or values of buffers."""
         self._load()
         self.module["reset"]()
 

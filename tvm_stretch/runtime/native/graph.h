@@ -99,6 +99,7 @@ struct StateSpec {
   // the rest of the next input is a copy of this one; otherwise -1.
   int64_t starts;
   int64_t row;
+  int64_t initial;  // where its first value begins in the weights; -1: zeros
 };
 
 // The ports of the networks whose inputs have one of the lengths for which a graph was compiled.

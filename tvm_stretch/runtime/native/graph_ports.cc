@@ -164,7 +164,10 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
       RefuseGraph("a slide of whole vectors to an output of its own", item.where());
     }
     const auto [starts, row] = ReadWrittenRows(item, *graph);
-    graph->states.push_back(StateSpec{input, output, slide, starts, row});
+    const int64_t room = graph->weights_bytes - to.bytes;
+    const int64_t initial =
+        item.Has("initial") ? item["initial"].Int(-1, std::max(room, int64_t{-1})) : -1;
+    graph->states.push_back(StateSpec{input, output, slide, starts, row, initial});
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
     RefuseGraph("a state for each held input", list.where());

@@ -125,6 +125,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
     taken_.clear();
     if (!spare_) throw *lost_;
   }
+  const auto begins = [](const StateSpec& state) { return state.initial >= 0; };
+  if (std::any_of(spec_.states.begin(), spec_.states.end(), begins)) ResetStates();
   AddInstance(this);
 }
 
@@ -223,7 +225,12 @@ void Instance::PlaceNextStates() {
 
 void Instance::ResetStates() {
   for (const StateSpec& state : spec_.states) {
-    std::memset(inputs_[state.input], 0, spec_.input(state.input).bytes);
+    const size_t bytes = spec_.input(state.input).bytes;
+    if (state.initial < 0) {
+      std::memset(inputs_[state.input], 0, bytes);
+    } else {
+      std::memcpy(inputs_[state.input], memory_.constant + state.initial, bytes);
+    }
   }
   written_.Forget();
 }

@@ -52,7 +52,7 @@ class Instance {
   // Results of the last run become the states of the next one.
   void Advance();
 
-  // All states are zero again.
+  // All states are what they were before the first run.
   void ResetStates();
 
   // The caller has written to the memory of a state.
