@@ -12,6 +12,8 @@ NaN.
 
 from __future__ import annotations
 
+import math
+
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -40,6 +42,7 @@ def _keep_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def swap(expr: tirx.Max | tirx.Min) -> Expr:
         """Put the operand that may be NaN second; see the module docstring."""
         bound = isinstance(expr.b, tirx.FloatImm) and not isinstance(expr.a, tirx.FloatImm)
+        bound = bound and not math.isnan(expr.b.value)
         first = expr.a.source if isinstance(expr.a, TensorLoad) else None
         runs = first is not None and any(first.same_as(buffer) for buffer in running)
         return type(expr)(expr.b, expr.a) if bound or runs else expr

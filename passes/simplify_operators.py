@@ -1,7 +1,7 @@
 """Write equal computations equally, one operator at a time.
 
     add(const, x)                    ->   add(x, const)
-    divide(x, 6.0), subtract(x, c)   ->   multiply(x, 1/6), add(x, -c)
+    divide(x, 4.0), subtract(x, c)   ->   multiply(x, 0.25), add(x, -c)
     clip(clip(x, 0, inf), -inf, 6)   ->   clip(x, 0, 6)
     clip(x, 0, inf), maximum(x, 0)   ->   nn.relu(x)
     multiply(x, sigmoid(x))          ->   nn.silu(x)
@@ -33,7 +33,7 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
-from tvm_stretch.ir.operators import POINTWISE, kind_of
+from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.views import RESHAPES
 
 _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
@@ -41,43 +41,11 @@ _LONG = 1 << 16
 """Longer ranges stay operators, because constants would make the artifact larger."""
 
 _CONVS = {f"nn.conv{rank}d" for rank in (1, 2, 3)}
-_ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
-_COMPARISONS = "equal not_equal less less_equal greater greater_equal"
-_STEPS = {"quantize", *_ROUNDINGS.split(), *_COMPARISONS.split()}
-"""Operators that are sensitive to the last bit: 41 * (1 / 41) is less than 1."""
-_MOVES = {"permute_dims", "broadcast_to", "concat", "split", "strided_slice", "take", "where"}
-_LOCAL = {*RESHAPES, *_MOVES, *POINTWISE}
-"""Operators whose elements depend on few elements, and are exact only if these are."""
-
-
-def _exact(function: relax.Function) -> set[relax.Var]:
-    """Variables that steps and casts to integers read, directly or through local operators."""
-    found: set[relax.Var] = set()
-    for block in reversed(function.body.blocks):
-        for binding in reversed(block.bindings):
-            call = binding.value
-            name = kind_of(call)
-            steps = name in _STEPS or (name == "astype" and not is_float(call))
-            local = name in _LOCAL or isinstance(call, relax.Tuple | relax.TupleGetItem)
-            if steps or (local and binding.var in found):
-                found.update(relax.analysis.free_vars(call))
-    return found
 
 
 @relax.expr_functor.mutator
 class _Simplifier(SourceRewriter):
     """A rule returns None if it does not apply."""
-
-    def __init__(self, mod: tvm.IRModule, exact: set[relax.Var]) -> None:
-        super().__init__(mod)
-        self.must_be_exact = exact
-        self.exact = False
-        """Whether the visited binding must keep its last bit."""
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Record whether the binding must be exact."""
-        self.exact = binding.var in self.must_be_exact
-        super().visit_var_binding_(binding)
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """Apply the first rule that fits, and once more one that fits its result."""
@@ -138,19 +106,16 @@ def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``x / c -> x * (1 / c)`` unless the reciprocal leaves the range of normal numbers.
-
-    If the result must be exact, only for powers of two: a step would turn a bit less than 1 into 0.
-    """
+    """``x / 4 -> x * 0.25``: only powers of two have exact reciprocals."""
     value = s.constant(call.args[1])
     if value is None or not is_float(call) or s.constant(call.args[0]) is not None:
         return None
-    if s.exact and (np.abs(np.frexp(value.astype("float64"))[0]) != 0.5).any():
-        return None
+    wide = value.astype("float64")
     with np.errstate(all="ignore"):
-        inverse = (1 / value.astype("float64")).astype(value.dtype)
-    tiny = np.finfo(value.dtype).tiny if value.dtype.kind == "f" else None
-    if tiny is None or not np.isfinite(inverse).all() or (np.abs(inverse) < tiny).any():
+        inverse = (1 / wide).astype(value.dtype)
+    tiny = np.finfo(value.dtype).tiny if value.dtype.kind == "f" else np.inf
+    is_power = (np.abs(np.frexp(wide)[0]) == 0.5) & np.isfinite(inverse)
+    if not (is_power & (np.abs(inverse) >= tiny)).all():
         return None
     return relax.op.multiply(call.args[0], constant(inverse))
 
@@ -164,10 +129,13 @@ def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``x + 0 -> x``, ``x * 1 -> x``."""
+    """``x + -0.0 -> x``, ``x * 1 -> x``; a sum of -0.0 and 0.0 is 0.0."""
     value = s.constant(call.args[1])
+    if value is None or shape_of(call) != shape_of(call.args[0]):
+        return None
     unit = 0 if kind_of(call) == "add" else 1
-    if value is None or shape_of(call) != shape_of(call.args[0]) or not (value == unit).all():
+    changes_sign = unit == 0 and is_float(call) and not np.signbit(value).all()
+    if changes_sign or not (value == unit).all():
         return None
     return call.args[0]
 
@@ -189,7 +157,7 @@ def small_power(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     value = s.constant(call.args[1])
     if value is None or value.size != 1 or value.item() not in (3, 4) or not is_float(call):
         return None
-    if s.exact or shape_of(call) != shape_of(call.args[0]):
+    if shape_of(call) != shape_of(call.args[0]):
         return None
     x = call.args[0]
     square = s.emit(relax.op.multiply(x, x))
@@ -385,6 +353,4 @@ class SimplifyOperators:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewrite_functions(
-            mod, lambda mod, function: _Simplifier(mod, _exact(function)).visit_expr(function)
-        )
+        return rewrite_functions(mod, lambda mod, function: _Simplifier(mod).visit_expr(function))

@@ -10,6 +10,7 @@ from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
+from tvm_stretch.passes.round_products import RoundProducts
 
 
 def kernel_phases(
@@ -34,5 +35,6 @@ def kernel_phases(
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
         KeepNan(),  # maximum and minimum propagate NaN and infinities
+        RoundProducts(),  # before polynomials, which need no rounding in between
         *((ExpandMath(doubles),) if expand_math else ()),
     )

@@ -21,6 +21,8 @@ from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.machine import CORES
 
+from .float_arithmetic import simplify_integers
+
 _t, _s = tirx.transform, s_tir.transform
 
 _FROM_BLOCKS = (
@@ -30,7 +32,7 @@ _FROM_BLOCKS = (
     _s.ConvertBlocksToOpaque(),
     _s.CompactBufferAllocation(),
     _s.LowerMatchBuffer(),
-    _s.StmtSimplify(),
+    simplify_integers(_s.StmtSimplify()),
     _s.LowerOpaqueBlock(),
 )
 _FLAT = (_t.FlattenBuffer(), _t.BF16ComputeLegalize())
@@ -38,9 +40,7 @@ _NARROW = (_t.NarrowDataType(32), _s.LoopPartition())
 _VECTORS = (_t.VectorizeLoop(True), _t.StorageRewrite())
 _UNROLLED = (_t.UnrollLoop(),)  # late: earlier, every pass would visit each unrolled statement
 _SIMPLE = (
-    _s.RenormalizeSplitPattern(),
-    _t.StmtSimplify(),
-    _t.RemoveNoOp(),
+    simplify_integers(_s.RenormalizeSplitPattern(), _t.StmtSimplify(), _t.RemoveNoOp()),
     _s.RewriteUnsafeSelect(),
 )
 _FUNCTIONS = (

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.ir import IRModule
+from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
@@ -45,6 +45,7 @@ from tvm_stretch.targets.kernels.gpu.groups import IMAGES, WHOLE_QUADS
 
 from . import folded_addresses
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
+from .float_arithmetic import opencl_product, product_prelude, simplify_integers
 from .generate import generate
 from .images import read_images, taking_image
 from .nan_safe import nan_safe, nan_safe_prelude
@@ -117,8 +118,9 @@ def compile_opencl(
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
         texts = [folded_addresses.PRELUDE, BELL_PRELUDE, *texts]
-    texts = [nan_safe_prelude("".join(texts), on_cpu=on_cpu), *texts]
-    code = {"sources": [_PRELUDE + "".join(texts)], "kernels": data, "options": ""}
+    written = "".join(texts)
+    preludes = [nan_safe_prelude(written, on_cpu=on_cpu), product_prelude(written)]
+    code = {"sources": [_PRELUDE + "".join(preludes) + written], "kernels": data, "options": ""}
     return json.dumps(code, separators=(",", ":"))
 
 
@@ -209,7 +211,9 @@ def _source(
     call: DeviceCall, target: Target, on_cpu: bool, whole: bool, images: Collection[int]
 ) -> str:
     t = tirx.transform
-    lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
+    lower = tvm.transform.Sequential(
+        [t.LowerWarpMemory(), simplify_integers(t.StmtSimplify()), t.LowerIntrin()]
+    )
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
     body = rewrite(
         lowered.body,
@@ -217,6 +221,7 @@ def _source(
         (tirx.Broadcast, _splat),
         (tirx.Shuffle, _vector_of_lanes),
         (TensorLoad, _gathered),
+        (Call, opencl_product),
     )
     tensors = list(zip(lowered.params, call.memory, strict=True))
     seen = [param for param, (kind, number) in tensors if kind == "buffer" and number in images]

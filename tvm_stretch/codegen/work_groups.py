@@ -22,8 +22,10 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
+from tvm_stretch.passes.round_products import fenced
 from tvm_stretch.rewriting import changed_block, rewrite
 
+from .float_arithmetic import simplify_integers
 from .private_memory import bytes_of, place_temporaries, whole_lines
 
 PREFETCH = "tvm_stretch_prefetch"
@@ -192,8 +194,13 @@ def _has_barriers(function: tirx.PrimFunc) -> bool:
 
 
 def _portable_call(call: Call) -> tvm.ir.Expr:
-    """Replace LLVM's intrinsics: a prefetch by the prelude's macro, a fence by its operand."""
+    """Replace LLVM's intrinsics: a prefetch by the prelude's macro, a fence by its operand.
+
+    A fenced product stays until there are vectors (`float_arithmetic.opencl_product`).
+    """
     name = getattr(call.op, "name", "")
+    if fenced(call) is not None:
+        return call
     if name == "tirx.call_llvm_pure_intrin":
         return call.args[1]
     if name == "tirx.call_llvm_intrin":
@@ -325,12 +332,14 @@ def _pipeline(on_cpu: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
         s.LiftThreadBinding(),
-        t.StmtSimplify(),  # otherwise the next pass divides by zero in a // 4 - a // 4
+        simplify_integers(
+            t.StmtSimplify()
+        ),  # otherwise the next pass divides by zero in a // 4 - a // 4
         s.CompactBufferAllocation(),
         s.LowerAutoCopy(),
         s.UnifyThreadBinding(),
         s.LowerMatchBuffer(),
-        t.StmtSimplify(),
+        simplify_integers(t.StmtSimplify()),
         s.LowerOpaqueBlock(),
         t.FlattenBuffer(),
         *narrow,
@@ -338,8 +347,7 @@ def _pipeline(on_cpu: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
         t.VectorizeLoop(True),
         storage,
         t.UnrollLoop(),
-        t.StmtSimplify(),
-        t.RemoveNoOp(),
+        simplify_integers(t.StmtSimplify(), t.RemoveNoOp()),
         s.RewriteUnsafeSelect(),
         t.AnnotateEntryFunc(),
         *barriers,

@@ -1,0 +1,50 @@
+"""Round every product of the network before the sum that reads it.
+
+    product[i] = x[i] * y[i]          product[i] = fence(x[i] * y[i])
+    sum[i] = product[i] + z[i]   ->   sum[i] = product[i] + z[i]
+
+Processors have an instruction that multiplies, adds and rounds once, and LLVM uses it wherever a
+product is added. A network that says two operators means two roundings: programs split numbers
+into halves by the error of a product. Only blocks that compute one product and nothing else are
+changed, which are operators of the network; sums of templates and polynomials keep the instruction.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import Call, Expr
+from tvm.target.codegen import llvm_lookup_intrinsic_id
+
+from tvm_stretch.rewriting import changed_block, rewrite, rewrite_kernels
+
+_FENCE = "llvm.arithmetic.fence"
+_FENCE_ID = llvm_lookup_intrinsic_id(_FENCE)
+
+
+@tvm.transform.module_pass(opt_level=0, name="RoundProducts")
+class RoundProducts:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return rewrite_kernels(
+            mod, lambda func: func.with_body(rewrite(func.body, (s_tir.SBlock, _rounded)))
+        )
+
+
+def _rounded(block: s_tir.SBlock) -> s_tir.SBlock:
+    store = block.body
+    if block.init is not None or not isinstance(store, tirx.BufferStore):
+        return block
+    value = store.value
+    if not isinstance(value, tirx.Mul) or str(value.ty.dtype) not in ("float32", "float64"):
+        return block
+    product = tirx.call_llvm_pure_intrin(str(value.ty.dtype), _FENCE, value)
+    return changed_block(block, body=tirx.BufferStore(store.buffer, product, store.indices))
+
+
+def fenced(call: Call) -> Expr | None:
+    """The product behind a fence of this pass; None for other calls."""
+    is_intrinsic = getattr(call.op, "name", "") == "tirx.call_llvm_pure_intrin"
+    is_fence = is_intrinsic and int(call.args[0]) == _FENCE_ID
+    return call.args[1] if is_fence and isinstance(call.args[1], tirx.Mul) else None

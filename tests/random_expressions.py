@@ -1,0 +1,253 @@
+"""Random expressions of floats, compared with NumPy bit by bit.
+
+    python tests/random_expressions.py --count 100000 --seed 0 --target llvm
+
+A compiler may not treat floats as real numbers: `(x + 1) - x` is not 1, `x * 0` is not always 0
+and `x != x` is true for NaN. Every expression is one output of a network in ONNX; the operators
+round once in IEEE 754 (or not at all), so each has exactly one right answer. NaN equals NaN here,
+whatever its bits. A wrong expression is cut down to its smallest part that is wrong by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import tvm_stretch as ts
+
+VALUES = np.array(
+    [
+        *(0.0, -0.0, 1.0, -1.0, 1.4, 0.1, -0.3, 3.0, 1e10, -1e10, 12582912.0, 4097.0),
+        *(2.0**24 - 1, 2.0**24, 2.0**24 + 2, -(2.0**24) - 2, 0.5, 1.5, 2.5, -2.5),
+        *(np.inf, -np.inf, np.nan, 3.4028235e38, -3.4028235e38, 1.1754944e-38, 1e-40, -1e-45),
+        *(7.0, -7.5, 1 / 3, 1e-5),
+    ],
+    dtype="float32",
+)
+"""Numbers that tell floats from real numbers: every pair of them is tried."""
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+}
+_SINGLE: dict[str, Callable[..., Any]] = {
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sqrt": np.sqrt,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Reciprocal": lambda x: np.float32(1) / x,
+    "Sign": np.sign,
+    "Identity": lambda x: x,
+}
+_BEST: dict[str, Callable[..., Any]] = {"Max": np.maximum, "Min": np.minimum}
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
+}
+_JOINED: dict[str, Callable[..., Any]] = {"And": np.logical_and, "Or": np.logical_or}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An operator and its operands; ``op`` is ``input`` or ``constant`` at a leaf."""
+
+    op: str
+    operands: tuple[Expression, ...] = ()
+    value: float = 0.0  # of a constant, or the number of an input
+
+    def __str__(self) -> str:
+        if self.op == "input":
+            return "xyz"[int(self.value)]
+        if self.op == "constant":
+            return repr(np.float32(self.value).item())
+        return f"{self.op}({', '.join(map(str, self.operands))})"
+
+
+class Dice:
+    """Draws expressions; a seed always gives the same ones."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def one_of(self, choices: Sequence[Any]) -> Any:
+        return choices[int(self._random.integers(len(choices)))]
+
+    def number(self, depth: int, used: list[Expression]) -> Expression:
+        """An expression of type float; parts that were used before come again, as in x - x."""
+        if used and self._random.random() < 0.25:
+            return self.one_of(used)
+        kind = self._random.random()
+        if depth == 0 or kind < 0.1:
+            if self._random.random() < 0.3:
+                found = Expression("constant", value=float(self.one_of(VALUES)))
+            else:
+                found = Expression("input", value=float(self._random.integers(3)))
+        elif kind < 0.65:
+            op = self.one_of([*_ARITHMETIC, *_ARITHMETIC, *_BEST])
+            found = Expression(op, (self.number(depth - 1, used), self.number(depth - 1, used)))
+        elif kind < 0.85:
+            found = Expression(self.one_of(list(_SINGLE)), (self.number(depth - 1, used),))
+        else:
+            condition = self.condition(depth - 1, used)
+            both = self.number(depth - 1, used), self.number(depth - 1, used)
+            found = Expression("Where", (condition, *both))
+        used.append(found)
+        return found
+
+    def condition(self, depth: int, used: list[Expression]) -> Expression:
+        """An expression of type bool."""
+        kind = self._random.random()
+        if depth == 0 or kind < 0.6:
+            depth = max(depth - 1, 0)
+            op = self.one_of(list(_COMPARED))
+            return Expression(op, (self.number(depth, used), self.number(depth, used)))
+        if kind < 0.8:
+            return Expression("Not", (self.condition(depth - 1, used),))
+        op = self.one_of(list(_JOINED))
+        return Expression(op, (self.condition(depth - 1, used), self.condition(depth - 1, used)))
+
+
+def inputs() -> list[np.ndarray]:
+    """Three vectors whose elements meet in every pair."""
+    x, y = (grid.ravel() for grid in np.meshgrid(VALUES, VALUES))
+    return [x, y, np.roll(x, 5) * np.float32(0.75)]
+
+
+def expected(expression: Expression, given: Sequence[np.ndarray]) -> np.ndarray:
+    """NumPy's answer in float32."""
+    if expression.op == "input":
+        return given[int(expression.value)]
+    if expression.op == "constant":
+        return np.full_like(given[0], np.float32(expression.value))
+    operands = [expected(operand, given) for operand in expression.operands]
+    if expression.op == "Where":
+        return np.where(*operands)
+    if expression.op == "Not":
+        return np.logical_not(*operands)
+    tables = {**_ARITHMETIC, **_SINGLE, **_BEST, **_COMPARED, **_JOINED}
+    return np.asarray(tables[expression.op](*operands))
+
+
+def model(expressions: Sequence[Expression], size: int) -> ModelProto:
+    """A network with one output for each expression; equal parts are one node."""
+    nodes: dict[str, str] = {}  # by the expression's text: 0.0 and -0.0 are equal numbers
+    listed: list[Any] = []
+    constants: list[Any] = []
+
+    def name_of(expression: Expression) -> str:
+        text = str(expression)
+        if text in nodes:
+            return nodes[text]
+        name = nodes[text] = text if expression.op == "input" else f"v{len(nodes)}"
+        if expression.op == "constant":
+            constants.append(numpy_helper.from_array(np.float32(expression.value), name))
+        elif expression.op != "input":
+            operands = [name_of(operand) for operand in expression.operands]
+            listed.append(helper.make_node(expression.op, operands, [name]))
+        return name
+
+    results = []
+    for number, expression in enumerate(expressions):
+        floats = helper.make_node("Cast", [name_of(expression)], [f"out{number}"], to=1)
+        listed.append(floats)
+        shape = () if not reads_input(expression) else (size,)
+        results.append(helper.make_tensor_value_info(f"out{number}", TensorProto.FLOAT, shape))
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (size,)) for n in "xyz"]
+    graph = helper.make_graph(listed, "expressions", given, results, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def reads_input(expression: Expression) -> bool:
+    """Whether an expression depends on an input."""
+    return expression.op == "input" or any(map(reads_input, expression.operands))
+
+
+def differences(
+    expressions: Sequence[Expression], targets: Sequence[Any], **options: Any
+) -> dict[Expression, str]:
+    """The expressions whose answer is not NumPy's, each with the first place that differs."""
+    given = inputs()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        compiled = ts.compile(model(expressions, given[0].size), list(targets), **options)
+        answers = compiled(*given)
+        answers = answers if isinstance(answers, tuple) else (answers,)
+        found = {}
+        for expression, answer in zip(expressions, answers, strict=True):
+            right = expected(expression, given).astype("float32")
+            answer = np.broadcast_to(answer, right.shape)
+            wrong = ~same(answer, right, signs=not _loses_signs(expression))
+            if wrong.any():
+                place = int(np.argmax(wrong))
+                x = [vector[place].item() for vector in given]
+                found[expression] = f"{answer[place]!r}, not {right[place]!r}, for xyz = {x}"
+    return found
+
+
+def same(answer: np.ndarray, right: np.ndarray, *, signs: bool = True) -> np.ndarray:
+    """Equal numbers, and NaN for NaN; the sign of a zero counts if ``signs``."""
+    equal = (answer == right) | (np.isnan(answer) & np.isnan(right))
+    return equal & ((np.signbit(answer) == np.signbit(right)) | np.isnan(right) | (not signs))
+
+
+def _loses_signs(expression: Expression) -> bool:
+    """Whether IEEE 754 leaves the sign of a zero open: the larger of 0 and -0 may be either."""
+    return expression.op in (*_BEST, "Sign") or any(map(_loses_signs, expression.operands))
+
+
+def smallest(expression: Expression, targets: Sequence[Any], **options: Any) -> Expression:
+    """The smallest part of an expression that is wrong by itself."""
+    for operand in expression.operands:
+        if operand.operands and differences([operand], targets, **options):
+            return smallest(operand, targets, **options)
+    return expression
+
+
+def draw(count: int, seed: int, depth: int = 4) -> list[Expression]:
+    """Different expressions that read an input."""
+    dice = Dice(seed)
+    found: dict[str, Expression] = {}
+    while len(found) < count:
+        expression = dice.number(depth, [])
+        if expression.operands and reads_input(expression):
+            found[str(expression)] = expression
+    return list(found.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=100, help="expressions of one network")
+    parser.add_argument("--target", action="append", help="llvm by default; several are allowed")
+    args = parser.parse_args()
+    targets = args.target or ["llvm"]
+    wrong = 0
+    for start in range(0, args.count, args.batch):
+        batch = draw(min(args.batch, args.count - start), args.seed + start)
+        for expression, what in differences(batch, targets, cpu_threads=1).items():
+            wrong += 1
+            part = smallest(expression, targets, cpu_threads=1)
+            line = {"seed": args.seed + start, "wrong": str(part), "got": what}
+            print(json.dumps({**line, "within": str(expression)}), flush=True)
+    print(json.dumps({"expressions": args.count, "wrong": wrong, "targets": targets}))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
