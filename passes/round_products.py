@@ -44,7 +44,7 @@ def _rounded(block: s_tir.SBlock) -> s_tir.SBlock:
 
 
 def fenced(call: Call) -> Expr | None:
-    """The product behind a fence of this pass; None for other calls."""
+    """The product that a fence of this pass holds; None for other calls."""
     is_intrinsic = getattr(call.op, "name", "") == "tirx.call_llvm_pure_intrin"
     is_fence = is_intrinsic and int(call.args[0]) == _FENCE_ID
     return call.args[1] if is_fence and isinstance(call.args[1], tirx.Mul) else None

@@ -87,11 +87,15 @@ class AttentionReader:
 
     def scaled(self, x: relax.Expr) -> tuple[float, relax.Expr]:
         """A constant factor of all scores, and the scores without it."""
-        call = self.only(x, "multiply")
+        calls = [self.only(x, kind) for kind in ("multiply", "divide")]
+        call = next((call for call in calls if call is not None), None)
         if call is None or not isinstance(call.args[1], GenericConst):
             return 1.0, x
-        factor = call.args[1].value.numpy()
-        return (float(factor.reshape(())), call.args[0]) if factor.size == 1 else (1.0, x)
+        given = call.args[1].value.numpy()
+        if given.size != 1 or not given.all():
+            return 1.0, x
+        factor = float(given.reshape(()))
+        return factor if kind_of(call) == "multiply" else 1 / factor, call.args[0]
 
     def placed(self, operands: tuple[relax.Expr, ...], scale: float) -> Attention:
         """With keys as they were before they were transposed, if there are few queries."""
