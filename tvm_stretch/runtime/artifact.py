@@ -109,6 +109,8 @@ def open_artifact(artifact: PrivateCopy, data: PrivateCopy | None = None) -> tvm
         )
     try:
         module = _load_library(artifact.path)
+    except RunError:  # no fault of the artifact
+        raise
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
         if _NO_MEMORY.search(str(error)):
             raise RunError(
@@ -136,8 +138,10 @@ def _with_data(module: tvm.runtime.Module, data: PrivateCopy) -> tvm.runtime.Mod
         raise ArtifactError(_explain(error).replace(str(data.path), data.name)) from error
 
 
-# as the system's loader says it
-_NO_MEMORY = re.compile(r"Cannot allocate memory|failed to map segment from shared object$", re.M)
+# as the system's loader and tvm-ffi say it
+_NO_MEMORY = re.compile(
+    r"Cannot allocate memory|failed to map segment from shared object$|std::bad_alloc$", re.M
+)
 
 
 def _load_library(path: Path) -> tvm.runtime.Module:

@@ -103,7 +103,8 @@ CoresScope::~CoresScope() {
 void ThreadCores::Begin() {
   std::lock_guard<std::mutex> lock(mutex_);
   thread_ = ThisThread();
-  before_ = AllowedCores();
+  CPU_ZERO(&before_);
+  sched_getaffinity(0, sizeof(before_), &before_);
   if (!wanted_.empty()) Apply();
 }
 
@@ -114,7 +115,13 @@ void ThreadCores::Set(const Cores& cores) {
 }
 
 // If the cores went offline meanwhile, the thread stays where it is.
-void ThreadCores::Apply() const { (void)Move(thread_, wanted_.empty() ? before_ : wanted_); }
+void ThreadCores::Apply() const {
+  if (wanted_.empty()) {
+    sched_setaffinity(thread_, sizeof(before_), &before_);
+  } else {
+    (void)Move(thread_, wanted_);
+  }
+}
 
 ApartThreads::ApartThreads(const std::vector<pid_t>& threads) {
   for (pid_t thread : threads) threads_.push_back({thread, {}, {}});

@@ -61,7 +61,7 @@ class ThreadCores {
 
   std::mutex mutex_;  // guards what follows
   pid_t thread_ = 0;  // 0 until it has begun
-  Cores before_;
+  cpu_set_t before_;  // of fixed size, because a thread that begins must not fail
   Cores wanted_;
 };
 

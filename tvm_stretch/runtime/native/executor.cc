@@ -18,7 +18,7 @@ void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* me
   }
 }
 
-ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
+ffi::Optional<ffi::Function> Executor::Find(const ffi::String& name) {
   const CallScope scope;
   if (name == "set_input") return Locked(&Executor::SetInput);
   if (name == "run") return Locked(&Executor::Run);
@@ -101,12 +101,14 @@ ffi::Function Executor::HealthFunction() {
   auto self = ffi::GetObjectPtr<ffi::Object>(this);
   return ffi::Function::FromTyped([self, this]() {
     const CallScope scope;
-    if (running_ == nullptr) {
-      const std::unique_lock<std::mutex> lock = Lock();
-      instance();
-    }
-    if (BelongsToFork()) throw ForkError();
-    return ffi::String(running_.load()->Health());
+    return OrNoMemory([&] {
+      if (running_ == nullptr) {
+        const std::unique_lock<std::mutex> lock = Lock();
+        instance();
+      }
+      if (BelongsToFork()) throw ForkError();
+      return ffi::String(running_.load()->Health());
+    });
   });
 }
 
@@ -190,7 +192,10 @@ void CreateExecutor(ffi::PackedArgs args, ffi::Any* result) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def_packed("tvm_stretch.create_executor", CreateExecutor)
+      .def_packed("tvm_stretch.create_executor",
+                  [](const ffi::PackedArgs& args, ffi::Any* result) {
+                    OrNoMemory([&] { CreateExecutor(args, result); });
+                  })
       .def_packed("tvm_stretch.fingerprint_file", Packed(FingerprintFile))
       .def_packed("tvm_stretch.seal_fingerprint",
                   Packed(+[](const ffi::String& path, int64_t bytes, int64_t weights,

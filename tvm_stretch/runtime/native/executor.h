@@ -87,10 +87,14 @@ class Executor final : public ffi::ModuleObj {
   // The weights are not in these bytes: they are a section of the artifact (runtime/parts.py).
   ffi::Bytes SaveToBytes() const final { return bytes_.Encode(); }
 
-  ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final;
+  ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
+    return OrNoMemory([&] { return Find(name); });
+  }
 
  private:
   using Args = ffi::PackedArgs;
+
+  ffi::Optional<ffi::Function> Find(const ffi::String& name);
 
   // `mutex_` guards the instance's memory; a second thread waits. It does not guard against
   // another thread's set_input between one's own set_input and run: use create_instance().
@@ -100,16 +104,14 @@ class Executor final : public ffi::ModuleObj {
     return ffi::Function::FromPacked([self, this, method](Args args, ffi::Any* result) {
       const CallScope scope;
       const std::unique_lock<std::mutex> lock = Lock();
-      const auto call = [&] { *result = (this->*method)(args); };
-      try {
+      OrNoMemory([&] {
+        const auto call = [&] { *result = (this->*method)(args); };
         if (spec_.threads > 1 && IsForkedThread()) {
           OnThreadOfThisProcess(call);
         } else {
           call();
         }
-      } catch (const std::bad_alloc&) {
-        throw NoMemoryError();
-      }
+      });
     });
   }
 

@@ -5,12 +5,25 @@
 #include <tvm/ffi/function.h>
 
 #include <cstddef>
+#include <new>
 #include <type_traits>
 #include <utility>
+
+#include "processor.h"
 
 namespace tvm_stretch {
 
 namespace ffi = tvm::ffi;
+
+// Calls it; missing memory is an error of ours, because tvm-ffi would only tell `std::bad_alloc`.
+template <typename Call>
+auto OrNoMemory(const Call& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    throw NoMemoryError();
+  }
+}
 
 // Throws TypeError if there are fewer or more arguments.
 void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* method);
@@ -38,7 +51,7 @@ auto Packed(Result (*function)(Args...)) {
   return [function](const ffi::PackedArgs& args, ffi::Any* result) {
     constexpr int kCount = sizeof...(Args);
     RequireCount(args, kCount, kCount, "a function of the registry");
-    CallPlain(function, args, result, std::index_sequence_for<Args...>());
+    OrNoMemory([&] { CallPlain(function, args, result, std::index_sequence_for<Args...>()); });
   };
 }
 

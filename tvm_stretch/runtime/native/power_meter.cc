@@ -99,10 +99,12 @@ class Recorder {
   void Work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (!ends_) {
-      const std::optional<double> watts = WattsOf(supply_);
-      if (watts && (steps_.empty() || steps_.back().second != *watts)) {
-        steps_.emplace_back(Now(), *watts);
-      }
+      (void)Attempt([this] {  // without memory, this step is missing
+        const std::optional<double> watts = WattsOf(supply_);
+        if (watts && (steps_.empty() || steps_.back().second != *watts)) {
+          steps_.emplace_back(Now(), *watts);
+        }
+      });
       wake_.wait_for(lock, kInterval, [this] { return ends_; });
     }
   }

@@ -59,8 +59,14 @@ ffi::Error CancelledError() {
 }
 
 ffi::Error NoMemoryError() {
-  return ffi::Error(
+  // Made while there is memory, and never destroyed, because a thread may still need it.
+  static const ffi::Error& error = *new ffi::Error(
       kRunError, std::string("expected free memory for this call, got none; ") + kFreeMemory, "");
+  return error;
+}
+
+namespace {
+[[maybe_unused]] const ffi::Error made_early = NoMemoryError();
 }
 
 bool IsCancelled(const ffi::Error& error) { return error.kind() == kRunCancelled; }

@@ -21,7 +21,14 @@ struct TvmStretchModel {
 namespace tvm_stretch::app {
 namespace {
 
-thread_local std::string last_error;
+thread_local std::string last_text;
+thread_local const char* last_error = "";  // of `last_text`, or a constant where memory is missing
+
+// Of ours, or of tvm-ffi itself.
+bool IsMemory(const ffi::Error& error) {
+  const std::string text = error.message();
+  return text.find("free memory") != std::string::npos || text == "std::bad_alloc";
+}
 
 TvmStretchStatus StatusOf(const ffi::Error& error) {
   const std::string kind = error.kind();
@@ -30,29 +37,40 @@ TvmStretchStatus StatusOf(const ffi::Error& error) {
   if (kind == kInputError) return TVM_STRETCH_BAD_VALUES;
   if (kind == kDeviceError) return TVM_STRETCH_DEVICE;
   if (kind == kRunCancelled) return TVM_STRETCH_CANCELLED;
-  if (kind != kRunError) return TVM_STRETCH_INTERNAL;
-  const bool is_memory = error.message().find("free memory") != std::string::npos;
-  return is_memory ? TVM_STRETCH_NO_MEMORY : TVM_STRETCH_RUN;
+  if (IsMemory(error)) return TVM_STRETCH_NO_MEMORY;
+  return kind == kRunError ? TVM_STRETCH_RUN : TVM_STRETCH_INTERNAL;
 }
 
 TvmStretchStatus Fail(TvmStretchStatus status, std::string text) {
-  last_error = std::move(text);
+  last_text = std::move(text);
+  last_error = last_text.c_str();
   return status;
 }
 
 template <typename Call>
-TvmStretchStatus Guarded(Call call) {
+TvmStretchStatus Told(Call call) {
   try {
     call();
     return TVM_STRETCH_OK;
   } catch (const ffi::Error& error) {
     return Fail(StatusOf(error), error.message());
   } catch (const std::bad_alloc&) {
-    return Fail(TVM_STRETCH_NO_MEMORY, "expected more free memory, got none; free some");
+    throw;
   } catch (const std::exception& error) {
     return Fail(TVM_STRETCH_INTERNAL, error.what());
   } catch (...) {
     return Fail(TVM_STRETCH_INTERNAL, "expected no error, got one without a text; report it");
+  }
+}
+
+// Even the text of an error may find no memory.
+template <typename Call>
+TvmStretchStatus Guarded(Call call) {
+  try {
+    return Told(call);
+  } catch (const std::bad_alloc&) {
+    last_error = "expected more free memory, got none; free some";
+    return TVM_STRETCH_NO_MEMORY;
   }
 }
 
@@ -72,7 +90,7 @@ TvmStretchStatus Load(TvmStretchModel** model, Open open, const char* data = nul
       *model = new TvmStretchModel{std::make_shared<Model>(std::move(file), data)};
     } catch (const ffi::Error& error) {
       const bool is_ours = error.kind() == kRunError || error.kind() == kDeviceError;
-      if (is_ours || error.kind() == kArtifactError) throw;
+      if (is_ours || IsMemory(error) || error.kind() == kArtifactError) throw;
       throw ffi::Error(kArtifactError, error.message(), "");
     }
   });
@@ -126,9 +144,15 @@ struct AsyncRun {
 
   // The model may be freed by the callback; this run keeps it until the callback has returned.
   void Tell() const {
-    const std::string text = status == TVM_STRETCH_OK ? "" : last_error;
+    std::string text;
+    const char* error = status == TVM_STRETCH_OK ? "" : last_error;
+    if (error == last_text.c_str()) {  // calls of the callback write their own
+      text.swap(last_text);
+      error = text.c_str();
+      last_error = "";
+    }
     try {
-      callback(user, status, text.c_str());
+      callback(user, status, error);
     } catch (...) {  // of a C++ program: its own thread has no frame that could catch it
     }
   }
@@ -141,7 +165,7 @@ namespace app = tvm_stretch::app;
 
 int32_t tvm_stretch_interface_version(void) { return TVM_STRETCH_INTERFACE_VERSION; }
 
-const char* tvm_stretch_last_error(void) { return app::last_error.c_str(); }
+const char* tvm_stretch_last_error(void) { return app::last_error; }
 
 TvmStretchStatus tvm_stretch_load(const char* path, TvmStretchModel** model) {
   return app::Load(model, [path] {

@@ -102,7 +102,8 @@ void Submitter::AwaitSubmission(const std::function<bool()>& is_submitted) {
 
 void Submitter::Loop() {
   // The thread only feeds the driver, so it avoids the CPU processor's cores too.
-  CoresScope scope(device_.info.is_cpu() ? DriverCores() : Cores());
+  static const Cores everywhere;
+  const CoresScope scope(device_.info.is_cpu() ? DriverCores() : everywhere);
   cores_.Begin();
   std::unique_lock<std::mutex> lock(wake_mutex_);
   for (;;) {

@@ -1,0 +1,59 @@
+#!/bin/bash -eu
+# Builds the fuzzers of C++ into $OUT, as OSS-Fuzz does, or by hand with clang:
+#
+#   OUT=/tmp/fuzzers tests/fuzz/build.sh
+#
+# OSS-Fuzz sets CXX, CC, CXXFLAGS, CFLAGS and LIB_FUZZING_ENGINE. PYTHON has the package installed.
+# OUT then runs elsewhere, too: libtvm_ffi.so is copied there, all else of ours is static.
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-.venv/bin/python}
+CXX=${CXX:-clang++} CC=${CC:-clang}
+FLAGS=${CXXFLAGS:--O1 -gline-tables-only -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=vptr,function -fno-sanitize-recover=all -fprofile-instr-generate -fcoverage-mapping}
+ENGINE=${LIB_FUZZING_ENGINE:--fsanitize=fuzzer}
+OUT=${OUT:?a folder for the fuzzers}
+JOBS=${JOBS:-2}
+
+NATIVE=tvm_stretch/runtime/native DSP=tvm_stretch/runtime/dsp FUZZ=tests/fuzz/native
+FFI=$("$PYTHON" -c 'import tvm_ffi, pathlib; print(pathlib.Path(tvm_ffi.__file__).parent)')
+TVM=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("tvm").submodule_search_locations[0])')
+INCLUDES=(-I"$NATIVE" -I"$DSP" -isystem "$FFI/include" -isystem "$TVM/include")
+WORK=${WORK:-build/fuzz}
+mkdir -p "$OUT" "$WORK"
+
+# Several files at once: most of the time goes into their headers.
+rm -f "$WORK"/unit* "$WORK"/*.o
+ls "$NATIVE"/*.cc "$NATIVE"/{opencl,dsp,app}/*.cc | split -l 12 - "$WORK/unit"
+for unit in "$WORK"/unit*; do
+  sed "s|.*|#include \"$PWD/&\"|" "$unit" > "$unit.cc"
+done
+compile() { $CXX -std=c++17 $FLAGS "${INCLUDES[@]}" -fPIC -c "$1" -o "$2"; }
+for unit in "$WORK"/unit*.cc; do
+  while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+  compile "$unit" "${unit%.cc}.o" &
+done
+wait
+for part in wire dial tracker secret options; do
+  compile "$NATIVE/server/$part.cc" "$WORK/server_$part.o"
+done
+$CC $FLAGS "${INCLUDES[@]}" -c "$DSP/dispatch.c" -o "$WORK/dispatch.o"
+$CC $FLAGS "${INCLUDES[@]}" -c "$DSP/kernel_support.c" -o "$WORK/kernel_support.o"
+
+cp "$FFI/lib/libtvm_ffi.so" "$OUT"
+fuzzer() { # NAME OBJECTS..
+  local name=$1
+  shift
+  compile "$FUZZ/$name.cc" "$WORK/$name.o"
+  $CXX $FLAGS $ENGINE "$WORK/$name.o" "$@" -o "$OUT/$name" \
+    -L"$OUT" -ltvm_ffi -Wl,-rpath,'$ORIGIN' -ldl -lpthread
+  if [ -f "tests/fuzz/dictionaries/$name.dict" ]; then
+    cp "tests/fuzz/dictionaries/$name.dict" "$OUT"
+  fi
+}
+for name in graph network_data artifact inflate c_interface; do
+  fuzzer "$name" "$WORK"/unit*.o
+done
+fuzzer frames "$WORK"/server_*.o
+fuzzer dsp_program "$WORK/dispatch.o" "$WORK/kernel_support.o"
+
+# Seed corpora, and the artifact that c_interface calls.
+"$PYTHON" tests/fuzz/seeds.py "$OUT"
