@@ -8,7 +8,8 @@
 // a DSP's or an engine's process takes, and calls of an OpenCL driver. For those this library is
 // the driver (TVM_STRETCH_OPENCL_LIB) and passes calls on to the one named in FAULTS_OPENCL.
 //
-// With FAULTS_NEW_ONLY it leaves malloc alone, which a sanitizer replaces.
+// FAULTS_PROGRAM is a part of the name of programs that are ours, by default tvm_stretch. Compiled
+// with FAULTS_NEW_ONLY, the library leaves malloc alone, which a sanitizer replaces.
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -92,7 +93,9 @@ int Collect(dl_phdr_info* info, size_t, void* data) {
   static const bool program_is_ours = [] {
     char path[512] = "";
     const bool has_path = readlink("/proc/self/exe", path, sizeof(path) - 1) > 0;
-    return has_path && strstr(strrchr(path, '/'), "tvm_stretch") != nullptr;
+    const char* ours = getenv("FAULTS_PROGRAM");
+    return has_path &&
+           strstr(strrchr(path, '/'), ours == nullptr ? "tvm_stretch" : ours) != nullptr;
   }();
   const char* name = strrchr(info->dlpi_name, '/');
   name = name == nullptr ? info->dlpi_name : name + 1;

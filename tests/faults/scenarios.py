@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import dsp_targets
 import engine_targets
+import numpy as np
 import test_lengths
 import test_states
 from cpu_targets import TARGET

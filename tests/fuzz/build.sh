@@ -21,12 +21,22 @@ WORK=${WORK:-build/fuzz}
 mkdir -p "$OUT" "$WORK"
 
 # Several files at once: most of the time goes into their headers.
-rm -f "$WORK"/unit* "$WORK"/*.o
+rm -f "$WORK"/unit??
 ls "$NATIVE"/*.cc "$NATIVE"/{opencl,dsp,app}/*.cc | split -l 12 - "$WORK/unit"
-for unit in "$WORK"/unit*; do
-  sed "s|.*|#include \"$PWD/&\"|" "$unit" > "$unit.cc"
+for unit in "$WORK"/unit??; do
+  sed "s|.*|#include \"$PWD/&\"|" "$unit" | cmp -s - "$unit.cc" ||
+    sed "s|.*|#include \"$PWD/&\"|" "$unit" > "$unit.cc"
 done
-compile() { $CXX -std=c++17 $FLAGS "${INCLUDES[@]}" -fPIC -c "$1" -o "$2"; }
+compile() { # SOURCE OBJECT, unless nothing that it includes has changed since
+  if [ -f "$2" ]; then
+    mapfile -t included < <(sed -n 's|^#include "\(/.*\)"|\1|p' "$1")
+    local newer
+    newer=$(find "$1" "${included[@]}" -newer "$2" -print -quit
+      find tvm_stretch/runtime tests/fuzz tests/native -name '*.h' -newer "$2" -print -quit)
+    if [ -z "$newer" ]; then return; fi
+  fi
+  $CXX -std=c++17 $FLAGS "${INCLUDES[@]}" -fPIC -c "$1" -o "$2"
+}
 for unit in "$WORK"/unit*.cc; do
   while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
   compile "$unit" "${unit%.cc}.o" &

@@ -10,12 +10,14 @@
  *   app MODEL sizes                         a model for 2 to 48 rows
  *   app MODEL time INPUT OUTPUT             nanoseconds of a call
  *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
+ *   app MODEL faults INPUT OUTPUT           each step fails in turn (tests/faults/injector.cc)
  */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -381,6 +383,55 @@ static void Trace(void) {
   FreeResults(results);
 }
 
+/* `Control` of injector.cc. */
+struct Faults {
+  volatile int32_t kind, lasts;
+  volatile int64_t number, seen, failed;
+};
+
+/* A clear status; and the next attempt, without a fault, is right. */
+static void Attempt(struct Faults* faults, int kind, int64_t number) {
+  TvmStretchModel* own = NULL;
+  TvmStretchBuffer results[kMost];
+  NewResults(results);
+  faults->number = number;
+  faults->seen = faults->failed = 0;
+  faults->kind = kind;
+  TvmStretchStatus status = tvm_stretch_load(path, &own);
+  if (status == TVM_STRETCH_OK) status = RunOn(own, results);
+  const char* json = NULL;
+  if (status == TVM_STRETCH_OK) status = tvm_stretch_statistics(own, &json);
+  faults->kind = 0;
+  if (status == TVM_STRETCH_OK) {
+    Compare(results);
+  } else {
+    REQUIRE(status == TVM_STRETCH_NO_MEMORY || status == TVM_STRETCH_DEVICE);
+    REQUIRE(strncmp(tvm_stretch_last_error(), "expected ", 9) == 0);
+  }
+  if (own != NULL) RunOnce(own);
+  tvm_stretch_free(own);
+  FreeResults(results);
+}
+
+/* In order, then all from each tenth step on. */
+static void Faults(void) {
+  const int file = open(getenv("FAULTS"), O_RDWR);
+  struct Faults* faults = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  REQUIRE(file >= 0 && faults != MAP_FAILED);
+  const int kind = atoi(getenv("FAULTS_KIND"));
+  for (int lasts = 0; lasts < 2; ++lasts) {
+    int64_t number = 1, failed = 1;
+    faults->lasts = lasts;
+    for (; failed > 0; number += lasts ? 10 : 1) {
+      Attempt(faults, kind, number);
+      failed = faults->failed;
+    }
+    printf("%lld\n", (long long)number);
+  }
+  munmap(faults, 4096);
+  close(file);
+}
+
 int main(int count, char** words) {
   REQUIRE(count > 2);
   path = words[1];
@@ -404,7 +455,7 @@ int main(int count, char** words) {
   } tasks[] = {{"describe", Describe},   {"mistakes", Mistakes}, {"ways", Ways},
                {"callbacks", Callbacks}, {"cancels", Cancels},   {"threads", Threads},
                {"lengths", Lengths},     {"sizes", Sizes},       {"time", Time},
-               {"trace", Trace}};
+               {"trace", Trace},         {"faults", Faults}};
   int found = 0;
   for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); ++i) {
     if (strcmp(tasks[i].name, task) != 0) continue;

@@ -22,12 +22,14 @@ class Input {
     int64_t value = 0;
     const uint8_t kind = Byte();
     if (kind < 128) return kind % 64;
-    for (int i = 0; i < 8; ++i) value = static_cast<int64_t>(static_cast<uint64_t>(value) << 8 | Byte());
+    for (int i = 0; i < 8; ++i)
+      value = static_cast<int64_t>(static_cast<uint64_t>(value) << 8 | Byte());
     return value;
   }
   std::string Text() {
     std::string text;
-    for (size_t left = Byte() % 40; left > 0 && !is_over(); --left) text += static_cast<char>(Byte());
+    for (size_t left = Byte() % 40; left > 0 && !is_over(); --left)
+      text += static_cast<char>(Byte());
     return text;
   }
 
@@ -73,8 +75,8 @@ void Call(Input* input, TvmStretchModel** model) {
   switch (input->Byte() % 12) {
     case 0: {
       Buffers from(input, *model, false), to(input, *model, true);
-      return Check(tvm_stretch_run(*model, from.all.data(), from.all.size(), to.all.data(),
-                                   to.all.size()));
+      return Check(
+          tvm_stretch_run(*model, from.all.data(), from.all.size(), to.all.data(), to.all.size()));
     }
     case 1: {
       Buffers from(input, *model, false), to(input, *model, true);

@@ -64,7 +64,8 @@ void Stranger(const uint8_t* data, size_t bytes, bool has_session, bool has_secr
   Ends ends = Connected();
   Guest guest{Talk(std::move(ends.ours)), std::chrono::steady_clock::time_point::max()};
   bool is_gone = false;
-  for (const auto& [start, count] : {std::pair{size_t{0}, bytes / 2}, {bytes / 2, bytes - bytes / 2}}) {
+  for (const auto& [start, count] :
+       {std::pair{size_t{0}, bytes / 2}, {bytes / 2, bytes - bytes / 2}}) {
     Say(ends.theirs, data + start, count);
     if (!is_gone) is_gone = server.HasGone(&guest);
   }

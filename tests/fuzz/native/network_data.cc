@@ -56,8 +56,8 @@ class File {
 };
 
 const ffi::Module& Library() {
-  static const ffi::Module& library = *new ffi::Module(testing::Create(
-      testing::SmallGraph(), ffi::Module(ffi::make_object<testing::Kernels>())));
+  static const ffi::Module& library = *new ffi::Module(
+      testing::Create(testing::SmallGraph(), ffi::Module(ffi::make_object<testing::Kernels>())));
   return library;
 }
 

@@ -149,7 +149,8 @@ SizedLength LengthOfSizes(const GraphSpec& graph, const Sizes& sizes) {
     Missing missing(graph.spans.size(), 0);
     bool fits = true;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      const auto& [name, size] = sizes[i];
+      const std::string& name = sizes[i].first;
+      const int64_t size = sizes[i].second;
       const int64_t lacking = length.sizes_by_name[i].second - size;
       const auto span = std::find_if(graph.spans.begin(), graph.spans.end(),
                                      [&](const SpanSpec& one) { return one.name == name; });

@@ -24,10 +24,13 @@ namespace {
 thread_local std::string last_text;
 thread_local const char* last_error = "";  // of `last_text`, or a constant where memory is missing
 
-// Of ours, or of tvm-ffi itself.
 bool IsMemory(const ffi::Error& error) {
-  const std::string text = error.message();
-  return text.find("free memory") != std::string::npos || text == "std::bad_alloc";
+  return error.message().find("free memory") != std::string::npos;
+}
+
+// tvm-ffi makes such an error of C++'s when its own functions find no memory.
+void RequireMemory(const ffi::Error& error) {
+  if (error.message() == "std::bad_alloc") throw std::bad_alloc();
 }
 
 TvmStretchStatus StatusOf(const ffi::Error& error) {
@@ -53,6 +56,7 @@ TvmStretchStatus Told(Call call) {
     call();
     return TVM_STRETCH_OK;
   } catch (const ffi::Error& error) {
+    RequireMemory(error);
     return Fail(StatusOf(error), error.message());
   } catch (const std::bad_alloc&) {
     throw;
@@ -89,8 +93,9 @@ TvmStretchStatus Load(TvmStretchModel** model, Open open, const char* data = nul
     try {
       *model = new TvmStretchModel{std::make_shared<Model>(std::move(file), data)};
     } catch (const ffi::Error& error) {
+      RequireMemory(error);
       const bool is_ours = error.kind() == kRunError || error.kind() == kDeviceError;
-      if (is_ours || IsMemory(error) || error.kind() == kArtifactError) throw;
+      if (is_ours || error.kind() == kArtifactError) throw;
       throw ffi::Error(kArtifactError, error.message(), "");
     }
   });
