@@ -64,17 +64,19 @@ _JOINED: dict[str, Callable[..., Any]] = {"And": np.logical_and, "Or": np.logica
 
 @dataclass(frozen=True)
 class Expression:
-    """An operator and its operands; ``op`` is ``input`` or ``constant`` at a leaf."""
+    """An operator and its operands; a leaf is ``input``, ``constant`` or ``weights``."""
 
     op: str
     operands: tuple[Expression, ...] = ()
-    value: float = 0.0  # of a constant, or the number of an input
+    value: float = 0.0  # of a constant, the number of an input, the shift of weights
 
     def __str__(self) -> str:
         if self.op == "input":
             return "xyz"[int(self.value)]
         if self.op == "constant":
             return repr(np.float32(self.value).item())
+        if self.op == "weights":
+            return f"w{self.value:.0f}"
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
@@ -95,6 +97,8 @@ class Dice:
         if depth == 0 or kind < 0.1:
             if self._random.random() < 0.3:
                 found = Expression("constant", value=float(self.one_of(VALUES)))
+            elif self._random.random() < 0.15:
+                found = Expression("weights", value=float(self._random.integers(9)))
             else:
                 found = Expression("input", value=float(self._random.integers(3)))
         elif kind < 0.65:
@@ -134,6 +138,8 @@ def expected(expression: Expression, given: Sequence[np.ndarray]) -> np.ndarray:
         return given[int(expression.value)]
     if expression.op == "constant":
         return np.full_like(given[0], np.float32(expression.value))
+    if expression.op == "weights":
+        return _weights(expression)
     operands = [expected(operand, given) for operand in expression.operands]
     if expression.op == "Where":
         return np.where(*operands)
@@ -141,6 +147,11 @@ def expected(expression: Expression, given: Sequence[np.ndarray]) -> np.ndarray:
         return np.logical_not(*operands)
     tables = {**_ARITHMETIC, **_SINGLE, **_BEST, **_COMPARED, **_JOINED}
     return np.asarray(tables[expression.op](*operands))
+
+
+def _weights(expression: Expression) -> np.ndarray:
+    """A constant vector of all numbers."""
+    return np.roll(inputs()[0], int(expression.value))
 
 
 def model(expressions: Sequence[Expression], size: int) -> ModelProto:
@@ -156,6 +167,8 @@ def model(expressions: Sequence[Expression], size: int) -> ModelProto:
         name = nodes[text] = text if expression.op == "input" else f"v{len(nodes)}"
         if expression.op == "constant":
             constants.append(numpy_helper.from_array(np.float32(expression.value), name))
+        elif expression.op == "weights":
+            constants.append(numpy_helper.from_array(_weights(expression), name))
         elif expression.op != "input":
             operands = [name_of(operand) for operand in expression.operands]
             listed.append(helper.make_node(expression.op, operands, [name]))
