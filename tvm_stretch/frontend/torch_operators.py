@@ -76,12 +76,18 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     import torch
     from torch._decomp import decomposition_table
 
+    from tvm_stretch.frontend.torch_complex import in_real_numbers
+    from tvm_stretch.frontend.torch_linalg import unchecked
+    from tvm_stretch.frontend.torch_written import WRITTEN
+
     table = torch.export.default_decompositions()
     for name in (*_KEPT, *RECURRENT):
         table.pop(_overload(name), None)
     table.update({_overload(name): decomposition_table[_overload(name)] for name in _BATCHES})
     table[torch.ops.aten.rrelu.default] = _rrelu
-    program = program.run_decompositions(table)
+    table.update(WRITTEN)
+    with unchecked():
+        program = in_real_numbers(program.run_decompositions(table))
     while more := _further(program, table):
         table.update(more)
         try:
@@ -114,11 +120,14 @@ def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, An
 
 def converters() -> dict[str, Any]:
     """By torch's name, as TVM's importer wants them."""
+    from tvm_stretch.frontend.torch_own import OWN_CONVERTERS
+
     return {
         **NUMBERS,
         **IMAGES,
         **REDUCTIONS,
         **PLACES,
+        **OWN_CONVERTERS,
         "convolution.default": _convolution,
         "addmm.default": _addmm,
         "native_group_norm.default": _group_norm,

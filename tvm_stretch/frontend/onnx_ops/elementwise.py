@@ -128,11 +128,12 @@ def _bit_cast(node: Node) -> relax.Expr:
         raise node.refuse("a type of the same size", f"{node.dtype()} to {dtype}")
     if "bool" in (dtype, node.dtype()):
         raise node.refuse("numbers", "booleans")
-    return node.bb.emit_te(
+    found = node.bb.emit_te(
         lambda x: te.compute(x.shape, lambda *i: tirx.reinterpret(dtype, x(*i))),
-        node[0],
+        node.emit(relax.op.reshape(node[0], node.shape() or [1])),  # a kernel needs an axis
         primfunc_name_hint="bit_cast",
     )
+    return relax.op.reshape(found, node.shape())
 
 
 @converter("IsInf")
