@@ -7,12 +7,13 @@ and not by a list: `scope` says it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from benchmarks.conformance.torch_cases import Sample, Verdict, call, copies, tensors, verdicts
 
@@ -40,7 +41,8 @@ def samples_of(group: str, most: int) -> list[Sample]:
     found = []
     try:
         for place, given in enumerate(islice(_given(op), 2000)):
-            found.append(call(str(place), op.op, (given.input, *given.args), given.kwargs))
+            function = _compared(op.op, given.output_process_fn_grad)
+            found.append(call(str(place), function, (given.input, *given.args), given.kwargs))
     except Exception:  # the samples of some operators need a GPU or another package
         pass
     step = max(1, -(-len(found) // most)) if most else 1
@@ -51,8 +53,8 @@ def scope(group: str, samples: list[Sample]) -> str:
     """`in`, or why no forward pass without randomness and sparse tensors uses an operator.
 
     Out are operators that compute a gradient, whose name or samples or results have sparse tensors,
-    whose results are no tensors, are not defined (`empty`), or differ with the seed, that work in
-    place, and those of which torch runs no sample on a CPU.
+    whose results are no tensors, are not defined (`empty`), differ with the seed, or have a shape
+    that depends on the data, that work in place, and those of which torch runs no sample on a CPU.
     """
     if _OF_TRAINING.search(group):
         return "computes a gradient"
@@ -62,6 +64,8 @@ def scope(group: str, samples: list[Sample]) -> str:
         return "results are not defined"
     if group.endswith("_") and not group.endswith("__"):
         return "works in place"
+    if samples and all(map(_has_shape_of_data, samples[:8])):
+        return "the shape of a result depends on the data"
     ran = False
     for sample in samples[:: max(1, len(samples) // 8)]:
         try:
@@ -77,6 +81,23 @@ def scope(group: str, samples: list[Sample]) -> str:
             if one.shape != other.shape or not torch.allclose(one, other, 0, 0, equal_nan=True):
                 return "random"
     return "in" if ran else "torch runs no sample"
+
+
+def _compared(op: Callable[..., Any], shown: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What torch's tests compare of a result: signs of singular vectors are free, for example."""
+    return lambda *args, **kwargs: shown(op(*args, **kwargs))
+
+
+def _has_shape_of_data(sample: Sample) -> bool:
+    """Whether the shape of a result depends on the data, for which kernels have no loops."""
+    try:
+        with FakeTensorMode() as mode:
+            sample.module(*map(mode.from_tensor, sample.inputs))
+    except DynamicOutputShapeException:
+        return True
+    except Exception:  # the export says so
+        return False
+    return False
 
 
 def _seeded(sample: Sample, seed: int) -> list[torch.Tensor]:

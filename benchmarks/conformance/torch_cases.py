@@ -113,7 +113,7 @@ def _tried(samples: Sequence[Sample], target: str) -> list[Verdict] | tuple[str,
     place = {"kind": "llvm", "opt-level": 0} if target == "llvm" else target
     try:
         model = ts.compile(program, targets=[place], cpu_threads=1)
-        result = model(*inputs)
+        result = model(*map(in_pairs, inputs))
     except StretchError as error:
         return "refused", told(error)
     except Exception as error:
@@ -142,6 +142,11 @@ def copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in inputs]
 
 
+def in_pairs(x: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as compiled networks take and give it: docs/differences.md."""
+    return torch.view_as_real(x.resolve_conj()).clone() if x.is_complex() else x
+
+
 def told(error: BaseException) -> str:
     """An error in one line."""
     return " ".join(str(error).split())[:400]
@@ -149,7 +154,8 @@ def told(error: BaseException) -> str:
 
 def difference(results: Sequence[Any], expected: Sequence[torch.Tensor]) -> str:
     """How results differ; nothing if they are the same within some roundings."""
-    for place, (result, want) in enumerate(zip(results, expected, strict=True)):
+    for place, (result, given) in enumerate(zip(results, expected, strict=True)):
+        want = in_pairs(given) if not getattr(result, "is_complex", bool)() else given
         if result is None:
             return f"result {place} is missing"
         got = result if isinstance(result, torch.Tensor) else torch.as_tensor(np.asarray(result))

@@ -7,8 +7,8 @@
     factor.householder(x)   LAPACK's geqrf: R, the reflectors below it; then a row of their factors
     factor.rotate(x)        rows m: x V, whose columns are orthogonal; then V (Jacobi's rotations)
 
-Each step needs the one before, so these kernels are for CPUs. The loops are LAPACK's unblocked ones:
-networks decompose matrices of a few rows, where blocks are not worth it.
+Each step needs the one before, so these kernels are for CPUs. The loops are those of LAPACK without
+blocks: networks decompose matrices of a few rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MORE_ROWS: dict[str, Callable[[int], int]] = {
     **dict.fromkeys(("lu", "householder"), lambda _: 1),
     "rotate": lambda columns: columns,
 }
-"""Rows that the result of a kind has more than its last operand, which has so many columns."""
+"""Rows that the result of a kind has more than its last operand, by its columns."""
 
 
 def factor_call(bb: relax.BlockBuilder, kind: str, *operands: relax.Expr) -> relax.Call:
@@ -82,12 +82,12 @@ class _Matrices:
     rows: int
     columns: int
 
-    def x(self, *place: Any, operand: int = 0) -> Expr:
+    def x(self, row: Any, column: Any, operand: int = 0) -> Expr:
         """An element of an operand."""
-        return self.given[operand][self.matrix, *place]
+        return self.given[operand][self.matrix, row, column]
 
     def __getitem__(self, place: tuple[Any, Any]) -> Expr:
-        return self.y[self.matrix, *place]
+        return self.y[self.matrix, place[0], place[1]]
 
     def __setitem__(self, place: tuple[Any, Any], value: Any) -> None:
         T.buffer_store(self.y, self.number(value), [self.matrix, *place])

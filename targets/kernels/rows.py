@@ -42,12 +42,11 @@ def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
     """The number of leading axes along which a block reads ``between``, and writes, in place."""
     axes = [axis.var for axis in block.iter_vars]
     regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
-    found = 0
-    for found, axis in enumerate(axes):
-        places = [region[found] for region in (*regions, block.writes[0].region)]
+    regions.append(block.writes[0].region)
+    for found, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
         if not all(place.min.same_as(axis) and _is_one(place.extent) for place in places):
             return found
-    return len(axes)
+    return min(len(axes), *map(len, regions))  # a single number has an axis, but no place
 
 
 def _is_one(extent: Any) -> bool:

@@ -41,6 +41,7 @@ def in_real_numbers(program: ExportedProgram) -> ExportedProgram:
     if not any(_is_complex(node.meta.get("val")) for node in program.graph.nodes):
         return program
     runner = _Pairs(program.graph_module)
+    runner.extra_traceback = False  # it would change the text of errors
     inputs = program.graph.find_nodes(op="placeholder")
     values = [node.meta["val"] for node in inputs]
     mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), FakeTensorMode())
@@ -52,7 +53,7 @@ def in_real_numbers(program: ExportedProgram) -> ExportedProgram:
     traced.graph.eliminate_dead_code()  # among it questions about memory, which have no value
     traced.recompile()
     signature = copy.deepcopy(program.graph_signature)
-    results = traced.graph.output_node().args[0]
+    results: Any = traced.graph.output_node().args[0]
     for spec, node in zip(signature.output_specs, results, strict=True):
         if hasattr(node, "name"):
             spec.arg.name = node.name
@@ -77,7 +78,7 @@ class _Pairs(torch.fx.Interpreter):
 
     def results(self, *pairs: torch.Tensor) -> Any:
         """The results of the graph for inputs in pairs, in pairs."""
-        inputs = self.module.graph.find_nodes(op="placeholder")
+        inputs = self.graph.find_nodes(op="placeholder")
         given = [
             _complex(x) if _is_complex(node.meta["val"]) else x
             for node, x in zip(inputs, pairs, strict=True)
@@ -92,18 +93,17 @@ class _Pairs(torch.fx.Interpreter):
         if target in _FUNCTIONS:
             return _FUNCTIONS[target](*args, **kwargs)
         kind = kwargs.get("dtype")
-        if (
-            kind is not None
-            and kind.is_complex
-            or any(isinstance(x, ComplexTensor) for x in values)
+        if (kind is not None and kind.is_complex) or any(
+            isinstance(x, ComplexTensor) for x in values
         ):
-            function = lookup_complex(target, *args, **kwargs)
-            if function is None:
+            try:
+                function = lookup_complex(target, *args, **kwargs)
+                return (function or target)(*args, **kwargs)
+            except (NotImplementedError, TypeError) as error:
                 raise UnsupportedError(
                     f"expected real numbers for torch's {target}, got complex ones; "
                     "apply torch.view_as_real before"
-                )
-            return function(*args, **kwargs)
+                ) from error
         return super().call_function(target, args, kwargs)
 
 
@@ -183,4 +183,5 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.complex.default: lambda *parts: ComplexTensor(*torch.broadcast_tensors(*parts)),
     torch.ops.aten.polar.default: _polar,
     torch.ops.aten.full.default: _full,
+    torch.ops.aten._assert_tensor_metadata.default: lambda *_, **__: None,
 }

@@ -87,8 +87,13 @@ def _nextafter(x: Tensor, y: Tensor) -> Tensor:
 
 @instead_of("angle.default")
 def _angle(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.atan2(x.imag, x.real)
     half_turn = torch.where(x < 0, math.pi, 0.0)
     return torch.where(x.isnan(), x, half_turn) if x.is_floating_point() else half_turn
+
+
+instead_of("_neg_view.default")(lambda x: -x)  # of conjugated numbers
 
 
 @instead_of("addbmm.default")
@@ -273,7 +278,7 @@ def _edges(x: Tensor, bins: int, given: Sequence[float] | None) -> Tensor:
     """The ends of equal intervals between two numbers, or between the least and the largest."""
     if given and given[0] < given[1]:
         return torch.linspace(given[0], given[1], bins + 1, dtype=x.dtype)
-    if given and given[0] != given[1] or x.numel() == 0:
+    if (given and given[0] != given[1]) or x.numel() == 0:
         least, most = (torch.full((), limit, dtype=x.dtype) for limit in (given or (0.0, 1.0)))
     else:
         least, most = (x.amin(), x.amax()) if not given else torch.full((2,), given[0])

@@ -25,8 +25,6 @@ Converter = Callable[[Any, Any], relax.Expr]
 _OF_BOOLS = {
     relax.op.add: relax.op.logical_or,
     relax.op.multiply: relax.op.logical_and,
-    relax.op.maximum: relax.op.logical_or,
-    relax.op.minimum: relax.op.logical_and,
     relax.op.bitwise_and: relax.op.logical_and,
     relax.op.bitwise_or: relax.op.logical_or,
     relax.op.bitwise_xor: relax.op.logical_xor,
@@ -180,6 +178,20 @@ def _hypot(x: relax.Expr, y: relax.Expr) -> relax.Expr:
     return relax.op.sqrt(squares)
 
 
+def _keeping_nan(function: Function) -> Function:
+    """``T.max`` of NaN and a number is its second operand."""
+
+    def keeping(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        found = function(x, y)
+        return relax.op.where(relax.op.isnan(x), x, found) if "float" in str(x.ty.dtype) else found
+
+    return keeping
+
+
+_maximum, _minimum = map(_keeping_nan, (relax.op.maximum, relax.op.minimum))
+_OF_BOOLS |= {_maximum: relax.op.logical_or, _minimum: relax.op.logical_and}
+
+
 def _each(names: str, converter: Converter) -> dict[str, Converter]:
     return dict.fromkeys(names.split(), converter)
 
@@ -189,8 +201,8 @@ NUMBERS: dict[str, Converter] = {
     **_each("sub.Tensor sub.Scalar", _arithmetic(relax.op.subtract)),
     **_each("rsub.Tensor rsub.Scalar", _arithmetic(relax.op.subtract, turned=True)),
     **_each("mul.Tensor mul.Scalar mul_.Tensor", _arithmetic(relax.op.multiply)),
-    **_each("maximum.default max.other", _arithmetic(relax.op.maximum)),
-    **_each("minimum.default min.other", _arithmetic(relax.op.minimum)),
+    **_each("maximum.default max.other", _arithmetic(_maximum)),
+    **_each("minimum.default min.other", _arithmetic(_minimum)),
     **_each("atan2.default", _arithmetic(relax.op.atan2)),
     **_each("hypot.default", _arithmetic(_hypot)),
     **_each("logaddexp.default", _arithmetic(relax.op.log_add_exp)),

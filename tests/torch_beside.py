@@ -1,0 +1,41 @@
+"""Calls of torch, compiled for this machine's CPU and compared with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import tvm_stretch as ts
+
+_TARGET = {"kind": "llvm", "opt-level": 0}
+
+
+class Net(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *x: torch.Tensor) -> Any:
+        """The function's results."""
+        return self.function(*x)
+
+
+def check(function: Callable[..., Any], *x: torch.Tensor, error: float = 4e-6) -> None:
+    """Ours are torch's results; complex numbers are pairs."""
+    program = torch.export.export(Net(function), x, strict=False)
+    found = ts.compile(program, [_TARGET], cpu_threads=1)(*map(_pairs, x))
+    results = found if isinstance(found, tuple) else (found,)
+    expected = torch.utils._pytree.tree_leaves(program.module()(*x))
+    for result, want in zip(results, map(_pairs, expected), strict=True):
+        assert result.dtype == want.dtype
+        np.testing.assert_allclose(result, want, rtol=error, atol=error)
+
+
+def _pairs(x: torch.Tensor) -> np.ndarray:
+    x = x.resolve_conj().resolve_neg()
+    return np.asarray(torch.view_as_real(x) if x.is_complex() else x)

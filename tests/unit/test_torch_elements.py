@@ -1,0 +1,64 @@
+"""Choices, bits, orders, places, matrices and complex numbers of torch programs, beside torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch_beside import check
+
+_ODD = torch.tensor([0.0, -0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan, 1e-40, -3e38, 2.0**24])
+_ROWS = torch.tensor([[3.0, -1.0, 3.0, 2.0], [-2.0, torch.nan, 5.0, -2.0]])
+_NUMBERS = torch.linspace(-2, 3, 24).reshape(2, 3, 4)
+
+
+def _bits(x: torch.Tensor) -> Any:
+    y = x.flip(0)
+    signs = torch.signbit(x), torch.copysign(x, y), torch.copysign(x, -1), torch.angle(x)
+    return *signs, *torch.frexp(x), torch.nextafter(x, y), torch.fmax(x, y), torch.fmin(x, y)
+
+
+def _orders(x: torch.Tensor) -> Any:
+    found = [*torch.cummax(x, 1), *torch.cummin(x, 0), *torch.median(x, 1), torch.nanmedian(x)]
+    return *found, *torch.kthvalue(x, 2, 0), torch.logcumsumexp(x, 1), torch.median(x)
+
+
+def _places(x: torch.Tensor) -> Any:
+    index = torch.tensor([0, 2])
+    return (
+        torch.masked_scatter(x, x > 0, x.flip(0)),
+        torch.diagonal_scatter(x, torch.zeros(4, 2), 0, 0, 1),
+        torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (5, 2), 1),
+        x.index_reduce(1, index, x[:, :2], "mean"),
+        torch.nn.functional.pdist(x[:, 0]),
+        *torch.mode((x[0] * 2).round(), 1),
+    )
+
+
+def _counted(x: torch.Tensor) -> Any:
+    found = torch.histogram(x, torch.tensor([-2.0, -1.0, 0.5, 3.0]))
+    return *found, *torch.histogram(x, 5, range=(-1.0, 2.0), density=True), torch.histc(x, 4)
+
+
+def _bags(x: torch.Tensor) -> Any:
+    bag, rows = torch.nn.functional.embedding_bag, torch.tensor([0, 3, 1, 1])
+    offsets, table = torch.tensor([0, 1, 1]), x.reshape(6, 4)
+    return [bag(rows, table, offsets, mode=mode, padding_idx=3) for mode in ("sum", "mean", "max")]
+
+
+ELEMENTS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "bits": (_bits, _ODD),
+    "one number": (lambda x: torch.copysign(x, -x), torch.tensor(-0.0)),
+    "orders": (_orders, _ROWS),
+    "places": (_places, _NUMBERS),
+    "counted": (_counted, _NUMBERS),
+    "bags": (_bags, _NUMBERS),
+    "infinite sums": (lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf] * 3 + [1.0])),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_elements(name: str) -> None:
+    check(*ELEMENTS[name])
