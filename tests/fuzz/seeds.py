@@ -142,11 +142,11 @@ def designs() -> Iterator[bytes]:
     """Two branches of a segment."""
     from tvm_stretch.plan.design import Design
 
-    lists = [["relu1", "relu4", [["cpu", 2, 0.5], ["opencl", 3, 0.25]]]]
-    try:
-        yield json.dumps(Design.of_lists(lists).to_data()).encode()
-    except Exception:
-        yield b'{"format": "tvm_stretch.design", "version": 1, "segments": []}'
+    segments, processors = [("relu_8", "relu_16"), ("relu_16", "relu_20")], ("cpu", "opencl")
+    for merge in ("concat", "restore", "project"):
+        depths, widths = [[3, 3], [2, 1]], [[80, 64], [96, 32]]
+        found = Design.of_lists(segments, processors, depths, widths, merge)
+        yield json.dumps(found.to_data()).encode()
 
 
 def profiles() -> Iterator[bytes]:

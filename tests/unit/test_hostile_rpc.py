@@ -17,6 +17,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import fresh_process
 import pytest
@@ -24,7 +25,9 @@ from rpc_processes import RpcProcess
 from tvm.rpc.base import RPC_MAGIC
 
 from tvm_stretch.progress import ctrl_c_waits
+from tvm_stretch.remote import link
 from tvm_stretch.remote.link import Link
+from tvm_stretch.remote.wire import Deadline
 
 pytest.importorskip("cloudpickle")
 
@@ -204,6 +207,35 @@ def test_ctrl_c_while_a_device_is_silent() -> None:
     with ours, theirs, pytest.raises(KeyboardInterrupt), ctrl_c_waits():
         Link(None, ours, "phone").ask("to answer", ask, 60)  # type: ignore[arg-type]
     assert heard == [b""]
+
+
+def test_a_session_that_does_not_begin() -> None:
+    """TVM's client leaves its socket open where its greeting gets no answer."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        broken = mock.patch.object(link, "receive", side_effect=ConnectionError("an end"))
+        with ours, theirs, broken, pytest.raises(ConnectionError, match="an end"):
+            link._introduce(ours, "server:phone", Deadline(20))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_tvms_client_says_of_a_session_that_does_not_begin() -> None:
+    """The error is of a type of TVM's."""
+    kept = []
+
+    def connect(_host: str, port: int) -> None:
+        kept.append(client := socket.create_connection(("127.0.0.1", port)))
+        client.sendall(struct.pack("<ii", RPC_MAGIC, 0))
+        client.recv(64)
+        raise RuntimeError("SockChannel::Recv: Connection reset by peer")
+
+    ours, theirs = socket.socketpair()
+    scripted = mock.patch.object(link.rpc, "connect", connect)
+    with ours, theirs, scripted, pytest.raises(ConnectionError, match="reset by peer"):
+        link._introduce(ours, "server:phone", Deadline(20))
+    with contextlib.suppress(OSError):
+        kept[0].close()
 
 
 @pytest.mark.full

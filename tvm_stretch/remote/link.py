@@ -219,6 +219,9 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
         waiting.settimeout(deadline.left())
         inner, _ = waiting.accept()
     with inner:
+        with _LOOKING:
+            other = _descriptor(inner)
+            socket_of_tvm = os.fstat(other).st_ino
         try:
             magic = receive(inner, 4, deadline)
             (size,) = struct.unpack("<i", receive(inner, 4, deadline))
@@ -226,14 +229,19 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
             named = key.encode()
             inner.sendall(magic + struct.pack("<i", len(named)) + named)
             _forward(inner, device, thread, deadline)
-        except BaseException:
-            inner.shutdown(socket.SHUT_RDWR)
+            session = found.result()
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # the connection is gone
+                inner.shutdown(socket.SHUT_RDWR)
             thread.join(_FAREWELL)
+            with contextlib.suppress(OSError):  # TVM's client leaves its socket open if it fails
+                if found.done() and found.exception() and os.fstat(other).st_ino == socket_of_tvm:
+                    os.close(other)
+            if isinstance(error, RuntimeError):  # of TVM's client
+                raise ConnectionError(last_line(error)) from error
             raise
-        session = found.result()
         device.setblocking(True)  # both share the setting
-        with _LOOKING:
-            os.dup2(device.fileno(), _descriptor(inner), inheritable=False)
+        os.dup2(device.fileno(), other, inheritable=False)
     return session
 
 

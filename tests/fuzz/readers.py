@@ -1,0 +1,59 @@
+"""The readers of files of others that are fuzzed, and what a reader may do with any input."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import tvm_stretch as ts
+from tvm_stretch.cost.profile_file import parse_profile
+from tvm_stretch.frontend import load_network
+from tvm_stretch.frontend.torch_archive import safe_archive
+from tvm_stretch.plan.design import Design
+from tvm_stretch.plan.plan import Plan
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="fuzz."))
+
+
+def _archive(content: bytes) -> None:
+    path = _FOLDER / "net.pt2"
+    path.write_bytes(content)
+    safe_archive(path)
+
+
+def _plan(content: bytes) -> None:
+    path = _FOLDER / "plan.json"
+    path.write_bytes(content)
+    plan = Plan.read(path)
+    plan.explain()
+    if Plan.read(json.loads(plan.to_json())) != plan:
+        raise AssertionError("the plan is another one once it is written and read")
+
+
+def _design(content: bytes) -> None:
+    path = _FOLDER / "design.json"
+    path.write_bytes(content)
+    found = Design.read(path)
+    if Design.read(found.to_data()) != found:
+        raise AssertionError("the design is another one once it is written and read")
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "onnx": load_network,
+    "tflite": lambda content: load_network(content[:4] + b"TFL3" + content[8:]),
+    "pt2": _archive,
+    "plan": _plan,
+    "design": _design,
+    "profile": lambda content: parse_profile(content.decode("utf-8", "replace")),
+}
+
+
+def take(name: str, content: bytes) -> None:
+    """Read it, or refuse it by an error of ours."""
+    try:
+        READERS[name](content)
+    except ts.StretchError as error:
+        if "expected " not in str(error):
+            raise
