@@ -18,7 +18,7 @@ import onnx.numpy_helper
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.errors import ModelError, UnsupportedError
 from tvm_stretch.frontend.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.ir.expressions import constant
 from tvm_stretch.ir.source_names import from_source
@@ -178,7 +178,12 @@ def dtype_of(elem_type: int) -> str:
     """Name of an ONNX element type: ``float32``, ``int4``, ``string``."""
     if elem_type == onnx.TensorProto.STRING:
         return "string"
-    return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    try:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError as error:
+        raise ModelError(
+            f"expected an element type of ONNX, got the number {elem_type}; export the model again"
+        ) from error
 
 
 def numpy_dtype(name: str) -> np.dtype:
