@@ -28,8 +28,6 @@ from tvm_stretch.codegen import kernel_cache
 from tvm_stretch.plan.plan import Plan
 
 Answers = list[np.ndarray]
-KINDS = ("allocation", "opencl", "message", "command", "write", "rename", "read")
-"""As `Kind` of injector.cc numbers them, from one on."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _run_there(there: Any) -> Answers:
     return [(there if isinstance(there, ts.Model) else there.model)(random_input())]
 
 
-_FILES = ("write", "rename", "read")
+_FILES = ("write", "write+", "rename", "read")
 
 SCENARIOS = {
     scenario.name: scenario
@@ -161,13 +159,13 @@ SCENARIOS = {
         ),
         Scenario(
             "dsp",
-            ("allocation", "command"),
+            ("allocation", "command", "silence"),
             lambda: dsp_targets.compiled(deadline_ms=500),
             _called(dsp_targets.picture(1)),
         ),
         Scenario(
             "engine",
-            ("allocation", "command"),
+            ("allocation", "command", "silence"),
             lambda: engine_targets.compiled({**engine_targets.ENGINE, "deadline_ms": 2000}),
             _called(random_input(1)[:, :, :12, :10]),
         ),

@@ -24,12 +24,12 @@ from tvm_stretch.runtime.autoload import find_file
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
+FILES = ("write", "write+", "rename", "read")
 WALKS = [
-    *(("cpu", kind) for kind in ("allocation", "write", "rename", "read")),
-    *(("opencl", kind) for kind in ("allocation", "opencl", "write", "rename", "read")),
-    *(("dsp", kind) for kind in ("allocation", "command")),
-    *(("engine", kind) for kind in ("allocation", "command")),
-    *(("states", kind) for kind in ("allocation", "write", "rename", "read")),
+    *(("cpu", kind) for kind in ("allocation", *FILES)),
+    *(("opencl", kind) for kind in ("allocation", "opencl", *FILES)),
+    *((name, kind) for name in ("dsp", "engine") for kind in ("allocation", "command", "silence")),
+    *(("states", kind) for kind in ("allocation", *FILES)),
     *((name, "allocation") for name in ("lengths", "group")),
     ("phone", "message"),
 ]

@@ -31,7 +31,8 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 PLACES = [str(path) for path in (FOLDER, FOLDER.parent, FOLDER.parent / "unit", ROOT)]
 """Where modules of the tests are."""
-KINDS = ("allocation", "opencl", "message", "command", "write", "rename", "read")
+FILES = ("write", "rename", "read")
+KINDS = ("allocation", "opencl", "message", "command", *FILES)
 SECONDS = 60
 """Of a step and what follows it: longer ones hang."""
 
@@ -67,10 +68,17 @@ class Control:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 4096)
 
-    def arm(self, kind: str, number: int, lasts: bool = False) -> None:
-        """Count from now on, and let a step fail."""
-        _CONTROL.pack_into(self._memory, 0, 0, lasts, number, 0, 0, 0)
-        struct.pack_into("<i", self._memory, 0, 1 + KINDS.index(kind))
+    def arm(self, kind: str, number: int) -> None:
+        """Count from now on, and let a step fail.
+
+        Args:
+            kind: one of `KINDS`; with a plus sign, all later steps fail, too. "silence" is a
+                command that gets no answer, from a process that lives.
+        """
+        lasts, silent = kind.endswith("+"), kind == "silence"
+        _CONTROL.pack_into(self._memory, 0, 0, lasts, number, 0, 0, silent)
+        known = "command" if silent else kind.rstrip("+")
+        struct.pack_into("<i", self._memory, 0, 1 + KINDS.index(known))
 
     def disarm(self) -> tuple[int, int]:
         """How many steps there were, and how many of them failed."""
@@ -93,7 +101,7 @@ class Walker:
         self._scenario = SCENARIOS[name]
         self._control = Control(Path(os.environ["FAULTS"]))
         self._path = folder / "model.so"
-        self._is_of_files = kind in ("write", "rename", "read")
+        self._is_of_files = kind.rstrip("+") in FILES
         model = self._scenario.make()
         self._expected = self._scenario.run(model)
         model.export(self._path)
@@ -105,7 +113,7 @@ class Walker:
 
         held: list[Any] = []
         fault = ""
-        if self._kind in ("write", "rename"):
+        if self._kind.rstrip("+") in ("write", "rename"):
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
         self._control.arm(self._kind, number)
         try:
@@ -120,7 +128,7 @@ class Walker:
         outcome = {"seen": seen, "failed": failed, "outcome": "error" if fault else "answer"}
         if fault and not fault.startswith("expected "):
             return {**outcome, "bad": f"unclear error: {fault}"}
-        if self._kind == "allocation" and fault.endswith("export the model again"):
+        if self._kind.startswith("allocation") and fault.endswith("export the model again"):
             return {**outcome, "bad": f"an error of another thing: {fault}"}
         return {**outcome, "told": fault, **self._afterwards(held)}
 
@@ -165,7 +173,8 @@ class Walker:
                 return self._check(self._scenario.run(model))
             except ts.DeviceError as error:
                 told += "after a pause" not in str(error)
-                if self._kind != "command" or told > 1 or time.monotonic() > give_up:
+                may_fail = self._kind in ("command", "silence") and told <= 1
+                if not may_fail or time.monotonic() > give_up:
                     raise
                 time.sleep(0.01)
 
@@ -216,7 +225,7 @@ def environment(kind: str) -> Iterator[dict[str, str]]:
             "TVM_BIND_THREADS": "0",
             "TVM_STRETCH_OPENCL_LIB": str(injector()),
             "FAULTS_OPENCL": ctypes.util.find_library("OpenCL") or "libpocl.so.2",
-            **({"POCL_KERNEL_CACHE": "0"} if kind in ("write", "rename", "read") else {}),
+            **({"POCL_KERNEL_CACHE": "0"} if kind.rstrip("+") in FILES else {}),
         }
 
 

@@ -12,6 +12,8 @@ namespace tvm_stretch {
 inline constexpr const char* kInputError = "InputError";
 // A run cannot begin, or lacks memory.
 inline constexpr const char* kRunError = "RunError";
+// The bytes of a file are not what this machine can load, or cannot be read.
+inline constexpr const char* kArtifactError = "ArtifactError";
 // A processor other than the CPU, or its driver, is missing or fails.
 inline constexpr const char* kDeviceError = "DeviceError";
 // `cancel` was called.

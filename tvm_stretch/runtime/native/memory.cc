@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "errors.h"
 #include "graph.h"
 
 namespace tvm_stretch {
@@ -162,8 +163,10 @@ int64_t FingerprintFile(const ffi::String& path, int64_t start, int64_t bytes) {
   if (fd >= 0) close(fd);
   if (data == MAP_FAILED && fd >= 0 && errno == ENOMEM) RefuseMemory(mapped);
   if (data == MAP_FAILED) {
-    TVM_FFI_THROW(RuntimeError) << "expected a file of " << start + bytes << " bytes in '" << path
-                                << "', got: " << std::strerror(errno) << "; check the file";
+    throw ffi::Error(kArtifactError,
+                     "expected a file of " + std::to_string(start + bytes) + " bytes in '" +
+                         std::string(path) + "', got: " + std::strerror(errno) + "; check the file",
+                     "");
   }
   const uint64_t sum = Sum(static_cast<const char*>(data) + before, bytes);
   munmap(data, mapped);

@@ -9,12 +9,11 @@
 #include <cstdint>
 #include <string>
 
+#include "../errors.h"
+
 namespace tvm_stretch::app {
 
 namespace ffi = tvm::ffi;
-
-// A kind of error: the bytes are not an artifact that this machine can load.
-inline constexpr const char* kArtifactError = "ArtifactError";
 
 // Has to outlive the code that was loaded from it: the system's loader knows libraries by their
 // paths, and ours has the number of the descriptor in it.
