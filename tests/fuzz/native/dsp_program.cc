@@ -16,6 +16,8 @@ static int Touch(void*, const TVMFFIAny* arguments, int32_t count, TVMFFIAny*) {
     bool is_empty = false;
     for (int32_t axis = 0; axis < tensor->ndim; ++axis) {
       is_empty = is_empty || tensor->shape[axis] == 0;
+    }
+    for (int32_t axis = 0; axis < tensor->ndim && !is_empty; ++axis) {
       last += (tensor->shape[axis] - 1) * tensor->strides[axis] * item;
     }
     volatile char* bytes = static_cast<char*>(tensor->data);
