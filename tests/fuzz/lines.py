@@ -21,6 +21,7 @@ from readers import READERS, take
 from run import NATIVE
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS = tuple(f"{ROOT}/{part}/" for part in ("tvm_stretch", "passes", "targets"))
 MOST = 300
 """Inputs of a corpus of Python that are read again: tracing is slow."""
 
@@ -72,7 +73,7 @@ def python(folder: Path, name: str) -> dict[str, Any]:
 
     def traced(frame: FrameType, event: str, _argument: object) -> Any:
         file = frame.f_code.co_filename
-        if not file.startswith(str(ROOT)) or "/tests/" in file:
+        if not file.startswith(OURS):
             return None
         if event == "line":
             seen.add((file, frame.f_lineno))
