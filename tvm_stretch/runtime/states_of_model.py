@@ -114,8 +114,10 @@ class StatesOfModel(MeasuresOfModel):
         Raises:
             InputError: as for a call; the states are those of the last step that succeeded.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"expected at least 1 for count, got {count!r}; run at least one step")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**63:
+            raise InputError(
+                f"expected 1 to 2**63 - 1 for count, got {count!r}; run at least one step"
+            )
         present, inputs = self._bind(args, kwargs, steps=count)
         graph = self._graph_for(inputs, steps=count)
         results = present(self._run_steps(count, inputs, graph))

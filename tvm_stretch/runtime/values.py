@@ -102,6 +102,8 @@ def taking_memory(bytes_: int) -> Iterator[None]:
         RunError: there is not enough memory.
     """
     try:
+        if bytes_ >= 2**63:
+            raise MemoryError  # TVM would take the remainder of a division by 2**64
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "graph_reader.h"
+#include "sizes.h"
 
 namespace tvm_stretch {
 namespace {
@@ -89,12 +90,6 @@ void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
   }
 }
 
-int64_t Elements(const std::vector<int64_t>& shape, size_t first, size_t last) {
-  int64_t count = 1;
-  for (size_t i = first; i < last; ++i) count *= shape[i];  // of a tensor that was read
-  return count;
-}
-
 // Places are indices of the first axes; each holds a row of the input.
 void CheckWrite(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
                 const std::string& where) {
@@ -112,11 +107,10 @@ void CheckWrite(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
     fits = fits && tensor->bytes > 0 && tensor->strides == DenseStrides(tensor->shape, where);
   }
   if (!fits) RefuseGraph(kWanted, where);
-  const auto before = static_cast<size_t>(depth);
-  const int64_t count = Elements(places.shape, 0, rank - 1);
-  const int64_t row = Elements(all.shape, before, all.shape.size());
+  const int64_t count = Product(places.shape.begin(), places.shape.end() - 1);
+  const int64_t row = Product(all.shape.begin() + depth, all.shape.end());
   if (starts.shape != std::vector<int64_t>{count} ||
-      Elements(rows.shape, 0, rows.shape.size()) != count * row) {
+      Product(rows.shape.begin(), rows.shape.end()) != Times(count, row)) {
     RefuseGraph(kWanted, where);
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "sizes.h"
 
 namespace tvm_stretch {
 namespace {
@@ -173,9 +174,10 @@ template <typename T, template <typename> class Rule>
 class LookFor final : public Look {
  public:
   LookFor(const GuardSpec& guard, const DLTensor& tensor)
-      : guard_(guard), tensor_(tensor), rule_(guard) {
-    for (int dim = 0; dim < tensor.ndim; ++dim) count_ *= tensor.shape[dim];
-  }
+      : guard_(guard),
+        tensor_(tensor),
+        count_(Product(tensor.shape, tensor.shape + tensor.ndim)),
+        rule_(guard) {}
 
   void Check() const final {
     const int64_t found = rule_.FindWrong(static_cast<const T*>(tensor_.data), count_);
@@ -185,7 +187,7 @@ class LookFor final : public Look {
  private:
   const GuardSpec& guard_;
   const DLTensor& tensor_;
-  int64_t count_ = 1;
+  const int64_t count_;
   const Rule<T> rule_;
 };
 

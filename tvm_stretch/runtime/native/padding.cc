@@ -151,7 +151,7 @@ SizedLength LengthOfSizes(const GraphSpec& graph, const Sizes& sizes) {
     for (size_t i = 0; i < sizes.size(); ++i) {
       const std::string& name = sizes[i].first;
       const int64_t size = sizes[i].second;
-      const int64_t lacking = length.sizes_by_name[i].second - size;
+      const int64_t lacking = size < 1 ? -1 : length.sizes_by_name[i].second - size;
       const auto span = std::find_if(graph.spans.begin(), graph.spans.end(),
                                      [&](const SpanSpec& one) { return one.name == name; });
       if (span == graph.spans.end()) {

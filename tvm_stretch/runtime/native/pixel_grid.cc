@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "sizes.h"
+
 namespace tvm_stretch {
 namespace {
 
@@ -47,8 +49,7 @@ PixelGrid::PixelGrid(const TensorSpec& tensor, char* data)
       pixel_(tensor.bytes) {
   const int64_t item = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
   const std::vector<int64_t>&shape = tensor.shape, &strides = tensor.strides;
-  int64_t numbers = 1;
-  for (int64_t size : shape) numbers *= size;
+  const int64_t numbers = Product(shape.begin(), shape.end());
   if ((shape.size() != 4 && shape.size() != 5) || numbers == 0) {
     is_regular_ = tensor.bytes == numbers * item;
     return;

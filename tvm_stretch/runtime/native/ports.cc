@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "sizes.h"
 
 namespace tvm_stretch {
 namespace {
@@ -196,13 +197,13 @@ SteppedTensor::SteppedTensor(const DLTensor& tensor, int64_t count)
   }
   --view_.ndim;
   ++view_.shape;
-  int64_t stride = 1;
-  for (int32_t i = 0; i < view_.ndim; ++i) stride *= view_.shape[i];
+  int64_t stride = Product(view_.shape, view_.shape + view_.ndim);
   if (tensor.strides != nullptr) {
     stride = tensor.strides[0];
     ++view_.strides;
   }
-  pitch_ = stride * ItemBytes(tensor);
+  pitch_ = Times(stride, ItemBytes(tensor));
+  Times(pitch_, count);  // `at` does not check
 }
 
 void CheckApart(const std::vector<const DLTensor*>& outputs) {

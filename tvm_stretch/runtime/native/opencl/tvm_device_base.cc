@@ -2,6 +2,8 @@
 
 #include <tvm/ffi/container/tensor.h>
 
+#include "../sizes.h"
+
 namespace tvm::runtime {
 
 size_t DeviceAPI::GetDataSize(const DLTensor& tensor, ffi::Optional<ffi::String>) {
@@ -18,7 +20,7 @@ void* DeviceAPI::AllocDataSpace(Device device, int ndim, const int64_t* shape, D
   tensor.ndim = ndim;
   tensor.shape = const_cast<int64_t*>(shape);
   tensor.dtype = dtype;
-  return AllocDataSpace(device, ffi::GetDataSize(tensor), kAllocAlignment, dtype);
+  return AllocDataSpace(device, tvm_stretch::CheckedBytes(tensor), kAllocAlignment, dtype);
 }
 
 void DeviceAPI::CopyDataFromTo(DLTensor* from, DLTensor* to, TVMStreamHandle stream) {
