@@ -102,6 +102,8 @@ def _expand(
     """What each state's input gets, patterns expanded and checked; in the order of the inputs."""
     found: dict[str, str | Greedy | Counter] = {}
     for pattern, source in states.items():
+        if not isinstance(pattern, str):
+            raise _refuse("names of inputs", "states", repr(pattern))
         before, star, after = pattern.partition("*")
         matching = [
             name

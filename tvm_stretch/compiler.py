@@ -303,7 +303,7 @@ def to_onnx(
     place = as_path(path, "the network")
     check_place(place, "the network")
     with reporting(progress), compiling(), writing("the network", InputError):
-        if (targets, device, plan) == (None, None, None):
+        if targets is None and device is None and plan is None:
             write_whole(place, onnx_file(read_network(source, shapes)[0], None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)

@@ -23,10 +23,10 @@ import onnx.shape_inference
 
 from tvm_stretch.compiler import compile
 from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
-from tvm_stretch.frontend.load import Shapes
+from tvm_stretch.frontend.load import Shapes, require_file
 from tvm_stretch.frontend.onnx_node import dtype_of
 from tvm_stretch.frontend.onnx_reader import read_onnx
-from tvm_stretch.named_arguments import named_arguments
+from tvm_stretch.named_arguments import is_number, named_arguments
 from tvm_stretch.targets.registry import TargetLike
 
 Values = Mapping[str, np.ndarray]
@@ -135,14 +135,14 @@ def compare(
         >>> found.begin
         ()
     """
-    if not limit > 0:
+    if not is_number(limit, 0, float("inf")) or limit == 0:
         raise InputError(f"expected a positive number for limit, got {limit!r}; 1e-3 is usual")
     model = _with_all_values(_proto(source))
     compiled = compile(model, targets, shapes=shapes, precision=precision)
     wanted = {info.name: (info.shape, info.dtype) for info in compiled.inputs}
     values = _random(wanted) if inputs is None else _checked(inputs, wanted)
     names = [output.name for output in model.graph.output]
-    if reference == ONNX_RUNTIME:
+    if isinstance(reference, str) and reference == ONNX_RUNTIME:
         expected = _run_onnx_runtime(model, values)
     else:
         other = compile(model, reference, shapes=shapes)
@@ -158,6 +158,7 @@ def _proto(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
             f"expected an ONNX file, its bytes or a ModelProto for source, got "
             f"{type(source).__name__}; export the network to ONNX"
         )
+    require_file(source)
     read_onnx(source)  # its errors say what to do
     if isinstance(source, onnx.ModelProto):
         own = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""Refuses unknown keyword arguments, and suggests a similar one.
+"""Checks arguments: refuses unknown keyword arguments, and suggests a similar one.
 
     ts.compile(network, target="llvm")
         ->   InputError: expected an argument of compile, got target=; did you mean targets=?
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.files import is_finite
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -34,3 +35,13 @@ def named_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
         return function(*args, **kwargs)
 
     return checked
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """Whether an argument is a number of this range; integers of Python have no largest one."""
+    return isinstance(value, int | float) and is_finite(value) and low <= value <= high
+
+
+def is_count(value: object, low: int = 1) -> bool:
+    """Whether an argument is an integer from ``low`` on that the executor can count to."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**31

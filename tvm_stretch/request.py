@@ -55,6 +55,11 @@ class Request:
                 "expected no plans beside lengths, got some: a model of several lengths has one "
                 "plan for each; leave one of them out"
             )
+        for name in ("spare", "streams", "debug"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(
+                    f"expected True or False for {name}, got {value!r:.100}; give one of them"
+                )
         if self.dump_dir is not None:
             as_path(self.dump_dir, "the folder for the phases")
         if self.states is not None and not isinstance(self.states, Mapping):

@@ -99,6 +99,13 @@ def test_the_version_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == (f"tvm-stretch {version('tvm_stretch')}\n", "")
 
 
+@pytest.mark.parametrize("text", ["=x.npy", "x=", ""])
+def test_an_input_without_a_name_or_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "net.so", f"--input={text}"])
+    assert f"expected x.npy or INPUT=x.npy, got '{text}'" in capsys.readouterr().err
+
+
 def test_measure_and_probe_get_their_options(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +165,8 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["explain", str(files / "net.onnx"), "--max-share", "opencl=70", *TARGET],
         ["run", str(files / "net.so"), "-i", str(files / "damaged.npz")],
         ["measure", "--budget", "0"],
+        ["explain", str(files / "net.onnx"), "--shape", "x=1", "--shape", "x=2"],
+        ["run", str(files / "net.so"), "-i", f"x={files}/x.npy", "-i", f"x={files}/x.npy"],
     ):
         assert main(wrong) == 1, wrong
         out, err = capsys.readouterr()

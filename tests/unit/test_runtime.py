@@ -192,6 +192,10 @@ def test_bad_calls_are_refused(model: Model, args: tuple, kwargs: dict, said: st
         ("get_output", (-1,), "expected a position below 1"),
         ("invoke", (X, X, X), "expected 2 to 2 arguments"),
         ("run", (), "before run"),
+        *(
+            ("set_affinity", (text,), f"a list of cores like .* got '{text}'")
+            for text in ("0-", "0,", ",0", "-1", "1-0", "0--1", " 0", "0x", "9999999999999")
+        ),
         ("trace", (), "before run"),
     ],
 )

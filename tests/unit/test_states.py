@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, RunError
 
 WORDS, WIDTH, PLACES = 12, 16, 5
 
@@ -221,9 +221,12 @@ def test_a_loop_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_bad_counts_and_names() -> None:
     model = looping(decoder())
-    for count in (0, -1, True, 1.5):
-        with pytest.raises(InputError, match="at least 1 for count"):
+    for count in (0, -1, True, 1.5, 2**63, 2**70):
+        with pytest.raises(InputError, match=r"1 to 2\*\*63 - 1 for count"):
             model.run_steps(count)  # type: ignore[arg-type]
+    for power in range(55, 63):  # the bytes of all steps are no number of 64 bits
+        with pytest.raises(RunError, match=r"expected \d+ bytes of free memory"):
+            model.run_steps(2**power)
     with pytest.raises(InputError, match=r"one of the states .* got 'past'"):
         model.states["past"]
     with pytest.raises(InputError, match=r"int64\[1, 1\] for input 'token'"):

@@ -8,8 +8,9 @@ import json
 import time
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from tvm_stretch.runtime.autoload import find_file
 from tvm_stretch.runtime.report_difference import compare_reports, read_report
 
 # --- which model, which device --------------------------------------------------------------------
+
+Value = TypeVar("Value")
 
 
 def _network(path: str) -> str:
@@ -52,15 +55,15 @@ def _compiled(args: argparse.Namespace, network: str, device: Any, **options: An
         args.targets or (None if device is not None else ["llvm"]),
         device=device,
         plan=args.plan,
-        shapes=dict(args.shapes) or None,
+        shapes=_by_name(args.shapes, "--shape") or None,
         lengths={
             name: ts.Length(sizes.start, sizes.stop) if isinstance(sizes, slice) else sizes
-            for name, sizes in args.lengths
+            for name, sizes in _by_name(args.lengths, "--length").items()
         }
         or None,
         cpu_threads=args.threads,
         spare=args.spare,
-        max_share=dict(args.max_shares) or None,
+        max_share=_by_name(args.max_shares, "--max-share") or None,
         share_parts=args.share_parts,
         **given,
         **options,
@@ -118,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
     """Run a model once."""
     arrays = [_arrays(name, path) for name, path in args.inputs]
     unnamed = [array for found in arrays for name, array in found if not name]
-    named = {name: array for found in arrays for name, array in found if name}
+    named = _by_name([pair for found in arrays for pair in found if pair[0]], "--input")
     model = _opened(args)
     result = model(*unnamed, **named)
     values = result if isinstance(result, tuple) else (result,)
@@ -135,12 +138,24 @@ def run(args: argparse.Namespace) -> None:
     _show(args, {name: value.tolist() for name, value in outputs.items()}, "\n".join(lines))
 
 
+def _by_name(pairs: Sequence[tuple[str, Value]], option: str) -> dict[str, Value]:
+    """What an option that may be given several times says of each name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"expected each name once for {option}, got {twice!r} several times; leave one out"
+        )
+    return found
+
+
 def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
     """What a file holds; the names in an archive are those of inputs."""
     try:
         found = np.load(path, allow_pickle=False)
         return [(name, found)] if isinstance(found, np.ndarray) else list(found.items())
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"expected an array that NumPy saved for --input, got {path}: {error}; "
             "write it with numpy.save or numpy.savez"
@@ -226,7 +241,9 @@ def diff(args: argparse.Namespace) -> None:
 def plan(args: argparse.Namespace) -> None:
     """Predict the fastest plan."""
     network, device = _network(args.network), _device(args.device)
-    plan = ts.plan_for(network, args.targets, device=device, shapes=dict(args.shapes) or None)
+    plan = ts.plan_for(
+        network, args.targets, device=device, shapes=_by_name(args.shapes, "--shape") or None
+    )
     if args.output is not None:
         plan.write(args.output)
     _show(args, json.loads(plan.to_json()), plan.explain())
@@ -291,7 +308,7 @@ def probe(args: argparse.Namespace) -> None:
 
 def calibrate(args: argparse.Namespace) -> None:
     """Make a phone's profile."""
-    networks = {name: _network(path) for name, path in args.networks}
+    networks = _by_name([(name, _network(path)) for name, path in args.networks], "--network")
     found = ts.tune.calibrate(args.latencies, networks, name=args.name, like=args.like)
     found.write(args.output)
     _show(args, {"profile": args.output}, f"{found}\n{args.output}: --device {args.output}")

@@ -58,7 +58,9 @@ def share(text: str) -> tuple[str, float]:
 
 def named_file(text: str) -> tuple[str, Path]:
     """``x=picture.npy``, or a file alone."""
-    name, _, path = text.rpartition("=")
+    name, found, path = text.rpartition("=")
+    if not path or (found and not name):
+        raise argparse.ArgumentTypeError(f"expected x.npy or INPUT=x.npy, got {text!r}")
     return name, Path(path)
 
 

@@ -26,6 +26,7 @@ from tvm.ir import Var
 from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
+from tvm_stretch.codegen.safe_places import with_safe_places
 from tvm_stretch.codegen.source_files import source_files
 from tvm_stretch.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.progress import count
@@ -152,10 +153,10 @@ def _scheduled(
     schedule: tvm.transform.Pass | None,
     target: tvm.target.Target,
 ) -> tirx.PrimFunc:
-    if schedule is None:
-        return function
-    with target:
-        return schedule(tvm.IRModule({name: function}))[name].with_attr("global_symbol", name)
+    if schedule is not None:
+        with target:
+            function = schedule(tvm.IRModule({name: function}))[name]
+    return with_safe_places(function).with_attr("global_symbol", name)
 
 
 def _settings() -> str:

@@ -9,8 +9,9 @@ written to disk.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +81,25 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
             "model again"
         )
     _check_opset(model)
+    with _refusing_broken():
+        functions = needed_functions(model)  # counts operators, before anything else costs time
     weights = _read_weights(model.graph, folder)
     for tensor in _inner_external_tensors(model):
         if folder is not None:  # the model is ours: the caller gave its path
             _embed(tensor, folder)
         else:
             _read_tensor(tensor.name, tensor, folder)
-    try:
-        network = _copy_without_large_weights(model, weights)
+    with _refusing_broken():
+        network = _copy_without_large_weights(model, weights, functions)
         _check_graph(network)
+    return network
+
+
+@contextlib.contextmanager
+def _refusing_broken() -> Iterator[None]:
+    """Turn errors of onnx about a model into ours."""
+    try:
+        yield
     except (*_OF_ONNX, RecursionError) as error:
         if isinstance(error, StretchError):
             raise
@@ -96,7 +107,6 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
             f"expected a valid ONNX model, got: {last_line(error)}; export it again, with fewer "
             "nested graphs"
         ) from error
-    return network
 
 
 def read_file(path: Path, what: str) -> bytes:
@@ -272,7 +282,9 @@ def _type_name(tensor: onnx.TensorProto) -> str:
 
 
 def _copy_without_large_weights(
-    model: onnx.ModelProto, weights: dict[str, np.ndarray]
+    model: onnx.ModelProto,
+    weights: dict[str, np.ndarray],
+    functions: Sequence[onnx.FunctionProto],
 ) -> OnnxNetwork:
     """Copy ``model``, with large constants as graph inputs and local functions inlined."""
     graph = model.graph
@@ -296,7 +308,7 @@ def _copy_without_large_weights(
         copied,
         ir_version=max(model.ir_version, 4),
         opset_imports=list(model.opset_import) or [onnx.helper.make_opsetid("", 1)],
-        functions=needed_functions(model),
+        functions=functions,
     )
     if light.functions:
         light = onnx.inliner.inline_local_functions(light)

@@ -61,7 +61,7 @@ def quantize(
         >>> ts.compile(small)(images[:1]).shape
         (1, 1000)
     """
-    if activations not in ("uint8", "int8"):
+    if not isinstance(activations, str) or activations not in ("uint8", "int8"):
         raise InputError(
             f"expected 'uint8' or 'int8' for activations, got {activations!r}; see ts.quantize"
         )

@@ -16,6 +16,7 @@ from math import prod
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.named_arguments import is_count
 from tvm_stretch.runtime.padding import shortened
 from tvm_stretch.runtime.plans_of_model import PlansOfModel
 
@@ -37,7 +38,7 @@ class LengthsOfModel(PlansOfModel):
             InputError: a name is unknown, a size is below 1, or no length is that large.
         """
         names = [*self.graph.lengths[0].sizes] if self.graph.lengths else []
-        wrong = [name for name, size in sizes.items() if name not in names or size < 1]
+        wrong = [name for name, size in sizes.items() if name not in names or not is_count(size)]
         if wrong:
             raise InputError(
                 f"expected sizes of at least 1 for some of {names} for length_for, got "

@@ -212,7 +212,7 @@ class Model(StatesOfModel):
                 f"expected numbers of cores for cores, got {cores!r}; give a list of them"
             )
         try:
-            self._set("set_affinity", ",".join(map(str, cores or ())))
+            self._set("set_affinity", ",".join(map(str, () if cores is None else cores)))
         except DeviceError:
             raise
         except ValueError as error:
@@ -264,6 +264,11 @@ class Model(StatesOfModel):
             TargetError: nothing here links for the target.
         """
         path = as_path(path, "the artifact")
+        if fcompile is not None and not callable(fcompile):
+            raise InputError(
+                f"expected a function for fcompile, got {fcompile!r:.100}; leave it out for the "
+                "usual linker"
+            )
         if self._parts is not None:
             self._parts.write(path, fcompile, with_weights=data is None)
         elif self._artifact is not None and fcompile is None and data is None and not self._data:

@@ -30,7 +30,16 @@ _ALIGNMENT = 64
 
 
 def write_data(graph: Graph, weights: tvm.runtime.Tensor, path: Path) -> None:
-    """Write the file; it appears complete or not at all."""
+    """Write the file; it appears complete or not at all.
+
+    Raises:
+        ArtifactError: the network is for streams, whose kernels rely on what the executor writes.
+    """
+    if graph.streams:
+        raise ArtifactError(
+            "expected a network without streams for data beside its kernels, got one that was "
+            "compiled with streams=True; export it without data="
+        )
     blob = np.from_dlpack(weights)
     text = graph.to_json().encode()
     with written_beside(path) as folder:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.named_arguments import is_count, is_number
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.execution import find_execution
 
@@ -78,7 +79,7 @@ class PlansOfModel(abc.ABC):
         Raises:
             InputError: there is no plan of that name.
         """
-        if name not in self._names:
+        if not isinstance(name, str) or name not in self._names:
             raise InputError(
                 f"expected one of the plans {list(self._names)} for use, got {name!r}; compile "
                 "with plans= for others"
@@ -107,12 +108,13 @@ class PlansOfModel(abc.ABC):
                 f"expected a model of one length for adapt, got one of {len(self.graph.lengths)}; "
                 "the shapes of its inputs choose the plan"
             )
-        if not factor > 1 or runs < 1 or pause < 1:
+        fits = is_number(factor, 1, float("inf")) and factor > 1
+        if not (fits and is_count(runs) and is_count(pause)):
             raise InputError(
-                f"expected a factor above 1 and at least 1 run for adapt, got {factor}, {runs} "
-                f"and {pause}; the defaults suit most"
+                f"expected a factor above 1 and at least 1 run for adapt, got {factor!r}, {runs!r} "
+                f"and {pause!r}; the defaults suit most"
             )
-        self._set("adapt", float(factor), int(runs), int(pause))
+        self._set("adapt", float(factor), runs, pause)
 
     @property
     def paces(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.named_arguments import is_count, is_number
 
 if TYPE_CHECKING:
     from tvm_stretch.runtime.model import Model
@@ -48,11 +49,11 @@ class Stream:
             ("bound", bound, 1.0),
             ("cut", cut, 1.0),
         ):
-            if not isinstance(value, int | float) or not 0 <= value <= most:
+            if not is_number(value, 0, most):
                 raise InputError(
                     f"expected a number from 0 to {most:g} for {name}, got {value!r}; correct it"
                 )
-        if not isinstance(keyframes, int) or isinstance(keyframes, bool) or keyframes < 0:
+        if not is_count(keyframes, low=0):
             raise InputError(
                 f"expected a number of frames for keyframes, got {keyframes!r}; 0 is never"
             )

@@ -101,17 +101,18 @@ def taking_memory(bytes_: int) -> Iterator[None]:
     Raises:
         RunError: there is not enough memory.
     """
+    refusal = RunError(
+        f"expected {bytes_} bytes of free memory, got none; free some, or compile the model "
+        "for smaller inputs"
+    )
+    if bytes_ >= 2**63:  # TVM would take the remainder of a division by 2**64
+        raise refusal
     try:
-        if bytes_ >= 2**63:
-            raise MemoryError  # TVM would take the remainder of a division by 2**64
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
             raise
-        raise RunError(
-            f"expected {bytes_} bytes of free memory, got none; free some, or compile the model "
-            "for smaller inputs"
-        ) from error
+        raise refusal from error
 
 
 def _describe(dtype: str, shape: Sequence[int]) -> str:

@@ -125,7 +125,7 @@ def read_objective(objective: object) -> Objective:
     """
     if isinstance(objective, Objective):
         return objective
-    if objective in ("latency", "energy"):
+    if isinstance(objective, str) and objective in ("latency", "energy"):
         return Objective(objective)
     raise InputError(
         f"expected 'latency', 'energy' or a ts.Objective for objective, got {objective!r:.100}; "

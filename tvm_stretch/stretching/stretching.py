@@ -28,7 +28,7 @@ from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.named_arguments import named_arguments
 from tvm_stretch.passes.duplicate_and_scale import with_sources
-from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
+from tvm_stretch.plan.design import MERGES, Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.plan.sources import Source
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
@@ -277,6 +277,11 @@ def stretch(
     if not isinstance(rules, Rules | None):
         raise InputError(
             f"expected a Rules for rules, got {rules!r}; give ts.stretching.Rules(alpha=0.1), say"
+        )
+    if not isinstance(merge, str | None):
+        raise InputError(
+            f"expected one of {', '.join(MERGES)} for merge, got {merge!r:.80}; leave it out for "
+            "what each block suggests"
         )
     if not isinstance(accuracy, AccuracyTarget | None):
         raise InputError(

@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <sstream>
+#include <system_error>
 
 namespace tvm_stretch {
 
@@ -18,16 +18,26 @@ pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
 Cores ParseCores(const std::string& text, const std::string& field) {
   Cores cores;
-  std::stringstream list(text);
-  for (std::string item; std::getline(list, item, ',');) {
-    char* end = nullptr;
-    long first = std::strtol(item.c_str(), &end, 10);
-    long last = *end == '-' ? std::strtol(end + 1, &end, 10) : first;
-    if (item.empty() || *end != '\0' || first < 0 || last < first || last >= CPU_SETSIZE) {
+  const char *next = text.data(), *const end = next + text.size();
+  const auto read = [&next, end](int* core) {
+    const auto [stop, fault] = std::from_chars(next, end, *core);
+    next = stop;
+    return fault == std::errc();
+  };
+  while (next != end) {
+    int first = -1;
+    bool good = read(&first);
+    int last = first;
+    if (good && next != end && *next == '-') {
+      ++next;
+      good = read(&last);
+    }
+    if (good && next != end) good = *next++ == ',' && next != end;
+    if (!good || first < 0 || last < first || last >= CPU_SETSIZE) {
       TVM_FFI_THROW(ValueError) << "expected a list of cores like 0,2-3 for " << field << ", got '"
                                 << text << "'; correct it";
     }
-    for (long core = first; core <= last; ++core) cores.push_back(static_cast<int>(core));
+    for (int core = first; core <= last; ++core) cores.push_back(core);
   }
   return cores;
 }

@@ -281,6 +281,27 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
   }
 }
 
+// Refuses tensors that are longer than the ports of their length: the caller's memory is not.
+void CheckPortsOfLengths(const GraphSpec& graph) {
+  for (size_t i = 0; i < graph.plans.size(); ++i) {
+    const PlanSpec& plan = graph.plans[i];
+    const LengthSpec& own = graph.lengths[graph.LengthOf(i)];
+    const auto check = [&](int64_t id) {
+      const TensorSpec& tensor = graph.tensors[id];
+      const bool is_input = tensor.memory == Memory::kInput;
+      if (!is_input && tensor.memory != Memory::kOutput) return;
+      const int64_t port = (is_input ? own.inputs : own.outputs)[tensor.buffer];
+      if (tensor.bytes > graph.tensors[port].bytes - tensor.offset) {
+        RefuseGraph("tensors within the ports of their length", "tensors");
+      }
+    };
+    for (size_t region = plan.first; region < plan.first + plan.count; ++region) {
+      ForEachTensor(graph, graph.regions[region], check);
+    }
+    for (const GuardSpec& guard : own.guards) check(guard.tensor);
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::string& where) {
@@ -345,6 +366,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   ReadRegions(root["regions"], &graph);
   CheckSlides(graph);
   ReadPlans(root, &graph);
+  CheckPortsOfLengths(graph);
   return graph;
 }
 

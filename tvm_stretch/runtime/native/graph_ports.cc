@@ -138,8 +138,8 @@ void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>&
     int64_t id = item["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1);
     const TensorSpec& tensor = tensors[id];
     if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports->size()) ||
-        tensor.offset != 0) {
-      RefuseGraph("a tensor that starts the port's own memory", item.where());
+        tensor.offset != 0 || tensor.strides != DenseStrides(tensor.shape, item.where())) {
+      RefuseGraph("a tensor without gaps that starts the port's own memory", item.where());
     }
     ports->push_back(PortSpec{item["name"].Str(), id, tensor.bytes});
   }

@@ -141,6 +141,23 @@ void ForEachCall(const GraphSpec& spec, const Visit& visit) {
   }
 }
 
+// Everything that guards check.
+std::set<std::string> GuardsOf(const GraphSpec& spec) {
+  std::set<std::string> guards;
+  for (const LengthSpec& length : spec.lengths) {
+    for (const GuardSpec& guard : length.guards) {
+      const TensorSpec& tensor = spec.tensors[guard.tensor];
+      std::ostringstream text;
+      text << static_cast<int>(tensor.memory) << ' ' << tensor.buffer;
+      for (size_t i = 0; i < guard.low.size(); ++i) {
+        text << ' ' << guard.low[i] << ' ' << guard.high[i];
+      }
+      guards.insert(text.str());
+    }
+  }
+  return guards;
+}
+
 // The data calls no kernel otherwise than the library's own graph does.
 void RequireSameCalls(const std::string& path, const GraphSpec& code, const GraphSpec& data) {
   constexpr const char* kCompile = "compile both networks for the same targets and plan";
@@ -151,6 +168,12 @@ void RequireSameCalls(const std::string& path, const GraphSpec& code, const Grap
            code.processors[i].kind == data.processors[i].kind;
   }
   if (!same) RefuseData(path, "one for other processors than those of the library", kCompile);
+  if (code.streams || data.streams) {  // these kernels rely on what the executor writes for them
+    RefuseData(path, "one for streams", "export them with their weights, without data=");
+  }
+  if (GuardsOf(code) != GuardsOf(data)) {
+    RefuseData(path, "one that checks other values than the library's", kCompile);
+  }
   std::set<std::string> known;
   ForEachCall(code, [&](const NodeSpec& node, size_t processor) {
     known.insert(Signature(code, node, processor));

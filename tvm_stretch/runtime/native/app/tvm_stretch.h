@@ -101,7 +101,9 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_clone(TvmStretchModel* model,
                                                       TvmStretchModel** clone);
 
 /* Cancels a run in progress, waits for it and for its callback, and frees the model. NULL is
- * allowed. A callback may free its own model. */
+ * allowed. A callback may free its own model. As with `free`, nothing may use the model afterwards,
+ * on any thread: its pointer is not recognised, so a second call would corrupt memory. Clones stay.
+ */
 TVM_STRETCH_EXPORT void tvm_stretch_free(TvmStretchModel* model);
 
 TVM_STRETCH_EXPORT size_t tvm_stretch_input_count(const TvmStretchModel* model);
