@@ -10,6 +10,7 @@ import errno
 import io
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,35 @@ def test_a_cache_on_a_disk_that_cannot_be_written(
     np.testing.assert_array_equal(answer(compiled(SIZE)), expected)
     assert generated == []
     assert sorted(path.name for path in (cache / "kernels").iterdir()) == kept
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
+def test_a_cache_that_vanishes_at_each_step(
+    cache: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Somebody removes the folder, as tools that clean caches do."""
+    steps = []
+
+    def vanishing(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*given: Any, **named: Any) -> Any:
+            steps.append(usual.__name__)
+            if len(steps) == number and cache.exists():
+                shutil.rmtree(cache)
+            return usual(*given, **named)
+
+        return changed
+
+    for number in itertools.count(1, every):
+        steps.clear()
+        with monkeypatch.context() as patch:
+            for name in ("mkdir", "replace", "fsync", "utime"):
+                patch.setattr(os, name, vanishing(getattr(os, name)))
+            forget()
+            np.testing.assert_array_equal(answer(compiled(SIZE)), expected)
+        if len(steps) < number:
+            break
+    assert number > every, "the folder vanished"
+    assert list(cache.rglob("*.tmp")) == []
 
 
 def _read_only(*_given: object) -> None:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import errno
+import gc
+import itertools
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fresh_process
@@ -23,6 +26,7 @@ from small_models import answer, compiled
 
 import tvm_stretch as ts
 import tvm_stretch.runtime.asynchronous
+from tvm_stretch import progress
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.errors import ArtifactError
 from tvm_stretch.files import held, remove_abandoned
@@ -119,6 +123,48 @@ def test_ctrl_c_while_modules_are_imported(tmp_path: Path, monkeypatch: pytest.M
         _ = ts.answer
     assert sys.modules.pop("slow").answer == 42
     assert signal.getsignal(signal.SIGINT) is usual
+
+
+@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.full)])
+def test_ctrl_c_at_each_step_of_a_compile(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks, handlers and contexts are as before, and what is compiled next is right."""
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    usual, real = signal.getsignal(signal.SIGINT), progress.step
+    context = str(tvm.transform.PassContext.current())
+    steps = Steps()
+    monkeypatch.setattr(progress, "step", lambda: (steps.take(), real()))
+    expected = answer(compiled(9))
+    for number in itertools.count(1, every):
+        caching._cache_of.cache_clear()
+        steps.left = number
+        try:
+            compiled(10 + number)
+        except KeyboardInterrupt:
+            assert steps.left == 0
+        if steps.left:
+            break
+        assert signal.getsignal(signal.SIGINT) is usual and gc.isenabled()
+        assert str(tvm.transform.PassContext.current()) == context
+        with ThreadPoolExecutor(1) as pool:  # another thread finds no lock held
+            model = pool.submit(compiled, 9).result(timeout=60)
+        np.testing.assert_array_equal(answer(model), expected)
+    steps.left = 0  # modules that were imported meanwhile keep it
+    assert number > every, "Ctrl-C came"
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+class Steps:
+    """Presses Ctrl-C at the last of a number of steps; never if there are none left."""
+
+    left = 0
+
+    def take(self) -> None:
+        if self.left > 0:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
 
 
 def test_ctrl_c_in_a_pass_is_no_error_of_a_compiler() -> None:
