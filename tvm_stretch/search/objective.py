@@ -7,7 +7,7 @@ Objective(energy_mj=50)                                  the fastest plan within
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,7 +125,7 @@ def read_objective(objective: object) -> Objective:
     """
     if isinstance(objective, Objective):
         return objective
-    if isinstance(objective, str) and objective in ("latency", "energy"):
+    if isinstance(objective, Hashable) and objective in ("latency", "energy"):
         return Objective(objective)
     raise InputError(
         f"expected 'latency', 'energy' or a ts.Objective for objective, got {objective!r:.100}; "
