@@ -154,7 +154,8 @@ class Walker:
             for model in held:
                 self._again(model)
                 self._scenario.close(model)
-            self._check(self._load_and_run())
+            # An export also removes what one before it could not.
+            self._check(self._attempt([]) if self._is_of_files else self._load_and_run())
         except Exception as error:
             return {"bad": f"the next run: {type(error).__name__}: {error}"}
         left = {path.name for path in self._folder.iterdir()} - {"model.so", "cache", "control"}

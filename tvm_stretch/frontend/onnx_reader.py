@@ -90,6 +90,7 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
         else:
             _read_tensor(tensor.name, tensor, folder)
     with _refusing_broken():
+        _check_texts(model)
         network = _copy_without_large_weights(model, weights, functions)
         _check_graph(network)
     return network
@@ -142,6 +143,22 @@ def _parse(content: bytes, what: str) -> onnx.ModelProto:
             + _WHAT_IT_IS.get(Path(what).suffix, "it is truncated or of another format")
         ) from error
     return model
+
+
+def _check_texts(message: google.protobuf.message.Message) -> None:
+    """Refuse names that are no text: protobuf hands them out as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            texts = [value] if isinstance(value, str | bytes) else value
+            if any(isinstance(text, bytes) for text in texts):
+                raise ModelError(
+                    f"expected text in UTF-8 for the {field.name} of a {type(message).__name__}, "
+                    "got other bytes; export the model again"
+                )
+        elif field.type == field.TYPE_MESSAGE and field.message_type.name != "TensorProto":
+            is_one = isinstance(value, google.protobuf.message.Message)
+            for inner in [value] if is_one else value:
+                _check_texts(inner)
 
 
 def _check_opset(model: onnx.ModelProto) -> None:
