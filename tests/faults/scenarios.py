@@ -22,10 +22,13 @@ from relax_helpers import module, random_const
 from rpc_processes import Phone, Tracker
 from small_models import SHAPE, compiled, random_input, scaled_model
 from tvm import relax
+from walk import VARIABLES
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import kernel_cache
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 Answers = list[np.ndarray]
 
@@ -69,16 +72,22 @@ def _called(*given: Any) -> Callable[[Any], Answers]:
 
 
 def _branches() -> Any:
-    """Two branches, one of them on OpenCL."""
+    """Two branches, one of them on OpenCL, and their sum there."""
 
     def body(x: relax.Expr) -> relax.Expr:
         x = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(16, 8, 3, 3, seed=1), padding=1))
-        left = relax.op.nn.conv2d(x, random_const(8, 16, 1, 1, seed=2))
-        return relax.op.add(left, relax.op.nn.max_pool2d(left, (3, 3), padding=1))
+        left = relax.op.nn.conv2d(x, random_const(16, 16, 1, 1, seed=2))
+        return relax.op.add(left, relax.op.nn.max_pool2d(x, (3, 3), padding=1))
 
-    return ts.compile(
-        module(body, SHAPE), ["opencl", TARGET], plan=Plan(("opencl", "cpu"), ()), cpu_threads=1
+    mod = module(body, SHAPE)
+    stem, relu, left, right, join = Calls(load_network(mod)["main"]).calls
+    regions = (
+        PlannedRegion("stem", "cpu", (stem, relu)),
+        PlannedRegion("left", "opencl", (left,)),
+        PlannedRegion("right", "cpu", (right,)),
+        PlannedRegion("join", "opencl", (join,)),
     )
+    return ts.compile(mod, [TARGET, "opencl"], plan=Plan(("cpu", "opencl"), regions), cpu_threads=1)
 
 
 def _states() -> Any:
@@ -178,6 +187,10 @@ SCENARIOS = {
             _run_there,
             load=_There,
             close=lambda there: there.device.close(),
+        ),
+        *(
+            Scenario(name, ("opencl",), _new(_branches), _called(random_input()))
+            for name in VARIABLES
         ),
         Scenario("group", ("allocation",), _new(lambda: compiled(9)), _run_group, load=_group_of),
     )

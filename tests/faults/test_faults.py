@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_targets import TARGET
-from faults.walk import Control, injector, row, watched
+from faults.walk import VARIABLES, Control, injector, row, watched
 from native.build_native import built
 from relax_helpers import module, random_const
 from tvm import relax
@@ -31,6 +31,7 @@ WALKS = [
     *((name, kind) for name in ("dsp", "engine") for kind in ("allocation", "command", "silence")),
     *(("states", kind) for kind in ("allocation", *FILES)),
     *((name, "allocation") for name in ("lengths", "group")),
+    *((name, "opencl") for name in VARIABLES),
     ("phone", "message"),
 ]
 ALLOCATION = 1

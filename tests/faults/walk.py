@@ -33,6 +33,8 @@ PLACES = [str(path) for path in (FOLDER, FOLDER.parent, FOLDER.parent / "unit", 
 """Where modules of the tests are."""
 FILES = ("write", "rename", "read")
 KINDS = ("allocation", "opencl", "message", "command", *FILES)
+VARIABLES = {memory: {"TVM_STRETCH_OPENCL_MEMORY": memory} for memory in ("mirror", "mapped")}
+"""Of scenarios that need some: OpenCL devices with another memory."""
 SECONDS = 60
 """Of a step and what follows it: longer ones hang."""
 
@@ -210,7 +212,7 @@ def walk(name: str, kind: str, first: int, every: int) -> None:
 
 
 @contextmanager
-def environment(kind: str) -> Iterator[dict[str, str]]:
+def environment(name: str, kind: str) -> Iterator[dict[str, str]]:
     """Variables for a process that walks."""
     with tempfile.TemporaryDirectory(prefix="faults.") as text:
         folder = Path(text)
@@ -224,6 +226,7 @@ def environment(kind: str) -> Iterator[dict[str, str]]:
             "FAULTS_FOLDER": text,
             "TVM_STRETCH_CACHE_DIR": str(folder / "cache"),
             "TVM_BIND_THREADS": "0",
+            **VARIABLES.get(name, {}),
             "TVM_STRETCH_OPENCL_LIB": str(injector()),
             "FAULTS_OPENCL": ctypes.util.find_library("OpenCL") or "libpocl.so.2",
             **({"POCL_KERNEL_CACHE": "0"} if kind.rstrip("+") in FILES else {}),
@@ -234,7 +237,7 @@ def watched(name: str, kind: str, every: int = 1, first: int = 1) -> list[dict[s
     """The outcome of every step; a process that dies or hangs is followed by another."""
     outcomes: list[dict[str, Any]] = []
     while True:
-        with environment(kind) as variables:
+        with environment(name, kind) as variables:
             lines, status = _one_process(name, kind, first, every, variables)
         began = [line["begins"] for line in lines if "begins" in line]
         ended = [line for line in lines if "number" in line]
