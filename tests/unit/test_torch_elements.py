@@ -48,13 +48,34 @@ def _bags(x: torch.Tensor) -> Any:
     return [bag(rows, table, offsets, mode=mode, padding_idx=3) for mode in ("sum", "mean", "max")]
 
 
+def _trilinear(x: torch.Tensor) -> Any:
+    weight = torch.linspace(-1, 1, 32).reshape(2, 4, 4)
+    return torch.nn.functional.bilinear(x, x.flip(0), weight), torch.put(
+        x, torch.tensor([3, -1]), x[0, :2]
+    )
+
+
+def _pools(x: torch.Tensor) -> Any:
+    pool = torch.nn.functional.avg_pool2d
+    image = x.reshape(1, 1, 4, 6)
+    means = pool(image, 3, 2, 1, ceil_mode=True, divisor_override=4), pool(image, 3, 2, 1, True)
+    places = torch.nn.functional.adaptive_max_pool2d(image.round(), (3, 4), return_indices=True)
+    return *means, *places, *torch.native_layer_norm(x, [4], None, None, 1e-5)
+
+
 ELEMENTS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "bits": (_bits, _ODD),
     "one number": (lambda x: torch.copysign(x, -x), torch.tensor(-0.0)),
     "orders": (_orders, _ROWS),
     "places": (_places, _NUMBERS),
     "counted": (_counted, _NUMBERS),
+    "pools": (_pools, _NUMBERS),
+    "three factors": (_trilinear, _NUMBERS[0]),
     "bags": (_bags, _NUMBERS),
+    "single numbers": (
+        lambda x: (x.amax(0), x.sum(0), x.mean(0), x.any(0), *x.sort(0), x.argmax(0)),
+        torch.tensor(3.0),
+    ),
     "infinite sums": (lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf] * 3 + [1.0])),
 }
 

@@ -102,6 +102,24 @@ def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
     return total if beta == 0 else beta * x + total
 
 
+@instead_of("_trilinear.default")
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    new_a: Sequence[int],
+    new_b: Sequence[int],
+    new_c: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    for axis in range(a.dim() + len(new_a)):
+        a = a.unsqueeze(axis) if axis in new_a else a
+        b = b.unsqueeze(axis) if axis in new_b else b
+        c = c.unsqueeze(axis) if axis in new_c else c
+    return (a * b * c).sum(list(summed))
+
+
 # --- orders ---------------------------------------------------------------------------------------
 
 
@@ -215,6 +233,12 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     places = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
     given = source.reshape(-1)[places.clamp(0, source.numel() - 1)]
     return torch.where(mask, given.reshape(x.shape), x)
+
+
+@instead_of("put.default")
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    places, values = (index.reshape(-1),), source.reshape(-1)
+    return x.reshape(-1).index_put(places, values, accumulate).reshape(x.shape)
 
 
 @instead_of("diagonal_scatter.default")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered
+from tvm_stretch.frontend.onnx_ops.pooling import covering
 from tvm_stretch.frontend.pool_places import Pool, place_of_largest
 from tvm_stretch.frontend.torch_nodes import argument, as_onnx
 from tvm_stretch.ir.expressions import shape_of
@@ -145,41 +145,49 @@ def _avg_pool(rank: int) -> Converter:
         if divisor is None:
             return getattr(importer, f"_avg_pool{rank}d")(node)
         x, kernel = importer.retrieve_args(node)[:2]
-        stride = argument(node, importer, 2, "stride", None) or kernel
-        padding = argument(node, importer, 3, "padding", 0)
-        if argument(node, importer, 4, "ceil_mode", False):
-            raise UnsupportedError(
-                f"expected divisor_override or ceil_mode for torch's {node.target} "
-                f"({node.name!r}), got both; pad the tensor instead of ceil_mode"
-            )
+        strides = _each(argument(node, importer, 2, "stride", None) or kernel, rank)
+        padding = _each(argument(node, importer, 3, "padding", 0), rank)
         operator = relax.op.nn.avg_pool2d if rank == 2 else relax.op.nn.avg_pool3d
-        kernel = _each(kernel, rank)
-        mean = emit(
-            operator(x, kernel, _each(stride, rank), _each(padding, rank), count_include_pad=True)
-        )
+        kernel, ends = _each(kernel, rank), padding
+        if argument(node, importer, 4, "ceil_mode", False):
+            window = kernel, strides, [1] * rank, padding, padding
+            ends = [*map(covering, shape_of(x)[-rank:], *window)]
+        mean = emit(operator(x, kernel, strides, [*padding, *ends], count_include_pad=True))
         return emit(relax.op.multiply(mean, relax.const(prod(kernel) / divisor, x.ty.dtype)))
 
     return convert
 
 
 def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
-    """Along one axis after the other, short windows repeat their last element."""
+    """Along one axis after the other, the last one first; short windows repeat their last element.
+
+    So the first of equal numbers is that of the first row, as in torch.
+    """
     emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    if any(user.args[1] == 1 for user in node.users):
-        raise UnsupportedError(
-            f"expected only the values of torch's {node.target} ({node.name!r}), got a use of its "
-            "indices; use max_pool2d, whose indices are supported"
-        )
     sizes, new = shape_of(x), node.args[1]
-    for axis, count in enumerate(_each(new, len(new)), len(sizes) - len(new)):
+    counts, places = _each(new, len(new)), None
+    for axis, count in reversed([*enumerate(counts, len(sizes) - len(counts))]):
         size = sizes[axis]
         first = np.arange(count) * size // count
         last = -(-(np.arange(count) + 1) * size // count) - 1
         offsets = np.arange((last - first).max() + 1)
-        places = np.minimum(first[:, None] + offsets, last[:, None])
-        windows = emit(relax.op.take(x, relax.const(places, "int32"), axis, mode="clip"))
+        taken = relax.const(np.minimum(first[:, None] + offsets, last[:, None]), "int32")
+        windows = emit(relax.op.take(x, taken, axis, mode="clip"))
+        if any(user.args[1] == 1 for user in node.users):
+            shape = [size if a == axis else 1 for a in range(len(sizes))]
+            step = prod(sizes[axis + 1 :])
+            own = relax.const((np.arange(size) * step).reshape(shape), "int64")
+            places = own if places is None else emit(relax.op.add(places, own))
+            whole = relax.ShapeExpr(shape_of(x))
+            found = emit(
+                relax.op.take(emit(relax.op.broadcast_to(places, whole)), taken, axis, mode="clip")
+            )
+            best = emit(relax.op.argmax(windows, axis + 1, True))
+            places = emit(
+                relax.op.squeeze(emit(relax.op.gather_elements(found, best, axis + 1)), [axis + 1])
+            )
         x = emit(relax.op.max(windows, [axis + 1]))
-    return emit(relax.Tuple([x, x]))
+    return emit(relax.Tuple([x, x if places is None else places]))
 
 
 def _each(value: int | Sequence[int], rank: int) -> list[int]:

@@ -42,6 +42,9 @@ _KEPT = (
 _ASSERTIONS = ("_assert_async.default", "_assert_async.msg", "_assert_scalar.default")
 
 
+_ALONG_AXES = ("all", "amax", "amin", "any", "argmax", "argmin", "mean", "sum")
+"""Torch lets a single number be reduced along an axis, although it has none."""
+
 _BATCHES = (
     "_native_batch_norm_legit_functional.default",
     "_native_batch_norm_legit.no_stats",
@@ -95,8 +98,11 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         except Exception:  # torch does not always take its own
             break
     for node in reversed([*program.graph.nodes]):
-        if node.op == "call_function" and node.target.__name__ in _ASSERTIONS:
+        name = node.target.__name__ if node.op == "call_function" else ""
+        if name in _ASSERTIONS:
             program.graph.erase_node(node)
+        elif name.partition(".")[0] in _ALONG_AXES and not node.args[0].meta["val"].shape:
+            node.args = (node.args[0], None)
     return program
 
 
@@ -109,13 +115,21 @@ def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, An
     unknown = {
         node.target
         for node in program.graph.nodes
-        if node.op == "call_function" and node.target.__name__ not in known
+        if node.op == "call_function"
+        and (node.target.__name__ not in known or _needs_statistics(node))
     }
     return {
         op: decomposition_table[op]
         for op in unknown - {*table}
         if op in decomposition_table and torch.Tag.nondeterministic_seeded not in op.tags
     }
+
+
+def _needs_statistics(node: Any) -> bool:
+    """Whether more is read of a norm than its first result, which is all that kernels give."""
+    if node.target.__name__ not in ("native_layer_norm.default", "native_group_norm.default"):
+        return False
+    return any(user.args[1] for user in node.users)
 
 
 def converters() -> dict[str, Any]:

@@ -30,7 +30,7 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
         raise node.refuse(f"padding smaller than the window {window}", str(padding))
     if node.op == "LpPool" and node.attr("ceil_mode", 0):
         size = node.shape()[2:]
-        ends = map(_covering, size, window, stride, dilation, padding[:rank], padding[rank:])
+        ends = map(covering, size, window, stride, dilation, padding[:rank], padding[rank:])
         padding = [*padding[:rank], *ends]
     return _POOLS[kind][rank - 1](
         x,
@@ -43,7 +43,7 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
     )
 
 
-def _covering(size: int, window: int, stride: int, dilation: int, before: int, after: int) -> int:
+def covering(size: int, window: int, stride: int, dilation: int, before: int, after: int) -> int:
     """The padding after an axis that covers all windows of ``ceil_mode``: a mean counts it."""
     span = (window - 1) * dilation + 1
     last = -(-(size + before + after - span) // stride) * stride
