@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import tvm_stretch as ts
+from tvm_stretch.frontend.torch_operators import decomposed
 
 _TARGET = {"kind": "llvm", "opt-level": 0}
 
@@ -29,11 +30,21 @@ def check(function: Callable[..., Any], *x: torch.Tensor, error: float = 4e-6) -
     """Ours are torch's results; complex numbers are pairs."""
     program = torch.export.export(Net(function), x, strict=False)
     found = ts.compile(program, [_TARGET], cpu_threads=1)(*map(_pairs, x))
-    results = found if isinstance(found, tuple) else (found,)
-    expected = torch.utils._pytree.tree_leaves(program.module()(*x))
-    for result, want in zip(results, map(_pairs, expected), strict=True):
-        assert result.dtype == want.dtype
-        np.testing.assert_allclose(result, want, rtol=error, atol=error)
+    _compare(found, program, x, error)
+
+
+def _compare(found: Any, program: Any, x: Any, error: float) -> None:
+    leaves = torch.utils._pytree.tree_leaves
+    for result, given in zip(leaves(found), leaves(program.module()(*x)), strict=True):
+        want, got = _pairs(given), np.asarray(result)
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=error, atol=error)
+
+
+def check_written(function: Callable[..., Any], *x: torch.Tensor) -> None:
+    """The operators that it is written in compute the same, without a compile."""
+    program = torch.export.export(Net(function), x, strict=False)
+    _compare(decomposed(program).module()(*map(torch.as_tensor, map(_pairs, x))), program, x, 4e-6)
 
 
 def _pairs(x: torch.Tensor) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import check
+from torch_beside import check, check_written
 
 _ODD = torch.tensor([0.0, -0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan, 1e-40, -3e38, 2.0**24])
 _ROWS = torch.tensor([[3.0, -1.0, 3.0, 2.0], [-2.0, torch.nan, 5.0, -2.0]])
@@ -30,7 +30,7 @@ def _places(x: torch.Tensor) -> Any:
     return (
         torch.masked_scatter(x, x > 0, x.flip(0)),
         torch.diagonal_scatter(x, torch.zeros(4, 2), 0, 0, 1),
-        torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (5, 2), 1),
+        torch.cdist(x, x + 1, 1.0),
         x.index_reduce(1, index, x[:, :2], "mean"),
         torch.nn.functional.pdist(x[:, 0]),
         *torch.mode((x[0] * 2).round(), 1),
@@ -63,23 +63,39 @@ def _pools(x: torch.Tensor) -> Any:
     return *means, *places, *torch.native_layer_norm(x, [4], None, None, 1e-5)
 
 
-ELEMENTS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+WRITTEN: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "bits": (_bits, _ODD),
-    "one number": (lambda x: torch.copysign(x, -x), torch.tensor(-0.0)),
     "orders": (_orders, _ROWS),
     "places": (_places, _NUMBERS),
     "counted": (_counted, _NUMBERS),
-    "pools": (_pools, _NUMBERS),
-    "three factors": (_trilinear, _NUMBERS[0]),
     "bags": (_bags, _NUMBERS),
-    "single numbers": (
-        lambda x: (x.amax(0), x.sum(0), x.mean(0), x.any(0), *x.sort(0), x.argmax(0)),
-        torch.tensor(3.0),
-    ),
+    "three factors": (_trilinear, _NUMBERS[0]),
     "infinite sums": (lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf] * 3 + [1.0])),
+}
+COMPILED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "bits": (_bits, _ODD),
+    "one number": (lambda x: torch.copysign(x, -x), torch.tensor(-0.0)),
+    "larger": (lambda x: torch.maximum(x, x.flip(0)), _ROWS),
+    "single numbers": (lambda x: (x.amax(0), x.sum(0), *x.sort(0), x.any(0)), torch.tensor(3.0)),
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTS)
-def test_elements(name: str) -> None:
-    check(*ELEMENTS[name])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written(name: str) -> None:
+    check_written(*WRITTEN[name])
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(name: str) -> None:
+    check(*COMPILED[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_and_compiled(name: str) -> None:
+    check(*WRITTEN[name])
+
+
+@pytest.mark.full
+def test_pools() -> None:
+    check(_pools, _NUMBERS)

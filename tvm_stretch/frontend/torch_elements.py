@@ -12,7 +12,8 @@ These functions stand in the table of decompositions that `torch_operators.decom
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -103,21 +104,13 @@ def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 
 
 @instead_of("_trilinear.default")
-def _trilinear(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    new_a: Sequence[int],
-    new_b: Sequence[int],
-    new_c: Sequence[int],
-    summed: Sequence[int],
-    unroll_dim: int = 1,
-) -> Tensor:
-    for axis in range(a.dim() + len(new_a)):
-        a = a.unsqueeze(axis) if axis in new_a else a
-        b = b.unsqueeze(axis) if axis in new_b else b
-        c = c.unsqueeze(axis) if axis in new_c else c
-    return (a * b * c).sum(list(summed))
+def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
+    """The product of three tensors, each with new axes, summed along some."""
+    factors = [a, b, c]
+    for place, new in enumerate(axes[:3]):
+        for axis in sorted(new):
+            factors[place] = factors[place].unsqueeze(axis)
+    return (factors[0] * factors[1] * factors[2]).sum(list(axes[3]))
 
 
 # --- orders ---------------------------------------------------------------------------------------
@@ -251,31 +244,20 @@ def _diagonal_scatter(
     return moved.index_put(places, source.movedim(-1, 0)).movedim((0, 1), (dim1, dim2))
 
 
-@instead_of("as_strided_scatter.default")
-def _as_strided_scatter(
-    x: Tensor,
-    source: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> Tensor:
-    places = torch.full((), storage_offset or 0, dtype=torch.int64)
-    for count, step in zip(size, stride, strict=True):
-        places = places[..., None] + torch.arange(count) * step
-    written = x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1))
-    return written.reshape(x.shape)
-
-
 @instead_of("index_reduce.default")
 def _index_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+    x: Tensor, dim: int, index: Tensor, source: Tensor, kind: str, **how: Any
 ) -> Tensor:
     if x.dim() == 0:
-        found = _index_reduce(x[None], 0, index, source[None], reduce, include_self=include_self)
-        return found[0]
+        return _index_reduce(x[None], 0, index, source.reshape(1), kind, **how)[0]
     shape = [-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())]
     places = index.reshape(shape).expand(source.shape)
-    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+    return x.scatter_reduce(dim, places, source, kind, **{"include_self": True, **how})
+
+
+@instead_of("_cdist_forward.default")
+def _cdist(x: Tensor, y: Tensor, p: float, _: int | None) -> Tensor:
+    return torch.linalg.vector_norm(x[..., None, :] - y[..., None, :, :], p, dim=-1)
 
 
 @instead_of("_pdist_forward.default", "pdist.default")
@@ -286,74 +268,48 @@ def _pdist(x: Tensor, p: float = 2.0) -> Tensor:
 
 @instead_of("histogram.bins_tensor")
 def _histogram(
-    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Numbers of each interval; the last one has its end, too."""
-    numbers = x.reshape(-1, 1)
-    ends = (numbers < bins[1:]) | ((numbers == bins[1:]) & (_along(bins[1:], 0) == len(bins) - 2))
-    shares = ((numbers >= bins[:-1]) & ends).to(x.dtype)
-    counts = (shares if weight is None else shares * weight.reshape(-1, 1)).sum(0)
-    if density:
-        counts = counts / counts.sum() / (bins[1:] - bins[:-1])
-    return counts, bins.clone()
-
-
-def _edges(x: Tensor, bins: int, given: Sequence[float] | None) -> Tensor:
-    """The ends of equal intervals between two numbers, or between the least and the largest."""
-    if given and given[0] < given[1]:
-        return torch.linspace(given[0], given[1], bins + 1, dtype=x.dtype)
-    if (given and given[0] != given[1]) or x.numel() == 0:
-        least, most = (torch.full((), limit, dtype=x.dtype) for limit in (given or (0.0, 1.0)))
-    else:
-        least, most = (x.amin(), x.amax()) if not given else torch.full((2,), given[0])
-    same = (least == most).to(x.dtype)
-    least, most = least - same, most + same
-    return least + (most - least) * torch.linspace(0, 1, bins + 1, dtype=x.dtype)
+    numbers, last = x.reshape(-1, 1), torch.arange(len(bins) - 1) == len(bins) - 2
+    inside = (numbers >= bins[:-1]) & ((numbers < bins[1:]) | ((numbers == bins[1:]) & last))
+    counts = inside.to(x.dtype)
+    counts = (counts if weight is None else counts * weight.reshape(-1, 1)).sum(0)
+    return counts / counts.sum() / bins.diff() if density else counts, bins.clone()
 
 
 @instead_of("histogram.bin_ct")
-def _histogram_of_count(
-    x: Tensor,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    weight: Tensor | None = None,
-    density: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _histogram(x, _edges(x, bins, range), weight=weight, density=density)
+def _histogram_of_count(x: Tensor, bins: int = 100, **given: Any) -> tuple[Tensor, Tensor]:
+    """Intervals between two numbers; without them, between the least and the largest."""
+    least, most = given.get("range") or (0.0, 0.0)
+    if least < most or x.numel() == 0:
+        return _histogram(x, torch.linspace(least, most or 1.0, bins + 1, dtype=x.dtype), **given)
+    same = (x.amin() == x.amax()).to(x.dtype)
+    low, high = x.amin() - same, x.amax() + same
+    edges = low + (high - low) * torch.linspace(0, 1, bins + 1, dtype=x.dtype)
+    return _histogram(x, edges, **given)
 
 
 @instead_of("histc.default")
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    given = None if min == max == 0 else (float(min), float(max))
-    return _histogram(x, _edges(x, bins, given))[0]
+    return _histogram_of_count(x, bins, range=(float(min), float(max)))[0]
 
 
 @instead_of("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def _embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weight: Tensor, indices: Tensor, offsets: Tensor, _frequent: bool = False, mode: int = 0,
+    _sparse: bool = False, shares: Tensor | None = None, ends: bool = False, padding: int = -1,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Sums, means or largest numbers of the rows between two offsets."""
-    offsets = offsets[:-1] if include_last_offset else offsets
+    offsets = offsets[:-1] if ends else offsets
     bags = (offsets[None] <= torch.arange(len(indices))[:, None]).sum(1) - 1
-    holds = bags[None] == torch.arange(len(offsets))[:, None]
-    holds = holds & (indices != padding_idx)[None]
+    holds = (bags[None] == torch.arange(len(offsets))[:, None]) & (indices != padding)[None]
     rows, counts = weight[indices], holds.sum(1)
     if mode == 2:
-        lowest = torch.where(holds[..., None], rows[None], -math.inf).amax(1)
-        found = torch.where(counts[:, None] > 0, lowest, 0.0)
+        most = torch.where(holds[..., None], rows[None], -math.inf).amax(1)
+        found = torch.where(counts[:, None] > 0, most, 0.0)
     else:
-        shares = holds.to(weight.dtype)
-        shares = shares if per_sample_weights is None else shares * per_sample_weights
-        found = shares @ rows
-    if mode == 1:
-        found = found / counts.clamp(min=1)[:, None]
+        factors = holds.to(weight.dtype)
+        found = (factors if shares is None else factors * shares) @ rows
+        found = found / counts.clamp(min=1)[:, None] if mode else found
     return found, bags, counts, torch.zeros_like(counts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
@@ -20,8 +21,6 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from tvm_stretch.frontend.torch_own import OWN, instead_of
 
 Tensor = torch.Tensor
-
-
 _CHECK = "aten::_linalg_check_errors"
 
 
@@ -57,6 +56,10 @@ def _eye(x: Tensor, rows: int, columns: int | None = None) -> Tensor:
     return torch.eye(rows, rows if columns is None else columns, dtype=x.dtype)
 
 
+def _diagonal(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=-2, dim2=-1)
+
+
 def _info(x: Tensor) -> Tensor:
     return torch.zeros(x.shape[:-2], dtype=torch.int32)
 
@@ -65,53 +68,26 @@ def _info(x: Tensor) -> Tensor:
 
 
 def _lu(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, columns = x.shape[-2:]
-    found = _factor(x, "lu")
-    return found[..., :rows, :], found[..., rows, : min(rows, columns)].to(torch.int32)
+    found, rows = _factor(x, "lu"), x.shape[-2]
+    return found[..., :rows, :], found[..., rows, : min(x.shape[-2:])].to(torch.int32)
 
 
-@instead_of("linalg_lu_factor_ex.default")
-def _lu_factor_ex(
-    x: Tensor, *, pivot: bool = True, check_errors: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    return *_lu(x), _info(x)
+instead_of("linalg_lu_factor_ex.default")(lambda x, **_: (*_lu(x), _info(x)))
+instead_of("linalg_lu.default")(lambda x, **_: _lu_unpack(*_lu(x)))
 
 
 @instead_of("lu_unpack.default")
-def _lu_unpack(
-    lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = lu.shape[-2:]
-    least, nothing = min(rows, columns), lu.new_empty((0,))
-    lower = lu[..., :least].tril(-1) + _eye(lu, rows, least)
-    placed = nothing
-    if unpack_pivots:
-        eye = _eye(lu, rows).expand(*lu.shape[:-2], rows, rows)
-        placed = _swapped(pivots, eye).mT.clone()
-    return (placed, lower, lu[..., :least, :].triu()) if unpack_data else (placed, nothing, nothing)
-
-
-@instead_of("linalg_lu.default")
-def _linalg_lu(x: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    return _lu_unpack(*_lu(x))
+def _lu_unpack(lu: Tensor, pivots: Tensor, data: bool = True, places: bool = True) -> Any:
+    rows, least, nothing = lu.shape[-2], min(lu.shape[-2:]), lu.new_empty((0,))
+    eye = _eye(lu, rows).expand(*lu.shape[:-2], rows, rows)
+    placed = _swapped(pivots, eye).mT.clone() if places else nothing
+    if not data:
+        return placed, nothing, nothing
+    return placed, lu[..., :least].tril(-1) + _eye(lu, rows, least), lu[..., :least, :].triu()
 
 
 def _swapped(pivots: Tensor, x: Tensor) -> Tensor:
     return _factor2(pivots[..., None, :].to(x.dtype), x, "swap")
-
-
-@instead_of("_linalg_slogdet.default")
-def _slogdet(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lu, pivots = _lu(x)
-    diagonal = lu.diagonal(dim1=-2, dim2=-1)
-    signs = diagonal.sign().prod(-1) * _sign(pivots).to(x.dtype)
-    return signs, diagonal.abs().log().sum(-1), lu, pivots
-
-
-@instead_of("_linalg_det.default")
-def _det(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lu, pivots = _lu(x)
-    return lu.diagonal(dim1=-2, dim2=-1).prod(-1) * _sign(pivots).to(x.dtype), lu, pivots
 
 
 def _sign(pivots: Tensor) -> Tensor:
@@ -120,24 +96,35 @@ def _sign(pivots: Tensor) -> Tensor:
     return 1 - 2 * (moved.sum(-1) % 2)
 
 
+@instead_of("_linalg_slogdet.default")
+def _slogdet(x: Tensor) -> tuple[Tensor, ...]:
+    lu, pivots = _lu(x)
+    signs = _diagonal(lu).sign().prod(-1) * _sign(pivots).to(x.dtype)
+    return signs, _diagonal(lu).abs().log().sum(-1), lu, pivots
+
+
+@instead_of("_linalg_det.default")
+def _det(x: Tensor) -> tuple[Tensor, ...]:
+    lu, pivots = _lu(x)
+    return _diagonal(lu).prod(-1) * _sign(pivots).to(x.dtype), lu, pivots
+
+
 @instead_of("_linalg_solve_ex.default")
-def _solve_ex(
-    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
-    b = b[..., None] if is_vector else b
+def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> tuple[Tensor, ...]:
+    if b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1]):
+        found, *others = _solve_ex(a, b[..., None])
+        return found[..., 0], *others
     if not left:
         found, *others = _solve_ex(a.mT, b.mT)
         return found.mT, *others
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    rows, whole = a.shape[-1], [x.expand(*batch, *x.shape[-2:]) for x in (a, b)]
-    lu, pivots = _lu(torch.cat(whole, -1))
-    found = _solve_triangular(lu[..., :rows], lu[..., rows:], upper=True)
-    return found[..., 0] if is_vector else found, lu[..., :rows], pivots, _info(a)
+    lu, pivots = _lu(torch.cat([x.expand(*batch, *x.shape[-2:]) for x in (a, b)], -1))
+    lu, right = lu.split((a.shape[-1], b.shape[-1]), -1)
+    return _solve_triangular(lu, right, upper=True), lu, pivots, _info(a)
 
 
 @instead_of("linalg_inv_ex.default")
-def _inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+def _inv_ex(x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     return _solve_ex(x, _eye(x, x.shape[-1]))[0], _info(x)
 
 
@@ -152,7 +139,7 @@ def _lu_solve(
         return _solve_triangular(lu, y, upper=True)
     y = _solve_triangular(lu.mT, b, upper=False)
     y = _solve_triangular(lu.mT, y, upper=True, unitriangular=True)
-    return _lu_unpack(lu, pivots, unpack_data=False)[0] @ y
+    return _lu_unpack(lu, pivots, data=False)[0] @ y
 
 
 @instead_of("linalg_solve_triangular.default")
@@ -168,15 +155,6 @@ def _solve_triangular(
     return _factor2(a.tril(-1) + _eye(a, a.shape[-1]) if unitriangular else a, b, "forward")
 
 
-@instead_of("triangular_solve.default")
-def _triangular_solve(
-    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> tuple[Tensor, Tensor]:
-    used = a.mT if transpose else a
-    found = _solve_triangular(used, b, upper=upper != transpose, unitriangular=unitriangular)
-    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
-
-
 # --- Cholesky -------------------------------------------------------------------------------------
 
 
@@ -186,15 +164,13 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
 
 
 @instead_of("linalg_cholesky_ex.default")
-def _cholesky_ex(
-    x: Tensor, *, upper: bool = False, check_errors: bool = False
-) -> tuple[Tensor, Tensor]:
+def _cholesky_ex(x: Tensor, *, upper: bool = False, **_: Any) -> tuple[Tensor, Tensor]:
     """The first row whose root is none ends the positive part of a matrix."""
-    found = _cholesky(x, upper)
-    bad = found.diagonal(dim1=-2, dim2=-1).isnan()
-    places = torch.arange(1, x.shape[-1] + 1)
-    first = torch.where(bad, places, x.shape[-1] + 1)
-    first = first.amin(-1) if x.shape[-1] else _info(x)
+    found, count = _cholesky(x, upper), x.shape[-1]
+    if not count:
+        return found, _info(x)
+    bad = _diagonal(found).isnan()
+    first = torch.where(bad, torch.arange(1, count + 1), count + 1).amin(-1)
     return found, torch.where(bad.any(-1), first, 0).to(torch.int32)
 
 
@@ -214,44 +190,28 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
 
 @instead_of("geqrf.default")
 def _geqrf(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, columns = x.shape[-2:]
-    found = _factor(x, "householder")
-    return found[..., :rows, :], found[..., rows, : min(rows, columns)]
+    found, rows = _factor(x, "householder"), x.shape[-2]
+    return found[..., :rows, :], found[..., rows, : min(x.shape[-2:])]
 
 
-def _orthogonal(reflectors: Tensor, factors: Tensor, columns: int) -> Tensor:
+@instead_of("linalg_householder_product.default")
+def _orthogonal(reflectors: Tensor, factors: Tensor, columns: int | None = None) -> Tensor:
     """The first columns of the product of reflectors; one with the factor 0 changes nothing."""
-    rows, count = reflectors.shape[-2], factors.shape[-1]
-    used = factors != 0
+    columns = reflectors.shape[-1] if columns is None else columns
+    rows, count, used = reflectors.shape[-2], factors.shape[-1], factors != 0
     v = reflectors[..., :count].tril(-1) + _eye(reflectors, rows, count)
     v = torch.where(used[..., None, :], v, 0.0)
-    diagonal = torch.where(used, 1 / factors, 1.0)
-    triangle = (v.mT @ v).triu(1) + torch.diag_embed(diagonal)
+    triangle = (v.mT @ v).triu(1) + torch.diag_embed(torch.where(used, 1 / factors, 1.0))
     first = v[..., :columns, :].mT
     return _eye(v, rows, columns) - v @ _solve_triangular(triangle, first, upper=True)
 
 
-@instead_of("linalg_householder_product.default")
-def _householder_product(x: Tensor, factors: Tensor) -> Tensor:
-    return _orthogonal(x, factors, x.shape[-1])
-
-
-@instead_of("ormqr.default")
-def _ormqr(
-    x: Tensor, factors: Tensor, other: Tensor, left: bool = True, transpose: bool = False
-) -> Tensor:
-    q = _orthogonal(x, factors, x.shape[-2])
-    q = q.mT if transpose else q
-    return q @ other if left else other @ q
-
-
 @instead_of("linalg_qr.default")
 def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    rows, columns = x.shape[-2:]
     reflectors, factors = _geqrf(x)
-    count = rows if mode == "complete" else min(rows, columns)
-    r = reflectors[..., :count, :].triu()
-    return x.new_empty((0,)) if mode == "r" else _orthogonal(reflectors, factors, count), r
+    count = x.shape[-2] if mode == "complete" else min(x.shape[-2:])
+    q = x.new_empty((0,)) if mode == "r" else _orthogonal(reflectors, factors, count)
+    return q, reflectors[..., :count, :].triu()
 
 
 # --- rotations ------------------------------------------------------------------------------------
@@ -259,8 +219,7 @@ def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 def _rotated(x: Tensor, *, falling: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The columns of ``x @ v``, their lengths in order, and v."""
-    rows = x.shape[-2]
-    found = _factor(x, "rotate")
+    found, rows = _factor(x, "rotate"), x.shape[-2]
     lengths = torch.linalg.vector_norm(found[..., :rows, :], dim=-2)
     lengths, order = lengths.sort(dim=-1, descending=falling)
     found = found.gather(-1, order[..., None, :].expand(found.shape))
@@ -274,55 +233,32 @@ def _eigh(x: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, T
     if x.numel() == 0:
         return x.new_empty(x.shape[:-1]), whole
     shift = whole.abs().sum(-1).amax(-1, keepdim=True)
-    _, lengths, vectors = _rotated(
-        whole + torch.diag_embed(shift.expand(x.shape[:-1])), falling=False
-    )
+    moved = whole + torch.diag_embed(shift.expand(x.shape[:-1]))
+    _, lengths, vectors = _rotated(moved, falling=False)
     return lengths - shift, vectors if compute_v else x.new_empty((0,))
 
 
 @instead_of("_linalg_svd.default")
-def _svd(
-    x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _svd(x: Tensor, full: bool = False, compute_uv: bool = True, **_: Any) -> tuple[Tensor, ...]:
     rows, columns = x.shape[-2:]
     if rows < columns:
-        u, s, vh = _svd(x.mT, full_matrices, compute_uv)
+        u, s, vh = _svd(x.mT, full, compute_uv)
         return vh.mT if compute_uv else vh, s, u.mT if compute_uv else u
     scaled, s, v = _rotated(x, falling=True)
     if not compute_uv:
         return x.new_empty((0,)), s, x.new_empty((0,))
     u = scaled / torch.where(s > 0, s, 1.0)[..., None, :]
-    if full_matrices and rows > columns:
+    if full and rows > columns:
         u = torch.cat([u, _qr(u, "complete")[0][..., columns:]], -1)
     return u, s, v.mT
 
 
 @instead_of("linalg_pinv.atol_rtol_tensor")
-def _pinv(
-    x: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
-) -> Tensor:
+def _pinv(x: Tensor, *, atol: Any = None, rtol: Any = None, **_: Any) -> Tensor:
     u, s, vh = _svd(x)
     if s.shape[-1] == 0:
-        return x.new_zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]))
+        return x.new_zeros(x.mT.shape)
     least = max(x.shape[-2:]) * torch.finfo(x.dtype).eps if atol is None else 0.0
-    share = torch.full((), least, dtype=x.dtype) if rtol is None else rtol
-    lowest = share[..., None] * s[..., :1]
+    lowest = s[..., :1] * (least if rtol is None else rtol[..., None])
     lowest = lowest if atol is None else torch.maximum(lowest, atol[..., None].to(x.dtype))
     return (vh.mT * torch.where(s > lowest, 1 / s, 0.0)[..., None, :]) @ u.mT
-
-
-@instead_of("linalg_matrix_exp.default")
-def _matrix_exp(x: Tensor) -> Tensor:
-    """A series for the matrix over a power of two, whose result is squared."""
-    if x.numel() == 0:
-        return x.clone()
-    norm = x.abs().sum(-2).amax(-1)[..., None, None]
-    halvings = norm.clamp(min=1).log2().ceil()
-    x = x * torch.exp2(-halvings)
-    total = term = _eye(x, x.shape[-1]).expand(x.shape)
-    for number in range(1, 14):
-        term = term @ x / number
-        total = total + term
-    for number in range(16):
-        total = torch.where(halvings > number, total @ total, total)
-    return total

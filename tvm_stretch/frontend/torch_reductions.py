@@ -3,8 +3,6 @@
 x.amax((2, 3)), x.amin(-1)       one or several axes; all of them without axes
 x.min(2)                         values and places
 x.prod(1), x.any()               one axis; all of them
-torch.histc(x, 8, 0, 7)          numbers of each interval, as experts count their tokens
-torch.cdist(x, y)                norms of differences of rows
 F.pad(x, (1, 2), "reflect")      elements taken by constant indices, as for "replicate"
 """
 
@@ -19,7 +17,7 @@ from tvm import relax
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered, padded
 from tvm_stretch.frontend.torch_nodes import argument, dtype_of, of_type
-from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.expressions import shape_of
 
 
 def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
@@ -109,51 +107,6 @@ def _sorted(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(found)
 
 
-def _counts(node: Any, importer: Any) -> relax.Expr:
-    """How many numbers are in each of equal intervals; the last one has its end, too."""
-    emit = importer.block_builder.emit
-    x = importer.env[node.args[0]]
-    bins = int(argument(node, importer, 1, "bins", 100))
-    least, most = (float(argument(node, importer, i, n, 0)) for i, n in ((2, "min"), (3, "max")))
-    if least >= most:
-        raise UnsupportedError(
-            f"expected min below max for {node.target}, got {least:g} and {most:g}; "
-            "give both, because the limits of the numbers are not known before they run"
-        )
-    wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
-    x = of_type(importer, emit(relax.op.reshape(x, (-1, 1))), wide)
-    apart = emit(relax.op.subtract(x, relax.const(least, wide)))
-    scaled = emit(relax.op.multiply(apart, relax.const(bins, wide)))
-    place = emit(relax.op.floor(emit(relax.op.divide(scaled, relax.const(most - least, wide)))))
-    last = emit(relax.op.equal(x, relax.const(most, wide)))
-    place = emit(relax.op.where(last, relax.const(bins - 1, wide), place))
-    found = emit(relax.op.equal(place, constant(np.arange(bins, dtype=wide)[None])))
-    return emit(relax.op.sum(of_type(importer, found, dtype_of(node)), [0]))
-
-
-def _distances(node: Any, importer: Any) -> relax.Expr:
-    """The norm of the difference of each row of one matrix and each row of the other."""
-    emit = importer.block_builder.emit
-    one, other, order = importer.retrieve_args(node)[:3]
-    rows, columns = (
-        emit(relax.op.expand_dims(x, len(shape_of(x)) + axis))
-        for x, axis in ((one, -1), (other, -2))
-    )
-    apart = emit(relax.op.subtract(rows, columns))
-    dtype = dtype_of(node)
-    if order == 2:
-        return emit(relax.op.sqrt(emit(relax.op.sum(emit(relax.op.multiply(apart, apart)), [-1]))))
-    if order == 0:
-        return emit(relax.op.sum(of_type(importer, of_type(importer, apart, "bool"), dtype), [-1]))
-    size = emit(relax.op.abs(apart))
-    if order == np.inf:
-        return emit(relax.op.max(size, [-1]))
-    if order == 1:
-        return emit(relax.op.sum(size, [-1]))
-    total = emit(relax.op.sum(emit(relax.op.power(size, relax.const(order, dtype))), [-1]))
-    return emit(relax.op.power(total, relax.const(1 / order, dtype)))
-
-
 def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
     """Padding of the last axes by elements of the tensor."""
 
@@ -183,8 +136,6 @@ REDUCTIONS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any),
     "var_mean.correction": _var_mean,
     "linalg_vector_norm.default": _norm,
-    "histc.default": _counts,
-    "_cdist_forward.default": _distances,
     "topk.default": _top,
     **dict.fromkeys(("sort.default", "sort.stable"), _sorted),
     **{f"reflection_pad{rank}d.default": _edges("reflect") for rank in (1, 2, 3)},
