@@ -73,11 +73,12 @@ def _digamma(x: Tensor) -> Tensor:
 
 
 @instead_of("special_zeta.default", "special_zeta.other_scalar", "special_zeta.self_scalar")
-def _zeta(s: Tensor | float, q: Tensor | float) -> Tensor:
+def _zeta(power: Tensor | float, first: Tensor | float) -> Tensor:
     """For q from -22 on; below, where torch adds up to as many terms, the result is NaN."""
-    kind = torch.result_type(s, q)
+    kind = torch.result_type(power, first)
     kind = kind if kind.is_floating_point else torch.get_default_dtype()
-    s, q = torch.broadcast_tensors(*(torch.as_tensor(x, dtype=kind) for x in (s, q)))
+    both = (torch.as_tensor(x, dtype=kind) for x in (power, first))
+    s, q = torch.broadcast_tensors(*both)
     end = q + 4 * _STEPS
     last = end**-s
     found = sum((q + i) ** -s for i in range(4 * _STEPS)) + end ** (1 - s) / (s - 1) + last / 2
