@@ -25,6 +25,7 @@ from tvm_stretch.ir.states import CARRIED
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.carry_states import Rooms, States, carry_states
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
+from tvm_stretch.passes.empty_tensors import EmptyTensors
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 from tvm_stretch.passes.name_operators import keep_names
 from tvm_stretch.progress import step
@@ -39,6 +40,7 @@ Shapes = Mapping[str, Shape] | None
 
 
 # mypy does not see that TVM's decorator makes a pass of the class
+_empty = tvm.transform.Sequential([EmptyTensors()], name="empty_tensors")
 _canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
 _trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonicalise_trainable")
 
@@ -70,6 +72,7 @@ def load_network(
     step()
     check_sizes(mod)
     with blaming(mod):
+        mod = _empty(mod)
         if states is not None or CARRIED in (mod["main"].attrs or {}):
             mod = carry_states(mod, states or {}, rooms)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
@@ -105,7 +108,7 @@ def load_trainable(
             "export it in eval mode"
         )
     with blaming(mod):
-        return _trainable(mod)
+        return _trainable(_empty(mod))
 
 
 def _read(

@@ -84,7 +84,12 @@ def _interpolated(mode: str, *, smoothed: bool = False) -> Converter:
             "antialias": int(smoothed),
             "exclude_outside": int(smoothed),
         }
-        if factors and all(factors) and not aligned:
+        if aligned and smoothed:  # windows by the ratio of distances, yet places by halves
+            attributes["coordinate_transformation_mode"] = b"half_pixel"
+            pairs = zip(old, new, strict=True)
+            ratios = [(n - 1) / (o - 1) if o > 1 and n > 1 else np.inf for o, n in pairs]
+            inputs = [x, None, np.asarray(ratios), np.asarray(new)]
+        elif factors and all(factors) and not aligned:
             if mode == "linear":  # torch copies axes that keep their size
                 factors = [1 if o == n else f for f, o, n in zip(factors, old, new, strict=True)]
             inputs = [x, None, np.asarray(factors, "float64")]

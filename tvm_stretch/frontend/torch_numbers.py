@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.torch_divisions import DIVISIONS, root
 from tvm_stretch.frontend.torch_nodes import argument, as_onnx, dtype_of, of_type
 
 Function = Callable[..., relax.Expr]
@@ -109,6 +110,8 @@ def _power(node: Any, importer: Any) -> relax.Expr:
     base, exponent = importer.retrieve_args(node)[:2]
     if "float" in dtype:
         x, y = of_type(importer, base, dtype), of_type(importer, exponent, dtype)
+        if (found := root(importer, x, exponent)) is not None:
+            return found
         return importer.block_builder.emit(relax.op.power(x, y))
     x = of_type(importer, base, dtype)
     if isinstance(exponent, int):
@@ -139,14 +142,17 @@ def _clamp(node: Any, importer: Any) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     x = of_type(importer, importer.env[node.args[0]], dtype)
     low, high = _bounds(node, importer)
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        return emit(relax.op.multiply(x, relax.const(math.nan, dtype)))
     if "float" in dtype and not any(isinstance(b, relax.Expr) for b in (low, high)):
         low = -math.inf if low is None else float(low)
         high = math.inf if high is None else float(high)
         bounds = (relax.prim_value(bound) for bound in (min(low, high), high))
         return emit(relax.op.clip(x, *bounds))
-    if low is not None:
-        x = emit(relax.op.maximum(x, of_type(importer, low, dtype)))
-    return x if high is None else emit(relax.op.minimum(x, of_type(importer, high, dtype)))
+    for op, bound in (("Max", low), ("Min", high)):
+        if bound is not None:
+            x = as_onnx(node, importer, op, [x, of_type(importer, bound, dtype)])
+    return x
 
 
 def _bounds(node: Any, importer: Any) -> tuple[Any, Any]:
@@ -171,11 +177,6 @@ def _shift(operator: Function) -> Converter:
         return importer.block_builder.emit(operator(x, y))
 
     return convert
-
-
-def _hypot(x: relax.Expr, y: relax.Expr) -> relax.Expr:
-    squares = relax.op.add(relax.op.multiply(x, x), relax.op.multiply(y, y))
-    return relax.op.sqrt(squares)
 
 
 def _keeping_nan(function: Function) -> Function:
@@ -204,11 +205,8 @@ NUMBERS: dict[str, Converter] = {
     **_each("maximum.default max.other", _arithmetic(_maximum)),
     **_each("minimum.default min.other", _arithmetic(_minimum)),
     **_each("atan2.default", _arithmetic(relax.op.atan2)),
-    **_each("hypot.default", _arithmetic(_hypot)),
     **_each("logaddexp.default", _arithmetic(relax.op.log_add_exp)),
-    **_each("fmod.Scalar fmod.Tensor", _arithmetic(relax.op.mod)),
-    **_each("remainder.Scalar remainder.Tensor", _arithmetic(relax.op.floor_mod)),
-    **_each("remainder.Scalar_Tensor", _arithmetic(relax.op.floor_mod)),
+    **DIVISIONS,
     **{
         f"{name}.{kind}": _arithmetic(function)
         for name, function in (

@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.torch_divisions import divided, floor_divided
 from tvm_stretch.frontend.torch_images import IMAGES
 from tvm_stretch.frontend.torch_importer import importer_names
-from tvm_stretch.frontend.torch_nodes import as_onnx, dtype_of, of_type
+from tvm_stretch.frontend.torch_nodes import argument, as_onnx, dtype_of, is_static, of_type
 from tvm_stretch.frontend.torch_numbers import NUMBERS
 from tvm_stretch.frontend.torch_places import PLACES
 from tvm_stretch.frontend.torch_recurrent import RECURRENT
 from tvm_stretch.frontend.torch_reductions import REDUCTIONS
 from tvm_stretch.frontend.windows import Windows, fold
+from tvm_stretch.ir.expressions import shape_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -143,7 +145,8 @@ def converters() -> dict[str, Any]:
         **PLACES,
         **OWN_CONVERTERS,
         "convolution.default": _convolution,
-        "addmm.default": _addmm,
+        **dict.fromkeys(("addmm.default", "addbmm.default"), _addmm),
+        **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), _split),
         "native_group_norm.default": _group_norm,
         "col2im.default": _fold,
         "unfold.default": _unfold,
@@ -189,17 +192,24 @@ def _matmul(node: Any, importer: Any) -> relax.Expr:
 
 
 def _addmm(node: Any, importer: Any) -> relax.Expr:
-    """``beta * bias + alpha * (a @ b)``."""
+    """``beta * bias + alpha * (a @ b)``; what has no factor is not read."""
     emit = importer.block_builder.emit
     bias, a, b = (importer.env[arg] for arg in node.args[:3])
     product = emit(relax.op.matmul(a, b))
+    if node.target.__name__ == "addbmm.default":
+        product = emit(relax.op.sum(product, [0]))
     factors = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
     terms = [
         value if factor == 1 else emit(relax.op.multiply(value, relax.const(factor, a.ty.dtype)))
         for value, factor in zip((bias, product), factors, strict=True)
         if factor
     ]
-    return emit(relax.op.add(terms[1], terms[0])) if len(terms) == 2 else terms[0]
+    if len(terms) == 2:
+        return emit(relax.op.add(terms[1], terms[0]))
+    if factors[1]:
+        return terms[0]
+    only = terms[0] if terms else relax.const(0, dtype_of(node))
+    return emit(relax.op.broadcast_to(only, product.ty.shape))
 
 
 def _divide(node: Any, importer: Any) -> relax.Expr:
@@ -210,13 +220,24 @@ def _divide(node: Any, importer: Any) -> relax.Expr:
     if node.target.__name__ == "floor_divide.default":
         mode = "floor"
     dtype = dtype_of(node)
-
-    if not isinstance(y, relax.Expr) and y == 0 and mode is None:  # TVM divides constants by it
-        infinite = relax.const(np.copysign(np.inf, y), dtype)
-        return emit(relax.op.multiply(of_type(importer, x, dtype), infinite))
-    divide = relax.op.floor_divide if mode == "floor" else relax.op.divide
-    result = emit(divide(of_type(importer, x, dtype), of_type(importer, y, dtype)))
+    divide = floor_divided if mode == "floor" else divided
+    result = divide(importer, of_type(importer, x, dtype), of_type(importer, y, dtype))
     return emit(relax.op.trunc(result)) if mode == "trunc" and "float" in dtype else result
+
+
+def _split(node: Any, importer: Any) -> relax.Expr:
+    """Parts along an axis; TVM makes no tuple of a single part."""
+    x, sizes = importer.retrieve_args(node)[:2]
+    axis = argument(node, importer, 2, "dim", 0)
+    if isinstance(sizes, int):
+        if not is_static(x):
+            return importer._split(node)
+        length = shape_of(x)[axis]
+        sizes = [min(sizes, length - begin) for begin in range(0, length, sizes or 1)] or [0]
+    if len(sizes) == 1:
+        return importer.block_builder.emit(relax.Tuple([x]))
+    cuts = [int(cut) for cut in np.cumsum(sizes)[:-1]]
+    return importer.block_builder.emit(relax.op.split(x, cuts, axis))
 
 
 def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
@@ -224,6 +245,8 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = importer.retrieve_args(node)[:2]
+        if not x.ty.shape.values:
+            return of_type(importer, x, dtype_of(node))
         return importer.block_builder.emit(function(x, axis, dtype_of(node)))
 
     return convert

@@ -16,8 +16,8 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.gathered import gathered, padded
-from tvm_stretch.frontend.torch_nodes import argument, dtype_of, of_type
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.frontend.torch_nodes import argument, dtype_of, is_static, of_type
+from tvm_stretch.ir.expressions import constant, shape_of
 
 
 def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
@@ -49,12 +49,34 @@ def _product_of_all(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(relax.op.prod(x))
 
 
-def _any(node: Any, importer: Any) -> relax.Expr:
-    emit = importer.block_builder.emit
-    axes = argument(node, importer, 1, "dim", None)
-    keep = argument(node, importer, 2, "keepdim", False)
-    found = of_type(importer, of_type(importer, importer.env[node.args[0]], "bool"), "int8")
-    return of_type(importer, emit(relax.op.max(found, axes, keep)), "bool")
+def _of_truths(function: Callable[..., relax.Expr], of_none: bool) -> Any:
+    """`any` and `all`: the greatest and the least truth; `of_none` is that of no elements."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+        axes = argument(node, importer, 1, "dim", None)
+        keep = argument(node, importer, 2, "keepdim", False)
+        if is_static(x) and 0 in shape_of(x):
+            return constant(np.full([*node.meta["val"].shape], of_none, dtype_of(node)))
+        found = of_type(importer, of_type(importer, x, "bool"), "int8")
+        return of_type(importer, emit(function(found, axes, keep)), dtype_of(node))
+
+    return convert
+
+
+def _variance(node: Any, importer: Any) -> relax.Expr:
+    """Infinite where fewer than ``correction`` numbers are left, and NaN if they are equal."""
+    x, axes = importer.env[node.args[0]], argument(node, importer, 1, "dim", None)
+    correction = node.kwargs.get("correction")
+    if not is_static(x):
+        return importer._var_correction(node)
+    sizes = shape_of(x)
+    count = int(np.prod([sizes[axis] for axis in (axes if axes else range(len(sizes)))]))
+    if count > (1 if correction is None else correction):
+        return importer._var_correction(node)
+    keep = node.kwargs.get("keepdim", False)
+    var = importer.block_builder.emit(relax.op.variance(x, axes or None, keepdims=keep))
+    return importer.block_builder.emit(relax.op.multiply(var, relax.const(np.inf, x.ty.dtype)))
 
 
 def _var_mean(node: Any, importer: Any) -> relax.Expr:
@@ -62,7 +84,7 @@ def _var_mean(node: Any, importer: Any) -> relax.Expr:
     emit, x = importer.block_builder.emit, importer.env[node.args[0]]
     axes = argument(node, importer, 1, "dim", None)
     mean = emit(relax.op.mean(x, axes, keepdims=node.kwargs.get("keepdim", False)))
-    return emit(relax.Tuple([importer._var_correction(node), mean]))
+    return emit(relax.Tuple([_variance(node, importer), mean]))
 
 
 def _norm(node: Any, importer: Any) -> relax.Expr:
@@ -91,6 +113,9 @@ def _top(node: Any, importer: Any) -> relax.Expr:
     x, count = importer.retrieve_args(node)[:2]
     axis = argument(node, importer, 2, "dim", -1)
     largest = argument(node, importer, 3, "largest", True)
+    if count == 0:  # TVM takes all
+        shape = [*node.meta["val"][0].shape]
+        return relax.Tuple([constant(np.zeros(shape, t)) for t in (str(x.ty.dtype), "int64")])
     found = relax.op.topk(x, count, axis, "both", largest, "int64")
     return importer.block_builder.emit(found)
 
@@ -133,7 +158,9 @@ REDUCTIONS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "min.dim": _least,
     "prod.dim_int": _product,
     "prod.default": _product_of_all,
-    **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any),
+    **dict.fromkeys(("any.default", "any.dim", "any.dims"), _of_truths(relax.op.max, False)),
+    **dict.fromkeys(("all.default", "all.dim", "all.dims"), _of_truths(relax.op.min, True)),
+    "var.correction": _variance,
     "var_mean.correction": _var_mean,
     "linalg_vector_norm.default": _norm,
     "topk.default": _top,

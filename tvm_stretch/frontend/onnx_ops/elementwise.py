@@ -60,12 +60,14 @@ def _sign(node: Node) -> relax.Expr:
 
 @converter("Dropout")
 def _dropout(node: Node) -> tuple[Value, ...]:
-    if node.has(2) and np.any(node.const(2, "training_mode")):
-        raise node.refuse("inference mode", "training_mode=True")
+    training = node.has(2) and np.any(node.const(2, "training_mode"))
+    if training and (not node.has(1) or np.any(node.const(1, "ratio"))):
+        raise node.refuse("inference mode, or a ratio of 0", "training_mode=True, which is random")
     if len(node.outputs) == 1:
         return (node.inputs[0],)
     shape = relax.ShapeExpr(node.shape())
-    return node.inputs[0], relax.op.full(shape, node.scalar(value=True, dtype="bool"), "bool")
+    dtype = "bool" if node.opset >= 10 else node.dtype()
+    return node.inputs[0], relax.op.full(shape, node.scalar(value=True, dtype=dtype), dtype)
 
 
 @converter("Reciprocal")

@@ -11,14 +11,34 @@ from tvm_stretch.frontend.onnx_ops.layers import per_channel
 
 
 @converter("BatchNormalization")
-def _batch_norm(node: Node) -> relax.Expr:
-    if node.attr("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
-        raise node.refuse("inference mode", "training mode")
+def _batch_norm(node: Node) -> relax.Expr | tuple[relax.Expr, ...]:
+    if node.attr("training_mode", 0):
+        return _batch_norm_of_batch(node)
+    if len([name for name in node.outputs if name]) > 1:
+        raise node.refuse("one output, or training_mode=1", "statistics of the batch")
     parameters = [node[index] for index in range(1, 5)]
     normed = relax.op.nn.batch_norm(
         node[0], *parameters, axis=1, epsilon=node.attr("epsilon", 1e-5), training=False
     )
     return relax.TupleGetItem(node.emit(normed), 0)
+
+
+def _batch_norm_of_batch(node: Node) -> tuple[relax.Expr, ...]:
+    """By the statistics of the batch, which also move the running ones."""
+    x, scale, shift, *running = (node[index] for index in range(5))
+    axes = [axis for axis in range(node.rank()) if axis != 1]
+    normed, mean, _ = standardise(node, x, axes, node.attr("epsilon", 1e-5))
+    shape = relax.ShapeExpr([1, node.shape()[1], *(1 for _ in axes[1:])])
+    factor, summand = (node.emit(relax.op.reshape(value, shape)) for value in (scale, shift))
+    result = relax.op.add(node.emit(relax.op.multiply(normed, factor)), summand)
+    moved, momentum = [], node.attr("momentum", 0.9)
+    for value, now in zip(running, (mean, relax.op.variance(x, axes)), strict=True):
+        dtype = str(value.ty.dtype)
+        flat = node.emit(relax.op.reshape(now, value.ty.shape))
+        new = relax.op.multiply(relax.op.astype(flat, dtype), node.scalar(1 - momentum, dtype))
+        old = node.emit(relax.op.multiply(value, node.scalar(momentum, dtype)))
+        moved.append(relax.op.add(old, node.emit(new)))
+    return result, *moved
 
 
 def standardise(

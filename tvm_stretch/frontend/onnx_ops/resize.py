@@ -43,7 +43,9 @@ def _resize(node: Node) -> Value:
     if node.has(2) and np.prod(node.shape(2)):
         for axis, scale in zip(axes, node.const(2, "scales"), strict=True):
             scales[axis] = float(scale)
-            sizes[axis] = int(np.floor(shape[axis] * np.float64(scale)))
+            sizes[axis] = int(np.floor(shape[axis] * np.float64(scale))) if not node.has(3) else 0
+        for axis, size in zip(axes, node.ints(3, "sizes") if node.has(3) else (), strict=False):
+            sizes[axis] = size  # torch's sizes do not follow from its scales
     else:
         wanted = node.ints(3, "sizes")
         fitted = _keep_aspect_ratio(node, [shape[axis] for axis in axes], wanted)

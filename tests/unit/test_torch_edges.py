@@ -1,0 +1,134 @@
+"""Numbers at the edge of floats, scalars and tensors without elements: as torch computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from cpu_targets import QUICK
+
+import tvm_stretch as ts
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+F = torch.nn.functional
+INF, NAN = math.inf, math.nan
+ODD = torch.tensor([1.0, -1, 0.0, -0.0, INF, -INF, NAN, 1e10, -1e10, 3.7, -3.7, 123456789.0])
+
+
+class Several(torch.nn.Module):
+    """Functions of the same inputs."""
+
+    def __init__(self, functions: list[Callable]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *x: torch.Tensor) -> list:
+        return torch.utils._pytree.tree_leaves([f(*x) for f in self.functions])
+
+
+def check(functions: list[Callable], *inputs: torch.Tensor) -> None:
+    program = torch.export.export(Several(functions), inputs, strict=False)
+    model = ts.compile(program, targets=[QUICK], cpu_threads=1)
+    results = torch.utils._pytree.tree_leaves(model(*inputs))
+    for result, want in zip(results, program.module()(*inputs), strict=True):
+        torch.testing.assert_close(result, want, equal_nan=True)
+
+
+def test_quotients_of_infinities() -> None:
+    check([lambda x: x % 0.1, lambda x: x % -INF, lambda x: x // INF, lambda x: x // 0.0], ODD)
+
+
+@pytest.mark.full
+def test_divisions_and_remainders() -> None:
+    check(
+        [
+            *(lambda x, y, d=d: x % d for d in (3.0, -3.0, 0.1, INF, -INF, 0.0)),
+            *(lambda x, y, d=d: x // d for d in (3.0, INF, 0.0)),
+            *(lambda x, y, m=m: torch.div(x, 0.0, rounding_mode=m) for m in (None, "trunc")),
+            lambda x, y: x[:, None] % y,
+            lambda x, y: x[:, None] // y,
+            lambda x, y: torch.hypot(x[:, None], y),
+        ],
+        ODD,
+        ODD.flip(0).clone(),
+    )
+
+
+def test_nan_stays() -> None:
+    check(
+        [
+            lambda x, y: F.softshrink(x),
+            lambda x, y: x.clamp(min=NAN),
+            lambda x, y: x.clamp(0, NAN),
+            lambda x, y: torch.clamp(x, y),
+            lambda x, y: torch.maximum(x, y),
+            lambda x, y: torch.minimum(x, y),
+            lambda x, y: x**0.5,
+            lambda x, y: x**-0.5,
+        ],
+        ODD,
+        ODD.flip(0).clone(),
+    )
+
+
+def test_factors_of_zero_read_nothing() -> None:
+    x = torch.tensor([[NAN, 1.0], [2.0, INF]])
+    check(
+        [
+            lambda x, a: torch.addmm(x, a, a, beta=0),
+            lambda x, a: torch.addmm(x, a, a, beta=0, alpha=0),
+            lambda x, a: torch.addbmm(x, a[None], a[None], beta=0),
+            lambda x, a: torch.baddbmm(x[None], a[None], a[None], beta=0),
+            lambda x, a: torch.addr(x, a[0], a[1], beta=0),
+            lambda x, a: torch.addr(x, x[0], a[1], beta=0, alpha=0),
+        ],
+        x,
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+    )
+
+
+def test_variances_of_few_numbers_are_infinite() -> None:
+    x = torch.tensor([[1.0, 2.0, 3.0], [1.0, 5.0, 7.0]])
+    check([lambda x, c=c: x.var(0, correction=c) for c in (0, 1, 2, 3)], x)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_smooth_resizes_with_aligned_corners(mode: str) -> None:
+    x = torch.arange(60.0).reshape(1, 2, 5, 6).sin()
+    check(
+        [
+            lambda x, size=size: F.interpolate(
+                x, size, mode=mode, antialias=True, align_corners=True
+            )
+            for size in ((3, 4), (9, 13), (1, 1))
+        ],
+        x,
+    )
+
+
+def test_scalars_single_parts_and_unsigned_numbers() -> None:
+    check([lambda x: x.cumsum(0), lambda x: x.cumprod(0)], torch.tensor(2.0))
+    check([lambda x: torch.split(x, 5, 1), lambda x: torch.chunk(x, 1)], torch.ones(2, 3))
+    check([lambda x: -x, lambda x: 3 - x], torch.tensor([1, 2, 255], dtype=torch.uint8))
+    check([lambda x: F.rrelu(x)], ODD)
+
+
+def test_tensors_without_elements() -> None:
+    places = torch.empty(0, 3, dtype=torch.int64)
+    check(
+        [
+            lambda x, y, i: x.relu() + 1,
+            lambda x, y, i: (x.sum(), x.sum(0), x.prod(0), x.mean(), x.mean(0), x.var(0)),
+            lambda x, y, i: ((x > 0).any(0), (x > 0).all()),
+            lambda x, y, i: (torch.cat([x, y]), torch.cat([x, x, y, y])),
+            lambda x, y, i: (x.T @ x, x @ y.T, F.linear(x, y), x.softmax(0), x.cumsum(0)),
+            lambda x, y, i: F.conv2d(x.reshape(0, 3, 1, 1), torch.ones(2, 3, 1, 1)),
+            lambda x, y, i: F.pad(x, (0, 0, 1, 1), value=2.0),
+            lambda x, y, i: (y.gather(0, i), y.scatter(0, i, x), y[:0] * 2, y.topk(0, 1)),
+        ],
+        torch.empty(0, 3),
+        torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
+        places,
+    )
