@@ -139,7 +139,7 @@ def _softshrink(node: Any, importer: Any) -> relax.Expr:
 
 
 def _negative(node: Any, importer: Any) -> relax.Expr:
-    """Of unsigned numbers, the rest to a power of two."""
+    """Negated unsigned numbers wrap around."""
     x, dtype = importer.env[node.args[0]], dtype_of(node)
     if not dtype.startswith("uint"):
         return importer.block_builder.emit(relax.op.negative(x))

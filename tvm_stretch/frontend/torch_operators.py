@@ -145,7 +145,7 @@ def converters() -> dict[str, Any]:
         **PLACES,
         **OWN_CONVERTERS,
         "convolution.default": _convolution,
-        **dict.fromkeys(("addmm.default", "addbmm.default"), _addmm),
+        "addmm.default": _addmm,
         **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), _split),
         "native_group_norm.default": _group_norm,
         "col2im.default": _fold,
@@ -196,8 +196,6 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
     emit = importer.block_builder.emit
     bias, a, b = (importer.env[arg] for arg in node.args[:3])
     product = emit(relax.op.matmul(a, b))
-    if node.target.__name__ == "addbmm.default":
-        product = emit(relax.op.sum(product, [0]))
     factors = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
     terms = [
         value if factor == 1 else emit(relax.op.multiply(value, relax.const(factor, a.ty.dtype)))
