@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import check, check_written
+from torch_beside import Net, check, check_written
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
 
 _ODD = torch.tensor([0.0, -0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan, 1e-40, -3e38, 2.0**24])
 _ROWS = torch.tensor([[3.0, -1.0, 3.0, 2.0], [-2.0, torch.nan, 5.0, -2.0]])
@@ -63,6 +66,11 @@ def _pools(x: torch.Tensor) -> Any:
     return *means, *places, *torch.native_layer_norm(x, [4], None, None, 1e-5)
 
 
+def _single(x: torch.Tensor) -> Any:
+    taken = x.index_select(0, torch.tensor([0])), x.unfold(0, 1, 1)
+    return x.amax(0), x.sum(0), *x.sort(0), x.any(0), *taken
+
+
 WRITTEN: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "bits": (_bits, _ODD),
     "orders": (_orders, _ROWS),
@@ -76,7 +84,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "bits": (_bits, _ODD),
     "one number": (lambda x: torch.copysign(x, -x), torch.tensor(-0.0)),
     "larger": (lambda x: torch.maximum(x, x.flip(0)), _ROWS),
-    "single numbers": (lambda x: (x.amax(0), x.sum(0), *x.sort(0), x.any(0)), torch.tensor(3.0)),
+    "single numbers": (_single, torch.tensor(3.0)),
 }
 
 
@@ -99,3 +107,10 @@ def test_written_and_compiled(name: str) -> None:
 @pytest.mark.full
 def test_pools() -> None:
     check(_pools, _NUMBERS)
+
+
+@pytest.mark.parametrize("function", [torch.nonzero, torch.unique, lambda x: x[x > 0]])
+def test_shapes_that_depend_on_data_are_refused(function: Callable[..., Any]) -> None:
+    program = torch.export.export(Net(function), (_ROWS,), strict=False)
+    with pytest.raises(UnsupportedError, match="depends on the data"):
+        load_network(program)

@@ -255,6 +255,8 @@ def _unfold(node: Any, importer: Any) -> relax.Expr:
     emit = importer.block_builder.emit
     x, axis, size, step = importer.retrieve_args(node)
     rank = len(x.ty.shape.values)
+    if not rank:  # a window of a single number
+        return emit(relax.op.reshape(x, relax.ShapeExpr([size])))
     axis %= rank
     starts = np.arange(0, int(x.ty.shape.values[axis]) - size + 1, step)
     places = relax.const(starts[:, None] + np.arange(size), "int64")

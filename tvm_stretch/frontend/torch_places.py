@@ -256,8 +256,26 @@ def _joined(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(relax.op.concat(parts, axis))
 
 
+def _index_select(node: Any, importer: Any) -> relax.Expr:
+    """The only index of a single number takes it."""
+    x, axis, places = importer.retrieve_args(node)
+    return importer.block_builder.emit(relax.op.take(x, places, axis)) if x.ty.shape.values else x
+
+
+def _of_data(node: Any, _: Any) -> relax.Expr:
+    raise UnsupportedError(
+        f"expected results whose shapes are known before a run, got torch's {node.target} "
+        f"({node.name!r}), whose number of elements depends on the data; keep all elements and use "
+        "a mask, as with torch.where"
+    )
+
+
+_OF_DATA = ["masked_select", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "bincount"]
+
 PLACES = {
+    **{f"{name}.default": _of_data for name in _OF_DATA},
     "index.Tensor": _index,
+    "index_select.default": _index_select,
     **dict.fromkeys(("index_put.default", "index_put_.default"), _index_put),
     **{f"scatter.{kind}": _scatter for kind in ("src", "value", "reduce", "value_reduce")},
     "scatter_add.default": _scatter_add,
