@@ -143,7 +143,11 @@ class _There:
             atexit.register(_There.phone.kill)
             atexit.register(tracker.kill)
         self.device = ts.connect(_There.address, "pixel", timeout=5.0, wait=10.0)
-        self.model = self.device.load(ts.load(path))
+        try:
+            self.model = self.device.load(ts.load(path))
+        except BaseException:
+            self.device.close()  # or nobody else gets the phone
+            raise
 
     address = ""
 

@@ -239,6 +239,11 @@ static void Ways(void) {
   EXPECT(TVM_STRETCH_BAD_ARTIFACT, "damaged", tvm_stretch_load_memory(data, bytes, &damaged));
   REQUIRE(damaged == NULL);
   data[bytes / 2] ^= 1;
+  char part[16]; /* start and size of the weights, in the seal: their sum overflows */
+  memcpy(part, data + bytes - 24, sizeof(part));
+  memset(data + bytes - 24, 0x7f, sizeof(part));
+  EXPECT(TVM_STRETCH_BAD_ARTIFACT, "damaged", tvm_stretch_load_memory(data, bytes, &damaged));
+  memcpy(data + bytes - 24, part, sizeof(part));
   char* weights = memmem(data, bytes, "TVMSTRW1", 8); /* checked while they are prepared */
   REQUIRE(weights != NULL);
   weights[100] ^= 1;

@@ -23,11 +23,16 @@ struct Seal {
 
   bool IsThere() const { return std::memcmp(magic, "TVMSTRS2", sizeof(magic)) == 0; }
 
+  // Whether the part that is left out lies within so many bytes.
+  bool HasParts(int64_t count) const {
+    return bytes == count && weights_start >= 0 && weights_bytes >= 0 && weights_start <= bytes &&
+           weights_bytes <= bytes - weights_start;
+  }
+
   // Whether the file's first bytes, so many, are those that were sealed. It reads them all, but for
   // the weights.
   bool Fits(const ffi::String& path, int64_t count) const {
-    return bytes == count && weights_start >= 0 && weights_bytes >= 0 && weights_start <= bytes &&
-           weights_bytes <= bytes - weights_start && fingerprint == Measure(path);
+    return HasParts(count) && fingerprint == Measure(path);
   }
 
   int64_t Measure(const ffi::String& path) const {

@@ -139,6 +139,8 @@ void ArtifactFile::CheckSeal() const {
     Refuse("a file without the end that this version's Model.export writes",
            "export or copy it again, and neither strip nor shorten it");
   }
+  const auto refuse = [this] { Refuse("a damaged one", "copy or export it again"); };
+  if (!seal.HasParts(bytes)) refuse();
   // Storage answers several requests at once; the last one keeps it busy until weights are read.
   const int64_t after = seal.weights_start + seal.weights_bytes;
   for (const auto& [start, count] :
@@ -146,7 +148,7 @@ void ArtifactFile::CheckSeal() const {
         std::pair{seal.weights_start, kFirstPiece}}) {
     posix_fadvise(descriptor_, start, count, POSIX_FADV_WILLNEED);
   }
-  if (!seal.Fits(Path(), bytes)) Refuse("a damaged one", "copy or export it again");
+  if (!seal.Fits(Path(), bytes)) refuse();
 }
 
 }  // namespace tvm_stretch::app
