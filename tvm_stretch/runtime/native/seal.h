@@ -23,7 +23,7 @@ struct Seal {
 
   bool IsThere() const { return std::memcmp(magic, "TVMSTRS2", sizeof(magic)) == 0; }
 
-  // Whether the part that is left out lies within so many bytes.
+  // Whether the part that is left out lies within a file of `count` bytes.
   bool HasParts(int64_t count) const {
     return bytes == count && weights_start >= 0 && weights_bytes >= 0 && weights_start <= bytes &&
            weights_bytes <= bytes - weights_start;
