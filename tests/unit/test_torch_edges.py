@@ -132,3 +132,8 @@ def test_tensors_without_elements() -> None:
         torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
         places,
     )
+
+
+def test_an_inverse_of_a_symmetric_matrix_reads_one_half() -> None:
+    x = torch.tensor([[2.0, 9.0], [0.5, -1.0]])
+    check([lambda x: torch.linalg.pinv(x, hermitian=True)], x)

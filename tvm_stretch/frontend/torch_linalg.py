@@ -254,7 +254,9 @@ def _svd(x: Tensor, full: bool = False, compute_uv: bool = True, **_: Any) -> tu
 
 
 @instead_of("linalg_pinv.atol_rtol_tensor")
-def _pinv(x: Tensor, *, atol: Any = None, rtol: Any = None, **_: Any) -> Tensor:
+def _pinv(x: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
+    if hermitian:  # torch reads no element above the diagonal
+        x = x.tril() + x.tril(-1).mT
     u, s, vh = _svd(x)
     if s.shape[-1] == 0:
         return x.new_zeros(x.mT.shape)
