@@ -42,7 +42,8 @@ def _places(x: torch.Tensor) -> Any:
 
 def _counted(x: torch.Tensor) -> Any:
     found = torch.histogram(x, torch.tensor([-2.0, -1.0, 0.5, 3.0]))
-    return *found, *torch.histogram(x, 5, range=(-1.0, 2.0), density=True), torch.histc(x, 4)
+    ranges = *torch.histogram(x, 5, range=(-1.0, 2.0), density=True), *torch.histogram(x, 7)
+    return *found, *ranges, *torch.histogram(x[0, 0, :1], 2), torch.histc(x, 4), torch.histc(x * 0)
 
 
 def _bags(x: torch.Tensor) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import check
+from torch_beside import check, check_written
 
 from tvm_stretch.frontend.torch_written import WRITTEN
 
@@ -37,6 +37,10 @@ def test_compiled() -> None:
     check(lambda x: (torch.lgamma(x), torch.digamma(x), torch.polygamma(2, x)), _X[200:220])
     check(lambda x: (torch.erfinv(x), torch.special.log_ndtr(x * 9)), _SHARES[:60] * 2 - 1)
     check(lambda x: (torch.i0(x), torch.special.i1(x)), _ODD)
+
+
+def test_powers_that_are_numbers() -> None:
+    check_written(lambda x: torch.special.zeta(2.5, x), _X.abs() + 1)
 
 
 def test_sums_of_many_terms_are_none() -> None:

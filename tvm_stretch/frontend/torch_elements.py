@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend.torch_own import instead_of
+from tvm_stretch.frontend.torch_own import as_tensor, instead_of
 
 Tensor = torch.Tensor
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16}
@@ -279,20 +279,25 @@ def _histogram(
 
 
 @instead_of("histogram.bin_ct")
-def _histogram_of_count(x: Tensor, bins: int = 100, **given: Any) -> tuple[Tensor, Tensor]:
+def _histogram_of_count(
+    x: Tensor, bins: int = 100, apart: float = 0.5, **given: Any
+) -> tuple[Tensor, Tensor]:
     """Intervals between two numbers; without them, between the least and the largest."""
-    least, most = given.get("range") or (0.0, 0.0)
-    if least < most or x.numel() == 0:
-        return _histogram(x, torch.linspace(least, most or 1.0, bins + 1, dtype=x.dtype), **given)
-    same = (x.amin() == x.amax()).to(x.dtype)
-    low, high = x.amin() - same, x.amax() + same
-    edges = low + (high - low) * torch.linspace(0, 1, bins + 1, dtype=x.dtype)
+    ends = given.get("range") or ((x.amin(), x.amax()) if x.numel() else (0.0, 1.0))
+    low, high = (as_tensor(end, x.dtype) for end in ends)
+    same = apart * (low == high).to(x.dtype)
+    low, high, places = low - same, high + same, torch.arange(bins + 1)
+    step = (high - low) / bins
+    edges = torch.where(
+        places < (bins + 1) // 2, low + step * places, high - step * (bins - places)
+    )
     return _histogram(x, edges, **given)
 
 
 @instead_of("histc.default")
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    return _histogram_of_count(x, bins, range=(float(min), float(max)))[0]
+    ends = None if min == max else (float(min), float(max))
+    return _histogram_of_count(x, bins, 1.0, range=ends)[0]
 
 
 @instead_of("_embedding_bag.default", "_embedding_bag_forward_only.default")

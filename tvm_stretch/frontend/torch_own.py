@@ -39,6 +39,11 @@ def instead_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return register
 
 
+def as_tensor(x: torch.Tensor | float, kind: torch.dtype) -> torch.Tensor:
+    """A number too; `torch.as_tensor` would make a constant of it, which a program has to list."""
+    return x.to(kind) if isinstance(x, torch.Tensor) else torch.full((), x, dtype=kind)
+
+
 def _define(schema: str, shape: Any) -> None:
     _LIBRARY.define(schema)
     _LIBRARY.impl(schema.partition("(")[0], shape, "Meta")

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from tvm_stretch.frontend.torch_own import instead_of
+from tvm_stretch.frontend.torch_own import as_tensor, instead_of
 
 Tensor = torch.Tensor
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
@@ -77,7 +77,7 @@ def _zeta(power: Tensor | float, first: Tensor | float) -> Tensor:
     """For q from -22 on; below, where torch adds up to as many terms, the result is NaN."""
     kind = torch.result_type(power, first)
     kind = kind if kind.is_floating_point else torch.get_default_dtype()
-    both = (torch.as_tensor(x, dtype=kind) for x in (power, first))
+    both = (as_tensor(x, kind) for x in (power, first))
     s, q = torch.broadcast_tensors(*both)
     end = q + 4 * _STEPS
     last = end**-s
