@@ -71,6 +71,14 @@ def test_small_systems() -> None:
     check(lambda x: (L.solve(x, x[0] + 1), L.qr(x)[1], L.svdvals(x), L.cholesky(x @ x.mT)), x)
 
 
+def _empty(x: torch.Tensor) -> Any:
+    return *L.qr(x[:, :0]), *L.qr(x[:, :, :0], "complete"), *L.svd(x[:, :, :0]), L.inv(x[:, :0, :0])
+
+
+def test_empty_matrices() -> None:
+    check(_empty, _random(2, 3, 3))
+
+
 def test_singular_matrices_have_no_inverse() -> None:
     """Torch raises an error; a kernel has none."""
     check(lambda x: L.inv_ex(x)[0].isfinite(), torch.zeros(1, 1))

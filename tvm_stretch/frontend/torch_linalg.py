@@ -118,6 +118,8 @@ def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> tuple[Ten
         found, *others = _solve_ex(a.mT, b.mT)
         return found.mT, *others
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if 0 in (*batch, *a.shape, *b.shape):
+        return b.new_zeros((*batch, *b.shape[-2:])), a, _info(a)[..., None], _info(a)
     lu, pivots = _lu(torch.cat([x.expand(*batch, *x.shape[-2:]) for x in (a, b)], -1))
     lu, right = lu.split((a.shape[-1], b.shape[-1]), -1)
     return _solve_triangular(lu, right, upper=True), lu, pivots, _info(a)
@@ -199,6 +201,8 @@ def _orthogonal(reflectors: Tensor, factors: Tensor, columns: int | None = None)
     """The first columns of the product of reflectors; one with the factor 0 changes nothing."""
     columns = reflectors.shape[-1] if columns is None else columns
     rows, count, used = reflectors.shape[-2], factors.shape[-1], factors != 0
+    if 0 in (*reflectors.shape, *factors.shape, columns):
+        return _eye(reflectors, rows, columns).expand(*reflectors.shape[:-2], rows, columns).clone()
     v = reflectors[..., :count].tril(-1) + _eye(reflectors, rows, count)
     v = torch.where(used[..., None, :], v, 0.0)
     triangle = (v.mT @ v).triu(1) + torch.diag_embed(torch.where(used, 1 / factors, 1.0))
@@ -244,6 +248,11 @@ def _svd(x: Tensor, full: bool = False, compute_uv: bool = True, **_: Any) -> tu
     if rows < columns:
         u, s, vh = _svd(x.mT, full, compute_uv)
         return vh.mT if compute_uv else vh, s, u.mT if compute_uv else u
+    if x.numel() == 0:
+        u = _eye(x, rows, rows if full else columns)
+        s, v = x.new_zeros((*x.shape[:-2], columns)), _eye(x, columns)
+        u, v = (m.expand(*x.shape[:-2], *m.shape).clone() for m in (u, v))
+        return (u, s, v) if compute_uv else (x.new_empty((0,)), s, x.new_empty((0,)))
     scaled, s, v = _rotated(x, falling=True)
     if not compute_uv:
         return x.new_empty((0,)), s, x.new_empty((0,))
