@@ -85,8 +85,11 @@ def of_booleans(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``add(const, x) -> add(x, const)``."""
-    if s.constant(call.args[0]) is None or s.constant(call.args[1]) is not None:
+    value = s.constant(call.args[0])
+    if value is None or s.constant(call.args[1]) is not None:
         return None
+    if kind_of(call) in ("maximum", "minimum") and value.size > 1:
+        return None  # they keep a NaN of their second operand only
     return relax.Call(call.op, [call.args[1], call.args[0]], call.attrs)
 
 

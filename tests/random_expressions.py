@@ -110,6 +110,8 @@ class Dice:
             condition = self.condition(depth - 1, used)
             both = self.number(depth - 1, used), self.number(depth - 1, used)
             found = Expression("Where", (condition, *both))
+        if found.op in (*_BEST, "Sign"):  # IEEE 754 leaves the sign of their zeros open
+            found = Expression("Add", (found, Expression("constant")))
         used.append(found)
         return found
 
@@ -204,7 +206,7 @@ def differences(
         for expression, answer in zip(expressions, answers, strict=True):
             right = expected(expression, given).astype("float32")
             answer = np.broadcast_to(answer, right.shape)
-            wrong = ~same(answer, right, signs=not _loses_signs(expression))
+            wrong = ~same(answer, right)
             if wrong.any():
                 place = int(np.argmax(wrong))
                 x = [vector[place].item() for vector in given]
@@ -212,21 +214,16 @@ def differences(
     return found
 
 
-def same(answer: np.ndarray, right: np.ndarray, *, signs: bool = True) -> np.ndarray:
-    """Equal numbers, and NaN for NaN; the sign of a zero counts if ``signs``."""
-    equal = (answer == right) | (np.isnan(answer) & np.isnan(right))
-    return equal & ((np.signbit(answer) == np.signbit(right)) | np.isnan(right) | (not signs))
-
-
-def _loses_signs(expression: Expression) -> bool:
-    """Whether IEEE 754 leaves the sign of a zero open: the larger of 0 and -0 may be either."""
-    return expression.op in (*_BEST, "Sign") or any(map(_loses_signs, expression.operands))
+def same(answer: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Equal numbers, also zeros of one sign, and NaN for NaN."""
+    equal = (answer == right) & (np.signbit(answer) == np.signbit(right))
+    return equal | (np.isnan(answer) & np.isnan(right))
 
 
 def smallest(expression: Expression, targets: Sequence[Any], **options: Any) -> Expression:
     """The smallest part of an expression that is wrong by itself."""
     for operand in expression.operands:
-        if operand.operands and differences([operand], targets, **options):
+        if reads_input(operand) and operand.operands and differences([operand], targets, **options):
             return smallest(operand, targets, **options)
     return expression
 

@@ -62,6 +62,11 @@ WRITTEN = {
     "zero minus": _less(ZERO, X),
     "two sums of constants": _sum(_sum(X, _const(16777218.0)), _const(1.5)),
     "the smaller of NaN": _op("Min", X, NAN),
+    "the larger of weights": _op("Max", Expression("weights", value=1.0), X),
+    "the smaller of a number and weights": _op("Min", X, Expression("weights", value=2.0)),
+    "divided by a zero that is chosen twice": _op(
+        "Div", X, _op("Where", _op("Less", X, Y), ZERO, ZERO)
+    ),
     "a sum with NaN, rounded": _op("Floor", _sum(X, NAN)),
     "a product with a zero chosen twice": _op(
         "Mul", X, _op("Where", _op("Less", X, Y), ZERO, ZERO)

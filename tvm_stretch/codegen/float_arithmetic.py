@@ -15,6 +15,7 @@ templates want that; products of the network itself have a fence (``passes/round
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import tvm
@@ -27,6 +28,7 @@ from tvm_stretch.rewriting import rewrite, rewrite_kernels
 _BINARY = (tirx.Sub, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _HIDDEN = "tvm_stretch_hidden_"
 _HIDDEN_ZERO = f"{_HIDDEN}zero"
+_ZEROS = itertools.count()
 _PRODUCT = "tvm_stretch_product"
 _SCALARS = {"float32": "float", "float16": "half", "float64": "double"}
 _WIDTHS = ("", "2", "4", "8", "16")
@@ -55,10 +57,12 @@ def _hidden(node: Expr) -> Expr:
 
 
 def _hidden_zero(number: tirx.FloatImm) -> Expr:
+    """Each zero is a call of its own: one of two equal ones would take the place of a choice."""
     if number.value != 0:
         return number
     sign = tirx.const(int(math.copysign(1, number.value)), "int32")
-    return tirx.call_pure_extern(str(number.ty.dtype), _HIDDEN_ZERO, sign)
+    own = tirx.const(next(_ZEROS), "int64")
+    return tirx.call_pure_extern(str(number.ty.dtype), _HIDDEN_ZERO, sign, own)
 
 
 def _shown(call: Call) -> Expr:
