@@ -133,7 +133,7 @@ def _processor(given: Attributes, host: Processor) -> Processor:
         rules=_rules(refuse),
         refuse=refuse,
         machine=vectors,
-        phases=(UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False)),
+        phases=(UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False, fences=False)),
         schedule=ScheduleKernels(vectors),
         build=build,
         speed=_speed(version, host, emulated=launch.runs_here),

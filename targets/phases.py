@@ -14,7 +14,7 @@ from tvm_stretch.passes.round_products import RoundProducts
 
 
 def kernel_phases(
-    *, expand_math: bool, doubles: bool = False, epilogues: bool = True
+    *, expand_math: bool, doubles: bool = False, epilogues: bool = True, fences: bool = True
 ) -> tuple[tvm.transform.Pass, ...]:
     """From Relax with kernel templates to kernel-level Relax.
 
@@ -24,6 +24,7 @@ def kernel_phases(
         doubles: whether sines and cosines do, which takes vectors of float64.
         epilogues: whether elementwise operators that follow a template are fused into it, and
             neighbouring operators into table lookups.
+        fences: whether products round before they are added; LLVM has no fence for Hexagon.
     """
     return (
         keep_views(),  # operators without templates become PrimFuncs; views stay operators
@@ -35,6 +36,7 @@ def kernel_phases(
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
         KeepNan(),  # maximum and minimum propagate NaN and infinities
-        RoundProducts(),  # before polynomials, which need no rounding in between
+        # before polynomials, which need no rounding in between
+        *((RoundProducts(),) if fences else ()),
         *((ExpandMath(doubles),) if expand_math else ()),
     )

@@ -11,9 +11,11 @@ import tvm
 import tvm_ffi
 from cpu_targets import TARGET
 from random_expressions import Expression
-from tvm import tirx
+from relax_helpers import module
+from tvm import relax, tirx
 from tvm.ir import Expr
 
+import tvm_stretch as ts
 from tvm_stretch.codegen.float_arithmetic import simplify_integers
 
 X, Y, Z = (Expression("input", value=float(number)) for number in range(3))
@@ -139,3 +141,16 @@ def test_the_simplifier_leaves_floats(text: str) -> None:
 
 def test_the_simplifier_knows_integers() -> None:
     assert str(_simplified(tirx.Sub(tirx.Add(i, tirx.const(3)), tirx.const(3)))) == "i"
+
+
+@pytest.mark.parametrize("target", [TARGET, "opencl"], ids=["cpu", "opencl"])
+def test_nan_differs_from_itself(target: object) -> None:
+    """As torch writes `isnan`, counted as `nanmean` does."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        is_number = relax.op.logical_not(relax.op.not_equal(x, x))
+        return relax.op.sum(relax.op.astype(is_number, "float32"), axis=[0])
+
+    x = np.array([[1, math.nan], [math.inf, 2], [math.nan, math.nan]], dtype="float32")
+    model = ts.compile(module(body, (3, 2)), [target], cpu_threads=1)
+    assert model(x).tolist() == [2, 1]

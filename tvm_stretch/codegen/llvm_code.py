@@ -59,7 +59,7 @@ _LAST = (_t.LowerIntrin(),)
 def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
     """The machine code of scheduled kernels, each under its ``global_symbol``."""
     target = _with_level(mod, _in_order(target))
-    passes = [_t.BindTarget(target), _without_scopes, *_passes(mod, target)]
+    passes = [_t.BindTarget(target), _without_scopes, _equal_or_not, *_passes(mod, target)]
     lowered = tvm.transform.Sequential(passes)(mod)
     return tvm.get_global_func("target.build.llvm")(lowered, target)
 
@@ -105,6 +105,19 @@ def _without_scopes(
         return node.body if str(node.attr_key) == "pragma_scope" else node
 
     return func.with_body(rewrite(func.body, (tirx.AttrStmt, unmarked)))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="EqualOrNot")
+def _equal_or_not(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    """Write `a != b` of floats as `not a == b`: TVM's code for it is false for NaN."""
+
+    def compared(node: tirx.NE) -> tvm.ir.Expr:
+        is_float = "float" in str(node.a.ty.dtype)
+        return tirx.Not(tirx.EQ(node.a, node.b)) if is_float else node
+
+    return func.with_body(rewrite(func.body, (tirx.NE, compared)))
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="WholeVectors")
