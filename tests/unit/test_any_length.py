@@ -107,7 +107,7 @@ HARMFUL: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
     "sorted": (lambda x: op.sort(x, 1), ROWS, "not known to keep positions apart"),
     "flattened": (lambda x: op.reshape(x, (WIDTH, x.ty.shape.values[1])), ROWS, "rearranges"),
     "weakly hidden": (lambda x, m: masked(x, m, 100.0), [*ROWS, (1, "n")], "no mask hides"),
-    "length of the network": (lambda x: op.divide(x, op.sum(op.ones(x.ty.shape, "float32"))),
+    "length of the network": (lambda x: op.add(x, op.sum(op.ones(x.ty.shape, "float32"))),
                               ROWS, "constants that change"),
 }  # fmt: skip
 
