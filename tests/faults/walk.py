@@ -34,9 +34,9 @@ PLACES = [str(path) for path in (FOLDER, FOLDER.parent, FOLDER.parent / "unit", 
 FILES = ("write", "rename", "read")
 KINDS = ("allocation", "opencl", "message", "command", *FILES)
 VARIABLES = {memory: {"TVM_STRETCH_OPENCL_MEMORY": memory} for memory in ("mirror", "mapped")}
-"""Of scenarios that need some: OpenCL devices with another memory."""
+"""Settings by scenario: OpenCL devices that hold or map memory in another way."""
 SECONDS = 60
-"""Of a step and what follows it: longer ones hang."""
+"""Limit for a step and what follows it; a longer one counts as hanging."""
 
 _CONTROL = struct.Struct("<iiqqqi")
 
@@ -151,7 +151,7 @@ class Walker:
                 self._scenario.close(model)
 
     def _afterwards(self, held: list[Any]) -> dict[str, Any]:
-        """What is bad now that nothing fails any more."""
+        """Return what is still wrong once no call fails any more."""
         try:
             for model in held:
                 self._again(model)
@@ -187,7 +187,7 @@ class Walker:
 
 
 def resources() -> dict[str, int]:
-    """Of this process; they may not grow."""
+    """Count what this process holds, which may not grow."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208

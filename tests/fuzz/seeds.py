@@ -44,7 +44,7 @@ def deflated() -> Iterator[bytes]:
 
 
 def programs() -> Iterator[bytes]:
-    """Of a DSP: a kernel and a copy."""
+    """Return a program of a DSP that runs a kernel and a copy."""
     from dsp_protocol import BLOCK, COPY, WEIGHTS, Node, Program, Tensor
 
     tensors = [
@@ -58,7 +58,7 @@ def programs() -> Iterator[bytes]:
 
 
 def calls() -> Iterator[bytes]:
-    """Of the C interface; c_interface.cc says which byte is which call."""
+    """Return calls of the C interface; c_interface.cc says which byte is which call."""
     for call in range(12):
         yield bytes([3, 1, 4, 0, 0, 0, 0, 0, call, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     yield bytes([5, 3]) + b"0-1" + bytes([3, 1, 48, 0, 0, 0, 0, 0])
