@@ -28,7 +28,7 @@ export TVM_BIND_THREADS ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
-  demo docs test test-full lint format bench bench-static papers wheel run-wheel release-check clean
+  demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -182,6 +182,10 @@ test: setup
 	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 
+# those of benchmarks/, which other changes rarely touch
+test-benchmarks: setup
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(MARKS) benchmarks/tests
+
 # kernels for phones run emulated where these packages are; elsewhere those tests are skipped
 test-full: setup
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -190,6 +194,7 @@ test-full: setup
 	fi
 	@test "$$(uname -m)" != x86_64 || $(call pip_install,half)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "full or not full" --hypothesis-profile=full tests
+	$(MAKE) --no-print-directory test-benchmarks MARKS='-m "full or not full"'
 	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 

@@ -62,7 +62,7 @@ def pack(folder: Path, python: str, also: Sequence[str], limit: int) -> None:
         (site / _LIBRARY).replace(compiler)
         for name in _UNUSED:
             shutil.rmtree(site / name, ignore_errors=True)
-        source = shutil.ignore_patterns("__pycache__")
+        source = shutil.ignore_patterns("__pycache__", "tests")
         shutil.copytree(_REPOSITORY / "benchmarks", site / "benchmarks", ignore=source)
         shutil.copytree(_REPOSITORY / "tutorials", site / "tutorials", ignore=source)
         parts = {

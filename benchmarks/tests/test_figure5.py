@@ -10,8 +10,6 @@ import pytest
 from benchmarks.papers.drawing_app import TICK_S, Window, calibrated, drawn, pixels_of
 from benchmarks.papers.figure5 import SHARES, WAYS
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 
 class Clock:
     """A clock that pictures and pauses move on."""

@@ -20,8 +20,6 @@ from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.design import Design
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 TINY = Small(NETWORKS["resnet"].block, 8, (16, 32), (2, 2))
 QUICK = Schedule(trained=64, tested=50, epochs=1)
 SIZE = 64

@@ -11,8 +11,6 @@ from benchmarks import cost_model_measured
 from benchmarks.cost_model_measured import measure_all, read_networks
 from tvm_stretch.measuring.dataset import Dataset
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 
 def test_networks_and_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

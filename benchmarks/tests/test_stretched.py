@@ -14,8 +14,6 @@ from tvm_stretch.plan.design import Branch
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 DESIGNS = {
     "mi/R-34-C": {"devices": ["cpu"]},
     "mi/R-34-CD": {

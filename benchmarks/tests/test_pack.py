@@ -13,8 +13,6 @@ import pytest
 
 from benchmarks import pack, unpack
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 DATA = np.random.default_rng(0).bytes(10_000)
 
 

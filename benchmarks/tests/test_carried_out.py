@@ -15,8 +15,6 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.scheduling.result import Result
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 MEETING = 2_000
 
 

@@ -23,8 +23,6 @@ from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
 from tvm_stretch.training.relax_graph import graph_of, with_weights
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 
 def design(mod: tvm.IRModule, merge: str) -> Design:
     stages = detect_stages(mod)[-2:]

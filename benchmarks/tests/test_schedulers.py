@@ -8,15 +8,13 @@ import pytest
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from benchmarks import mi9
+from benchmarks import mi9, schedulers
 from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
 from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tutorials import zoo
 from tvm_stretch.ir.operator_graph import OperatorGraph
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
-PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "schedulers.md"
+PUBLISHED = Path(schedulers.__file__).with_name("schedulers.md")
 
 
 def published() -> list[Row]:

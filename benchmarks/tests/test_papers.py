@@ -10,8 +10,6 @@ import pytest
 from benchmarks.papers.__main__ import listed, main, page, run
 from benchmarks.papers.catalogue import DRAWINGS, PAPERS, PARTS, Part, parts
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 HOWS = ("measured", "trained", "emulated", "predicted", "counted")
 NUMBERED = {"nn-stretch": (13, 9), "hope": (7, 0), "pitfalls": (5, 4)}  # figures, tables
 OWN = Part("hope", "table 9", "nothing", "nothing", "measured", ("platform", "--terse"))

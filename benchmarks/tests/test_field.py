@@ -10,8 +10,6 @@ from benchmarks.field.__main__ import FAMILIES, main, row
 from benchmarks.field.compared import Compared, difference
 from benchmarks.field.rows import operators, sample
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 
 def test_a_line_is_a_model_of_one_node_with_its_inputs() -> None:
     (operator,) = operators("Clip  f16:2x3~0,9 =f16:(1) -  \n")

@@ -15,8 +15,6 @@ from benchmarks.papers.table2_accuracy import BOTH_8, FORMS, GIVEN, PRUNED, in_8
 from tutorials.zoo.builder import Builder
 from tvm_stretch.frontend import load_network
 
-pytestmark = pytest.mark.full  # a test of benchmarks
-
 IMAGE = np.random.default_rng(0).standard_normal((1, 3, 24, 24)).astype("float32")
 
 

@@ -1,0 +1,3 @@
+"""The settings of `tests/conftest.py`, for a run of its own: `make test-benchmarks`."""
+
+from tests.conftest import *  # noqa: F403
