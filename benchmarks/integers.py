@@ -7,113 +7,66 @@ Networks of the zoo are quantised by `ts.quantize` with two random images. ONNX 
 *exact*, with ``session.x64quantprecision`` (its sums of 8-bit products never saturate, and neither
 do ours), and *fast*, as it comes. With VNNI both are the same kernels. The answer has to have the
 exact session's top-1, and logits within four of its steps, before anything is timed; the table also
-says how many steps the fast session is away. All four take turns in one process, run by run; ratios
-are medians of the ratios of neighbouring runs.
+says how many steps the fast session is away. All four take turns in one process, run by run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 
 import tvm_stretch as ts
+from benchmarks.harness import Model, Rows, Table, cpu, onnx_runtime, options, ours, turns
 from tutorials import zoo
 
 FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")
 MOST_STEPS = 4.0
-
-
 EXACT, FAST, OURS, FLOAT = "exact", "fast", "ours", "float32"
+PEERS = (EXACT, FAST, FLOAT)
 
 
-def session(model: onnx.ModelProto, exact: bool) -> onnxruntime.InferenceSession:
-    """ONNX Runtime's optimised session on one thread."""
-    options = onnxruntime.SessionOptions()
-    if exact:
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
-def compare(
-    name: str, size: int, activations: str, rounds: int, target: object = "llvm"
-) -> dict[str, Any]:
+def compare(name: str, size: int, activations: str, rounds: int, target: Any) -> dict[str, Any]:
     """One network: the differences of the answers, and the latencies."""
     network = zoo.build(name, size=size)
     images = np.random.default_rng(0).standard_normal((3, 3, size, size)).astype("float32")
     quantised = ts.quantize(network, images[:2], activations=activations)
-    exact, fast, x = session(quantised, True), session(quantised, False), images[2:]
-    ours, floats = (ts.compile(m, targets=[target], cpu_threads=1) for m in (quantised, network))
-    feed = {exact.get_inputs()[0].name: x}
-    runs: dict[str, Callable[[], Any]] = {
-        EXACT: lambda: exact.run(None, feed)[0],
-        FAST: lambda: fast.run(None, feed)[0],
-        OURS: lambda: np.asarray(ours(x)),
-        FLOAT: lambda: np.asarray(floats(x)),
-    }
-    want, got, quick = runs[EXACT](), runs[OURS](), runs[FAST]()
+    feed = {network.graph.input[0].name: images[2:]}
+    floats, model = (Model(m.SerializeToString(), feed) for m in (network, quantised))
+    runs = {EXACT: onnx_runtime(exact=True)(model), FAST: onnx_runtime()(model)}
+    runs |= {OURS: ours(target)(model), FLOAT: ours(target)(floats)}
+    (want,), (quick,), got = runs[EXACT](), runs[FAST](), np.asarray(runs[OURS]())
     step = np.diff(np.unique(want)).min()
     steps, saturated = (float(np.abs(want - other).max() / step) for other in (got, quick))
     if want.argmax() != got.argmax() or steps > MOST_STEPS + 0.01:
         raise SystemExit(f"{name}: answers differ by {steps:.2f} steps; nothing is timed")
-    times: dict[str, list[float]] = {what: [] for what in runs}
-    for _ in range(rounds):
-        for what, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            times[what].append(1e3 * (time.perf_counter() - begin))
-    row: dict[str, Any] = {what: statistics.median(taken) for what, taken in times.items()}
-    for peer in (EXACT, FAST, FLOAT):
-        pairs = zip(times[OURS], times[peer], strict=True)
-        row[f"ours/{peer}"] = statistics.median(mine / theirs for mine, theirs in pairs)
-    return {"network": name, "steps": steps, "fast_steps": saturated, **row}
+    samples = turns(runs, rounds, warm_up=0)
+    row: dict[str, Any] = {what: samples.median(what) for what in runs}
+    row |= {f"ours/{peer}": samples.ratio(OURS, peer) for peer in PEERS}
+    return {"steps": steps, "fast_steps": saturated, **row}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="*", default=FIVE)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--activations", default="uint8")
-    parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-    rows = []
-    target = {"kind": "llvm", "mcpu": arguments.mcpu} if arguments.mcpu else "llvm"
-    print(
-        "| network | steps | ONNX Runtime exact ms | fast ms | its steps | ours ms "
-        "| ours float32 ms | ours / exact | / fast | / float32 |"
+    given = options(
+        *(__doc__, arguments, ("networks*", FIVE), ("--size", 224), ("--activations", "uint8")),
+        ("--mcpu", "", "ours for another core; see `only_avx2.py` for the peer"),
+        *(("--rounds", 40), ("--json", Path)),
     )
-    print("|" + " --- |" * 10)
-    for name in arguments.networks:
-        row = compare(name, arguments.size, arguments.activations, arguments.rounds, target)
-        rows.append(row)
-        print(
-            f"| {name} | {row['steps']:.0f} | {row[EXACT]:.2f} | {row[FAST]:.2f} "
-            f"| {row['fast_steps']:.1f} | {row[OURS]:.2f} | {row[FLOAT]:.2f} "
-            f"| {row['ours/exact']:.2f} | {row['ours/fast']:.2f} | {row['ours/float32']:.2f} |",
-            flush=True,
-        )
-    for peer in (EXACT, FAST, FLOAT):
-        mean = statistics.geometric_mean(row[f"ours/{peer}"] for row in rows)
+    heads = "network", "steps", "ONNX Runtime exact ms", "fast ms", "its steps", "ours ms"
+    table = Table(*heads, "ours float32 ms", "ours / exact", "/ fast", "/ float32")
+    rows = Rows(given.json)
+    for name in given.networks:
+        row = compare(name, given.size, given.activations, given.rounds, cpu(given.mcpu))
+        rows.keep(name, row)
+        cells = row[EXACT], row[FAST], f"{row['fast_steps']:.1f}", row[OURS], row[FLOAT]
+        table.row(name, f"{row['steps']:.0f}", *cells, *(row[f"ours/{peer}"] for peer in PEERS))
+    for peer in PEERS:
+        mean = statistics.geometric_mean(rows.of[name][f"ours/{peer}"] for name in given.networks)
         print(f"geometric mean of ours/{peer}: {mean:.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ name.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -36,49 +34,27 @@ import numpy as np
 import onnxruntime
 
 import tvm_stretch as ts
+from benchmarks.harness import (
+    TOLERANCE,
+    Model,
+    Rows,
+    Table,
+    compiled,
+    cpu,
+    difference,
+    onnx_runtime,
+    openvino,
+    options,
+    say,
+    turns,
+)
 
 if TYPE_CHECKING:
     import torch
-    from torch.export import ExportedProgram
 
-Tensors = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
-TOLERANCE = 1e-3
-"""Largest error, as a share of the tensor's largest value."""
 ROUNDED = 0.03
 """Largest error where numbers are rounded to bfloat16 or float16."""
-LEAST = 1e-3
-"""The least denominator: probabilities of 4e-6 come from 1 / (1 + exp(12)), within 1e-7."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A network as ONNX, its inputs, and its program if torch made it."""
-
-    onnx: bytes
-    inputs: Tensors
-    program: ExportedProgram | None = None
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of the inputs, because files of packages leave dimensions open."""
-        return {name: value.shape for name, value in self.inputs.items()}
-
-    def expected(self) -> list[np.ndarray]:
-        """ONNX Runtime's answer with exact sums of integers."""
-        return self.session(exact=True).run(None, dict(self.inputs))
-
-    def session(self, exact: bool = False) -> onnxruntime.InferenceSession:
-        """ONNX Runtime with one thread, and all else as it comes.
-
-        Without VNNI its fast kernels let sums of 8-bit products saturate; ``exact`` ones do not.
-        """
-        options = onnxruntime.SessionOptions()
-        if exact:
-            options.add_session_config_entry("session.x64quantprecision", "1")
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        return onnxruntime.InferenceSession(self.onnx, options, ["CPUExecutionProvider"])
 
 
 @dataclass(frozen=True)
@@ -86,7 +62,7 @@ class Network:
     """Where a network comes from: `build(True)` makes it for a small input, else the published."""
 
     packages: tuple[str, ...]
-    build: Callable[[bool], Sample]
+    build: Callable[[bool], Model]
     refused: str = ""
     """Words of the error that refuses it, empty if it is not refused."""
     tolerance: float = TOLERANCE
@@ -111,14 +87,14 @@ def _shipped(
 ) -> Network:
     """A file of a package that need not be imported."""
 
-    def build(quick: bool) -> Sample:
+    def build(quick: bool) -> Model:
         spec = importlib.util.find_spec(package)
         assert spec is not None and spec.submodule_search_locations is not None
         content = (Path(spec.submodule_search_locations[0]) / path).read_bytes()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         kinds = {port.name: port.type for port in session.get_inputs()}
         rng, shapes = np.random.default_rng(0), (small if quick and small else published)
-        return Sample(content, {n: _values(rng, kinds[n], s) for n, s in shapes.items()})
+        return Model(content, {n: _values(rng, kinds[n], s) for n, s in shapes.items()})
 
     return Network((package,), build, refused)
 
@@ -144,7 +120,7 @@ def _exported(
         frames: the number of frames of a video; nothing for images.
     """
 
-    def build(quick: bool) -> Sample:
+    def build(quick: bool) -> Model:
         import torch
 
         import_torchvision()
@@ -158,7 +134,7 @@ def _exported(
         assert exported is not None
         model = exported.model_proto
         inputs = {model.graph.input[0].name: x[:1].numpy()}
-        return Sample(model.SerializeToString(), inputs, program)
+        return Model(model.SerializeToString(), inputs, program)
 
     return Network(tuple(dict.fromkeys(("torch", "onnxscript", "torchvision", package))), build)
 
@@ -304,157 +280,91 @@ NETWORKS: dict[str, Network] = dict(
 )
 
 
-def compile_sample(
-    sample: Sample, targets: Sequence[Any] = ("llvm",), precision: str = "float32"
-) -> ts.Model:
-    """The network as ONNX, for one core."""
-    return ts.compile(
-        sample.onnx, targets, shapes=sample.shapes, cpu_threads=1, precision=precision
-    )
-
-
-def errors_of(got: object, expected: Sequence[np.ndarray]) -> list[float]:
-    """Largest error of each output, as a share of its largest value, or of `LEAST`."""
-    outputs = list(got) if isinstance(got, tuple) else [got]
-    assert len(outputs) == len(expected)
-    errors = []
-    for have, want in zip(outputs, expected, strict=True):
-        assert have.shape == want.shape and have.dtype == want.dtype
+def wrong_by(got: object, model: Model) -> float:
+    """The `difference` of an answer; the right one is finite and not all zeros."""
+    for want in model.expected:
         assert np.isfinite(want).all() and np.any(want)
-        errors.append(float(np.abs(have - want).max() / max(np.abs(want).max(), LEAST)))
-    return errors
+    return difference(got, model.expected)
 
 
 def measure_network(
     name: str, network: Network, seconds: float, target: Any, precision: str = "float32"
 ) -> dict[str, Any]:
     """A row of the table."""
-    sample = network.build(False)
-    row: dict[str, Any] = {"input": list(next(iter(sample.inputs.values())).shape)}
+    model = network.build(False)
+    row: dict[str, Any] = {"input": list(next(iter(model.inputs.values())).shape)}
     begin = time.perf_counter()
     try:
-        model = compile_sample(sample, [target], precision)
+        ours = compiled(model, [target], precision=precision)
     except ts.StretchError as error:
         if not network.refused or network.refused not in str(error):
             raise
         return row | {"refused": str(error)}
     row["compile_s"] = time.perf_counter() - begin
-    errors = errors_of(model(**sample.inputs), sample.expected())
-    rounded = precision != "float32"
+    error, rounded = wrong_by(ours(**model.inputs), model), precision != "float32"
     most = ROUNDED if rounded else network.tolerance
-    if max(errors) > most:
-        raise SystemExit(f"{name}: expected errors of at most {most}, got {errors}")
-    row |= _latencies(model, sample, seconds, compile_sample(sample, [target]) if rounded else None)
-    kernels = sorted(model.profile().kernels, key=lambda kernel: -kernel.share)[:5]
-    row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]
-    return row | {"error": max(errors)}
-
-
-def _latencies(
-    model: ts.Model, sample: Sample, seconds: float, unrounded: ts.Model | None = None
-) -> dict[str, float]:
-    """Medians in ms, and of the ratios of neighbours in time; ``unrounded``: ours in float32."""
-    session, feed = sample.session(), dict(sample.inputs)
-    calls = {"ours": lambda: model(**feed), "onnxruntime": lambda: session.run(None, feed)}
-    if unrounded is not None:
-        calls["float32"] = lambda: unrounded(**feed)
-    if (other := _openvino(sample, as_it_comes=unrounded is not None)) is not None:
-        calls["openvino"] = other
-    samples: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples) < 5:
-        turn = {}
-        for name, call in calls.items():
-            call()
-            begin = time.perf_counter()
-            call()
-            turn[name] = (time.perf_counter() - begin) * 1e3
-        samples.append(turn)
-    medians = {f"{name}_ms": statistics.median(t[name] for t in samples) for name in calls}
-    ratios = {
-        "ratio" + ("" if name == "onnxruntime" else f"_{name}"): statistics.median(
-            turn["ours"] / turn[name] for turn in samples
-        )
-        for name in calls
-        if name != "ours"
-    }
-    return medians | ratios
-
-
-def _openvino(sample: Sample, as_it_comes: bool = False) -> Callable[[], Any] | None:
-    """A run of OpenVINO in float32, or in the precision that it chooses by itself.
-
-    None if it is missing, or does not take the network.
-    """
-    if importlib.util.find_spec("openvino") is None:
-        return None
-    import openvino
-
+    if error > most:
+        raise SystemExit(f"{name}: expected an error of at most {most}, got {error}")
+    runs = {"ours": lambda: ours(**model.inputs), "onnxruntime": onnx_runtime()(model)}
+    if rounded:
+        plain = compiled(model, [target])
+        runs["float32"] = lambda: plain(**model.inputs)
     try:
-        core = openvino.Core()
-        network = core.read_model(sample.onnx)
-        network.reshape({name: list(value.shape) for name, value in sample.inputs.items()})
-        limits = {"INFERENCE_NUM_THREADS": 1}
-        limits |= {} if as_it_comes else {"INFERENCE_PRECISION_HINT": "f32"}
-        request = core.compile_model(network, "CPU", limits).create_infer_request()
-        request.infer(dict(sample.inputs))
-    except Exception as error:
-        print(f"OpenVINO: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
-        return None
-    return lambda: request.infer(dict(sample.inputs))
+        if importlib.util.find_spec("openvino") is not None:
+            runs["openvino"] = openvino(as_it_comes=rounded)(model)
+    except Exception as failure:  # it does not take the network
+        say(f"OpenVINO: {str(failure).strip().splitlines()[-1]}")
+    samples = turns(runs, seconds=seconds)
+    row |= {f"{engine}_ms": samples.median(engine) for engine in runs}
+    row |= {f"ratio_{one}": samples.ratio("ours", one) for one in runs if one != "ours"}
+    kernels = sorted(ours.profile().kernels, key=lambda kernel: -kernel.share)[:5]
+    row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]
+    return row | {"error": error}
 
 
 def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = NETWORKS) -> int:
     """Prints the table; fails if an answer is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="*", default=list(every))
-    parser.add_argument("--seconds", type=float, default=10, help="of measuring, for each network")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--mcpu", help="ours for another core; see `only_avx2.py` for the peer")
-    parser.add_argument("--precision", default="float32", help="ours, as in compile()")
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.networks if name not in every]:
-        parser.error(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
-    host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": options.mcpu}
-    target = host if options.mcpu else "llvm"
-    kept = options.json is not None and options.json.exists()
-    rows = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
-    print("| network | input | compile s | ONNX Runtime ms | OpenVINO ms | ours ms | ratios |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name in options.networks:
+    given = options(
+        *(__doc__, arguments, ("networks*", tuple(every)), ("--json", Path)),
+        ("--seconds", 10.0, "of measuring, for each network"),
+        ("--mcpu", "", "ours for another core; see `only_avx2.py` for the peer"),
+        ("--precision", "float32", "ours, as in compile()"),
+    )
+    if unknown := [name for name in given.networks if name not in every]:
+        sys.exit(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
+    rows = Rows(given.json)
+    heads = "network", "input", "compile s", "ONNX Runtime ms", "OpenVINO ms", "ours ms", "ratios"
+    table, worst = Table(*heads), []
+    for name in given.networks:
         if missing := every[name].missing:
-            print(f"{name}: needs {missing}: pip install -e '.[networks]'", file=sys.stderr)
+            say(f"{name}: needs {missing}: pip install -e '.[networks]'")
             continue
-        if name not in rows:
+        if name not in rows.of:
             with tempfile.TemporaryDirectory() as cache:
                 os.environ["TVM_STRETCH_CACHE_DIR"] = cache
-                rows[name] = measure_network(
-                    name, every[name], options.seconds, target, options.precision
-                )
-        print(_line(name, rows[name]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    worst = [max(_ratios(rows[n])) for n in options.networks if n in rows and _ratios(rows[n])]
+                how = given.seconds, cpu(given.mcpu), given.precision
+                rows.keep(name, measure_network(name, every[name], *how))
+        table.row(name, *_cells(rows.of[name]))
+        worst += [max(_ratios(rows.of[name]))] if _ratios(rows.of[name]) else []
     if len(worst) > 1:
         mean = statistics.geometric_mean(worst)
-        print(f"| geometric mean, over the better one | | | | | | {mean:.2f} |")
+        table.row("geometric mean, over the better one", *[""] * 5, mean)
     return 0
 
 
 def _ratios(row: Mapping[str, Any]) -> list[float]:
     """Our time over ONNX Runtime's and OpenVINO's."""
-    return [row[name] for name in ("ratio", "ratio_openvino") if name in row]
+    return [row[name] for name in ("ratio_onnxruntime", "ratio_openvino") if name in row]
 
 
-def _line(name: str, row: Mapping[str, Any]) -> str:
+def _cells(row: Mapping[str, Any]) -> Sequence[object]:
     size = "×".join(map(str, row["input"]))
     if "refused" in row:
-        return f"| {name} | {size} | refused: {row['refused']} | | | | |"
-    engines = ("onnxruntime", "openvino", "ours")
-    times = [f"{row[f'{e}_ms']:.2f}" if f"{e}_ms" in row else "" for e in engines]
+        return size, f"refused: {row['refused']}", *[""] * 4
+    times = [row.get(f"{engine}_ms", "") for engine in ("onnxruntime", "openvino", "ours")]
     unrounded = f", {row['ratio_float32']:.2f} of float32" if "ratio_float32" in row else ""
     ratios = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row)) + unrounded
-    return f"| {name} | {size} | {row['compile_s']:.0f} | {' | '.join(times)} | {ratios} |"
+    return size, f"{row['compile_s']:.0f}", *times, ratios
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.real_networks import TOLERANCE, Network, Sample, main
+from benchmarks.harness import TOLERANCE, Model
+from benchmarks.real_networks import Network, main
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -44,14 +45,14 @@ def _network(
     ``modern``: by torch.export, which takes recurrent layers apart, or by the older exporter.
     """
 
-    def build(quick: bool) -> Sample:
+    def build(quick: bool) -> Model:
         torch.manual_seed(0)
         net, inputs = make(quick)
         content = exported(net.eval(), inputs, modern)
         values = {name: value.numpy() for name, value in inputs.items()}
         if bits:
             content = _dynamic(content) if bits == "dynamic" else _static(content, values)
-        return Sample(content, values)
+        return Model(content, values)
 
     return Network(("onnxscript", *packages), build, tolerance=EIGHT_BITS if bits else TOLERANCE)
 

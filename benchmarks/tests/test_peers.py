@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.models import BenchModel, prepare_model
 from benchmarks.peers import Row, compare_engines
-from benchmarks.share_of_peak import Share
+from benchmarks.share_of_peak import chosen, network_cells
 from benchmarks.worker import Worker
 
 # An engine that takes a "model" of one number to add; it must come from its own environment.
@@ -98,11 +98,15 @@ def test_ours_are_compiled_for_the_core_that_is_named(model):
 
 
 def test_the_share_of_the_peak_counts_direct_operations():
-    share = Share("net", 2_000_000_000)
-    for seconds in (0.1, 0.02, 0.04):
-        share.add(seconds, 1e11)
+    turns = [{"seconds": seconds, "peak": 1e11} for seconds in (0.1, 0.02, 0.04)]
     # 2 G multiply-adds in 40 ms are half of 100 G a second; a turn without neighbours reached all
-    assert share.row() == "| net | 2.00 | 40.00 | 100 | 200 | 0.50 | 0.90 |"
+    assert network_cells(turns, 2_000_000_000) == ["2.00", "40.00", "100", "200", "0.50", "0.90"]
+
+
+def test_layers_are_counted_by_their_plain_sums():
+    words = ["groups of 16", "24->1", "dense 1 x", "softmax 12"]
+    works = [work for _, _, work in chosen(words)]
+    assert works == [128 * 28 * 28 * 16 * 9, 24 * 320 * 320 * 4, 2048 * 1000, 12 * 197 * 197]
 
 
 def test_both_processors_are_not_one(model: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:

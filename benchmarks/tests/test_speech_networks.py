@@ -10,7 +10,8 @@ import importlib.util
 import pytest
 from cpu_targets import TARGET
 
-from benchmarks.real_networks import compile_sample, errors_of
+from benchmarks.harness import compiled
+from benchmarks.real_networks import wrong_by
 
 pytestmark = pytest.mark.full
 
@@ -37,6 +38,5 @@ def test_as_onnx(name: str) -> None:
     if missing := NETWORKS[name].missing:
         pytest.skip(f"{name} needs {missing}: pip install -e '.[networks]'")
     sample = NETWORKS[name].build(True)
-    model = compile_sample(sample, [TARGET])
-    errors = errors_of(model(**sample.inputs), sample.expected())
-    assert max(errors) <= NETWORKS[name].tolerance
+    model = compiled(sample, [TARGET])
+    assert wrong_by(model(**sample.inputs), sample) <= NETWORKS[name].tolerance

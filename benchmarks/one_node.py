@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.defs
-import onnxruntime
 from onnx import helper, numpy_helper
 
-from benchmarks.real_networks import Sample
+from benchmarks.harness import Model
 
 TYPES = {
     "f": "float32", "f16": "float16", "f64": "float64", "i64": "int64", "i32": "int32",
@@ -71,7 +70,7 @@ def _literal(text: str) -> Any:
         return text
 
 
-def sample(operator: Operator) -> Sample:
+def model_of(operator: Operator) -> Model:
     """The operator as a model, and random inputs that are the same in each run."""
     rng = np.random.default_rng(zlib.crc32(f"{operator.op} {operator.line}".encode()))
     inputs: dict[str, np.ndarray] = {}
@@ -94,26 +93,20 @@ def sample(operator: Operator) -> Sample:
     opsets = [helper.make_opsetid("", opset)]
     opsets += [helper.make_opsetid(domain, 1)] if domain else []
 
-    def model(ports: list[onnx.ValueInfoProto]) -> bytes:
+    def written(ports: list[onnx.ValueInfoProto]) -> bytes:
         given = [_port(name, value) for name, value in inputs.items()]
         graph = helper.make_graph([node], op, given, ports, constants)
         whole = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         return bytes(whole.SerializeToString())
 
-    found = _run(model([helper.make_empty_tensor_value_info(name) for name in results]), inputs)
-    return Sample(model(list(map(_port, results, found))), inputs)
+    open_ports = [helper.make_empty_tensor_value_info(name) for name in results]
+    found = Model(written(open_ports), inputs).session().run(None, inputs)
+    return Model(written(list(map(_port, results, found))), inputs)
 
 
 def _port(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(value.dtype)
     return helper.make_tensor_value_info(name, kind, value.shape)
-
-
-def _run(model: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    return list(session.run(None, inputs))
 
 
 def _values(text: str, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.real_networks import Sample, import_torchvision
+from benchmarks.harness import Model
+from benchmarks.real_networks import import_torchvision
 from benchmarks.speech import exported
 
 NARROW = {
@@ -120,7 +121,7 @@ def missing(name: str) -> str:
     return " and ".join(each for each in needed if importlib.util.find_spec(each) is None)
 
 
-def network(name: str) -> Sample:
+def network(name: str) -> Model:
     """A network as ONNX with its inputs."""
     if importlib.util.find_spec("torchvision"):
         import_torchvision()
@@ -131,7 +132,7 @@ def network(name: str) -> Sample:
     )
     named = {f"x{i}": value for i, value in enumerate(inputs)}
     content = exported(First(net).eval(), named, modern=True)
-    return Sample(content, {key: value.numpy() for key, value in named.items()})
+    return Model(content, {key: value.numpy() for key, value in named.items()})
 
 
 def _timm(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
