@@ -128,8 +128,8 @@ def cpu(mcpu: str | None) -> Any:
 
 def compiled(model: Model, targets: Sequence[Any] = ("llvm",), **how: Any) -> ts.Model:
     """Our model, for one core unless ``how`` says otherwise."""
-    how = {"shapes": model.shapes, "cpu_threads": 1} | how
-    return ts.compile(model.onnx, list(targets), **how)
+    given: dict[str, Any] = {"shapes": model.shapes, "cpu_threads": 1, **how}
+    return ts.compile(model.onnx, list(targets), **given)
 
 
 def ours(*targets: Any, **how: Any) -> Engine:
@@ -161,7 +161,7 @@ def openvino(as_it_comes: bool = False) -> Engine:
         core = openvino.Core()
         network, feed = core.read_model(model.onnx), dict(model.inputs)
         network.reshape({name: list(shape) for name, shape in model.shapes.items()})
-        limits = {"INFERENCE_NUM_THREADS": 1}
+        limits: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1}
         limits |= {} if as_it_comes else {"INFERENCE_PRECISION_HINT": "f32"}
         request = core.compile_model(network, "CPU", limits).create_infer_request()
         request.infer(feed)
@@ -180,7 +180,7 @@ class Samples:
     of: dict[str, list[float]]
 
     def median(self, name: str) -> float:
-        """Of an engine's runs."""
+        """The median of an engine's runs."""
         return statistics.median(self.of[name])
 
     def spread(self, name: str) -> float:
@@ -210,7 +210,7 @@ def turns(
     """Times of runs that take turns; another one begins each round.
 
     Args:
-        runs: what is timed, by name.
+        runs: calls by name.
         rounds: the least number of rounds.
         seconds: goes on for so long.
         warm_up: runs of a turn that do not count.

@@ -296,10 +296,10 @@ def measure_network(
     begin = time.perf_counter()
     try:
         ours = compiled(model, [target], precision=precision)
-    except ts.StretchError as error:
-        if not network.refused or network.refused not in str(error):
+    except ts.StretchError as refusal:
+        if not network.refused or network.refused not in str(refusal):
             raise
-        return row | {"refused": str(error)}
+        return row | {"refused": str(refusal)}
     row["compile_s"] = time.perf_counter() - begin
     error, rounded = wrong_by(ours(**model.inputs), model), precision != "float32"
     most = ROUNDED if rounded else network.tolerance

@@ -11,7 +11,7 @@ them exceed: on a shared machine one is about its neighbours, the other about a 
 
 `layers`: networks of one layer each, narrow or unusual; words choose them by their names. The
 conversions of input and output into the blocked layout and back do not count: in a network they are
-not there. Those that a layer makes of its own, as transposed convolutions do, count.
+not there. Conversions that a layer makes of its own, as transposed convolutions do, count.
 
 `products`: dense layers of any number of rows beside ONNX Runtime, as a share of the peak and of a
 loop that only reads the weights. Layers with different weights stand side by side until these have
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ matmul 192x49x32 by 192x32x49 | MatMul 192x49x32 192x32x49
 softmax 12x197x197 | Softmax 12x197x197 axis=-1
 softmax 192x49x49 | Softmax 192x49x49 axis=-1
 """
-"""Of RegNetX, PP-OCR, Inception, DeepLab, vision transformers, and some odd ones."""
+"""Layers of RegNetX, PP-OCR, Inception, DeepLab, vision transformers, and some odd ones."""
 
 
 def chosen(words: Sequence[str]) -> Iterator[tuple[str, Model, int]]:
@@ -125,7 +126,7 @@ def chosen(words: Sequence[str]) -> Iterator[tuple[str, Model, int]]:
 
 
 def multiply_adds(network: Model) -> int:
-    """Of a network of one node."""
+    """Multiply-adds of a network of one node."""
     graph = onnx.load_from_string(network.onnx).graph
     kind, x = graph.node[0].op_type, next(iter(network.inputs.values())).shape
     out, taps = prod(network.expected[0].shape), [prod(w.dims[1:]) for w in graph.initializer]
@@ -217,7 +218,7 @@ def _seconds(call: Callable[[], object], times: int) -> float:
 
 
 KINDS = {"networks": (networks, 30), "layers": (unusual, 15), "products": (products, 15)}
-"""What is measured, and in how many rounds."""
+"""Measurements, and their rounds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("--mcpu", "", "of another core whose code this one can run"),
         *(
             ("--rounds", int),
-            ("--json", harness.Path),
+            ("--json", Path),
             ("--kernels", False, "show those of layers"),
         ),
         kind=KINDS,

@@ -104,7 +104,7 @@ def test_the_share_of_the_peak_counts_direct_operations():
 
 
 def test_layers_are_counted_by_their_plain_sums():
-    words = ["groups of 16", "24->1", "dense 1 x", "softmax 12"]
+    words = ["groups of 16", "24->1 ", "dense 1 x", "softmax 12"]
     works = [work for _, _, work in chosen(words)]
     assert works == [128 * 28 * 28 * 16 * 9, 24 * 320 * 320 * 4, 2048 * 1000, 12 * 197 * 197]
 

@@ -43,5 +43,5 @@ def test_as_exported_program(name: str) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(SystemExit, match="yolov8n, yolo11n, .*got 'yolov8'; correct the name"):
+    with pytest.raises(SystemExit, match=r"yolov8n, yolo11n, .*got 'yolov8'; correct the name"):
         main(["yolov8"])
