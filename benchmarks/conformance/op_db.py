@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from benchmarks.conformance.torch_cases import Sample, Verdict, call, copies, tensors, verdicts
@@ -35,12 +36,14 @@ def judge(group: str, target: str, most: int, singly: bool, done: set[str]) -> I
 
 
 def samples_of(group: str, most: int) -> list[Sample]:
-    """The samples of an operator; of more than `most`, evenly chosen ones."""
+    """The samples of an operator on a CPU; of more than `most`, evenly chosen ones."""
     op = _operators()[group]
     torch.manual_seed(_SEED)
     found = []
     try:
         for place, given in enumerate(islice(_given(op), 2000)):
+            if _asks_for_gpu(given):
+                continue
             function = _compared(op.op, given.output_process_fn_grad)
             found.append(call(str(place), function, (given.input, *given.args), given.kwargs))
     except Exception:  # the samples of some operators need a GPU or another package
@@ -86,6 +89,11 @@ def scope(group: str, samples: list[Sample]) -> str:
 def _compared(op: Callable[..., Any], shown: Callable[[Any], Any]) -> Callable[..., Any]:
     """What torch's tests compare of a result: signs of singular vectors are free, for example."""
     return lambda *args, **kwargs: shown(op(*args, **kwargs))
+
+
+def _asks_for_gpu(given: Any) -> bool:
+    leaves = pytree.tree_leaves((given.args, given.kwargs))
+    return any(isinstance(x, str | torch.device) and str(x).startswith("cuda") for x in leaves)
 
 
 def _has_shape_of_data(sample: Sample) -> bool:

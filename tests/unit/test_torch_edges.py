@@ -109,7 +109,6 @@ def test_smooth_resizes_with_aligned_corners(mode: str) -> None:
 
 
 def test_scalars_single_parts_and_unsigned_numbers() -> None:
-    check([lambda x: x.cumsum(0), lambda x: x.cumprod(0)], torch.tensor(2.0))
     check([lambda x: torch.split(x, 5, 1), lambda x: torch.chunk(x, 1)], torch.ones(2, 3))
     check([lambda x: -x, lambda x: 3 - x], torch.tensor([1, 2, 255], dtype=torch.uint8))
     check([lambda x: F.rrelu(x)], ODD)
@@ -137,3 +136,29 @@ def test_tensors_without_elements() -> None:
 def test_an_inverse_of_a_symmetric_matrix_reads_one_half() -> None:
     x = torch.tensor([[2.0, 9.0], [0.5, -1.0]])
     check([lambda x: torch.linalg.pinv(x, hermitian=True)], x)
+
+
+def test_a_number_has_an_axis() -> None:
+    check(
+        [
+            lambda x, i: (x.softmax(0), x.log_softmax(-1), x.cumsum(0), x.cumprod(0)),
+            lambda x, i: (*x.topk(1), *x.sort(), *x.max(0), *x.min(0, keepdim=True), x.prod(0)),
+            lambda x, i: (x.gather(0, i), x.gather(0, i[None]), x.index_select(0, i), x.take(i)),
+            lambda x, i: (x.scatter(0, i, x + 1), x.scatter(0, i, 3.0), x.scatter_add(0, i, x)),
+            lambda x, i: (x.scatter_reduce(0, i, x, "amax"), x.index_add(0, i, x)),
+            lambda x, i: (
+                torch.linalg.vector_norm(x, 3, 0),
+                x.sum([]),
+                x.mean(0),
+                x.unfold(0, 1, 1),
+            ),
+        ],
+        torch.tensor(2.0),
+        torch.tensor(0),
+    )
+
+
+def test_results_without_elements() -> None:
+    x = torch.empty(0, 3, 2)
+    check([lambda x: (*x.max(1), x.prod(1), x.norm(dim=2), *x.sort(1), x[:, :, None])], x)
+    check([lambda x: F.adaptive_avg_pool1d(x, 5)], torch.ones(2, 3))

@@ -71,6 +71,18 @@ def test_small_systems() -> None:
     check(lambda x: (L.solve(x, x[0] + 1), L.qr(x)[1], L.svdvals(x), L.cholesky(x @ x.mT)), x)
 
 
+def test_as_many_matrices_as_rows() -> None:
+    """A right side that is a matrix is not taken for a batch of vectors."""
+    x = _random(2, 2, 2)
+    check(lambda x: (L.inv(x), L.matrix_power(x, -2), L.matrix_power(x, 0)), x, error=2e-5)
+
+
+def test_products_of_reflectors_exponentials_and_triangles() -> None:
+    x = _random(2, 3, 3)
+    check(lambda x: torch.ormqr(*torch.geqrf(x), x + 1, transpose=True), x, error=2e-5)
+    check(lambda x: (torch.matrix_exp(x), torch.triangular_solve(x, x.exp())[0]), x, error=2e-5)
+
+
 def _empty(x: torch.Tensor) -> Any:
     return *L.qr(x[:, :0]), *L.qr(x[:, :, :0], "complete"), *L.svd(x[:, :, :0]), L.inv(x[:, :0, :0])
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.torch_own import as_tensor, instead_of
@@ -95,6 +96,10 @@ def _angle(x: Tensor) -> Tensor:
 
 
 instead_of("_neg_view.default")(lambda x: -x)  # of conjugated numbers
+instead_of("_adaptive_avg_pool2d.default")(
+    lambda x, size: NotImplemented if x.dim() == 4 else F.adaptive_avg_pool2d(x[None], size)[0]
+)
+instead_of("copy.default")(lambda x, y, *_: y.to(x.dtype).expand(x.shape).clone())
 
 
 @instead_of("addbmm.default")
@@ -226,6 +231,11 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     places = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
     given = source.reshape(-1)[places.clamp(0, source.numel() - 1)]
     return torch.where(mask, given.reshape(x.shape), x)
+
+
+@instead_of("take.default")
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.reshape(-1)[index.reshape(-1)].reshape(index.shape)
 
 
 @instead_of("put.default")

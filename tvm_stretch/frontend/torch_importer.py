@@ -75,7 +75,8 @@ def _checked(convert: Converter) -> Converter:
 
     def converted(node: Any, importer: Any) -> Any:
         try:
-            result = convert(node, importer)
+            result = _of_nothing(node, importer)
+            result = _of_vectors(convert, node, importer) if result is None else result
         except StretchError:
             raise
         except Exception as error:  # the importer raises many kinds
@@ -88,6 +89,50 @@ def _checked(convert: Converter) -> Converter:
         return result
 
     return converted
+
+
+def _of_nothing(node: Any, importer: Any) -> relax.Expr | None:
+    """Results without elements, which no operator has to compute."""
+    want = node.meta.get("val")
+    wants = want if isinstance(want, list | tuple) else (want,)
+    if not wants or not all(_is_empty(one) for one in wants):
+        return None
+    emit = importer.block_builder.emit
+    made = [emit(relax.op.zeros([*one.shape], str(one.dtype)[len("torch.") :])) for one in wants]
+    return made[0] if wants[0] is want else emit(relax.Tuple(made))
+
+
+def _is_empty(want: Any) -> bool:
+    sizes = getattr(want, "shape", ())
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if hasattr(argument, "meta") else None
+
+
+def _of_vectors(convert: Converter, node: Any, importer: Any) -> Any:
+    """What a converter makes; numbers are vectors of one for operators that have an axis.
+
+    x.softmax(0), of a number   ->   x.reshape(1).softmax(0).reshape()
+    """
+    numbers = [x for x in node.args if getattr(_value(x), "shape", None) == ()]
+    schema = getattr(node.target, "_schema", None)
+    if (
+        not numbers
+        or not schema
+        or not any(arg.name in ("dim", "dimension") for arg in schema.arguments)
+    ):
+        return convert(node, importer)
+    emit, kept = importer.block_builder.emit, {number: importer.env[number] for number in numbers}
+    importer.env |= {x: emit(relax.op.reshape(value, [1])) for x, value in kept.items()}
+    found, want = convert(node, importer), node.meta["val"]
+    importer.env |= kept
+    if not isinstance(want, list | tuple):
+        return emit(relax.op.reshape(found, [*want.shape]))
+    parts = [relax.TupleGetItem(found, place) for place in range(len(want))]
+    shaped = [relax.op.reshape(emit(x), [*w.shape]) for x, w in zip(parts, want, strict=True)]
+    return emit(relax.Tuple([emit(x) for x in shaped]))
 
 
 def _pairs(node: Any, result: Any) -> list[tuple[Any, Any]]:

@@ -127,7 +127,7 @@ def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> tuple[Ten
 
 @instead_of("linalg_inv_ex.default")
 def _inv_ex(x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    return _solve_ex(x, _eye(x, x.shape[-1]))[0], _info(x)
+    return _solve_ex(x, _eye(x, x.shape[-1]).expand(x.shape))[0], _info(x)
 
 
 @instead_of("linalg_lu_solve.default")
@@ -155,6 +155,15 @@ def _solve_triangular(
         turned = a.flip((-2, -1)), b.flip(-2)
         return _solve_triangular(*turned, upper=False, unitriangular=unitriangular).flip(-2)
     return _factor2(a.tril(-1) + _eye(a, a.shape[-1]) if unitriangular else a, b, "forward")
+
+
+@instead_of("triangular_solve.default")
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    used, upper = a.mT if transpose else a, upper != transpose
+    found = _solve_triangular(used, b, upper=upper, unitriangular=unitriangular)
+    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
 
 
 # --- Cholesky -------------------------------------------------------------------------------------
@@ -208,6 +217,15 @@ def _orthogonal(reflectors: Tensor, factors: Tensor, columns: int | None = None)
     triangle = (v.mT @ v).triu(1) + torch.diag_embed(torch.where(used, 1 / factors, 1.0))
     first = v[..., :columns, :].mT
     return _eye(v, rows, columns) - v @ _solve_triangular(triangle, first, upper=True)
+
+
+@instead_of("ormqr.default")
+def _ormqr(
+    x: Tensor, factors: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    q = _orthogonal(x, factors, x.shape[-2])
+    q = q.mT if transpose else q
+    return q @ other if left else other @ q
 
 
 @instead_of("linalg_qr.default")
@@ -273,3 +291,23 @@ def _pinv(x: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = Fa
     lowest = s[..., :1] * (least if rtol is None else rtol[..., None])
     lowest = lowest if atol is None else torch.maximum(lowest, atol[..., None].to(x.dtype))
     return (vh.mT * torch.where(s > lowest, 1 / s, 0.0)[..., None, :]) @ u.mT
+
+
+# --- powers ---------------------------------------------------------------------------------------
+
+
+@instead_of("linalg_matrix_exp.default")
+def _matrix_exp(x: Tensor) -> Tensor:
+    """A series for the matrix over a power of two, whose result is squared up to 16 times."""
+    if x.numel() == 0:
+        return x.clone()
+    norm = x.abs().sum(-2).amax(-1)[..., None, None]
+    halvings = norm.clamp(min=1).log2().ceil()
+    x = x * torch.exp2(-halvings)
+    total = term = _eye(x, x.shape[-1]).expand(x.shape)
+    for number in range(1, 14):
+        term = term @ x / number
+        total = total + term
+    for number in range(16):
+        total = torch.where(halvings > number, total @ total, total)
+    return torch.where(halvings > 16, torch.nan, total)

@@ -44,9 +44,6 @@ _KEPT = (
 _ASSERTIONS = ("_assert_async.default", "_assert_async.msg", "_assert_scalar.default")
 
 
-_ALONG_AXES = ("all", "amax", "amin", "any", "argmax", "argmin", "mean", "sum")
-"""Torch lets a single number be reduced along an axis, although it has none."""
-
 _BATCHES = (
     "_native_batch_norm_legit_functional.default",
     "_native_batch_norm_legit.no_stats",
@@ -103,8 +100,6 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         name = node.target.__name__ if node.op == "call_function" else ""
         if name in _ASSERTIONS:
             program.graph.erase_node(node)
-        elif name.partition(".")[0] in _ALONG_AXES and not node.args[0].meta["val"].shape:
-            node.args = (node.args[0], None)
     return program
 
 
@@ -243,8 +238,6 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = importer.retrieve_args(node)[:2]
-        if not x.ty.shape.values:
-            return of_type(importer, x, dtype_of(node))
         return importer.block_builder.emit(function(x, axis, dtype_of(node)))
 
     return convert
@@ -255,8 +248,6 @@ def _unfold(node: Any, importer: Any) -> relax.Expr:
     emit = importer.block_builder.emit
     x, axis, size, step = importer.retrieve_args(node)
     rank = len(x.ty.shape.values)
-    if not rank:  # a window of a single number
-        return emit(relax.op.reshape(x, relax.ShapeExpr([size])))
     axis %= rank
     starts = np.arange(0, int(x.ty.shape.values[axis]) - size + 1, step)
     places = relax.const(starts[:, None] + np.arange(size), "int64")

@@ -257,9 +257,8 @@ def _joined(node: Any, importer: Any) -> relax.Expr:
 
 
 def _index_select(node: Any, importer: Any) -> relax.Expr:
-    """The only index of a single number takes it."""
     x, axis, places = importer.retrieve_args(node)
-    return importer.block_builder.emit(relax.op.take(x, places, axis)) if x.ty.shape.values else x
+    return importer.block_builder.emit(relax.op.take(x, places, axis))
 
 
 def _of_data(node: Any, _: Any) -> relax.Expr:

@@ -121,10 +121,8 @@ def _top(node: Any, importer: Any) -> relax.Expr:
 
 
 def _sorted(node: Any, importer: Any) -> relax.Expr:
-    """Equal elements keep their order; a single number is sorted."""
+    """Equal elements keep their order."""
     x = importer.env[node.args[0]]
-    if not x.ty.shape.values:
-        return importer.block_builder.emit(relax.Tuple([x, relax.const(0, "int64")]))
     stable = node.target.__name__ == "sort.stable"
     axis = node.kwargs.get("dim", -1) if stable else argument(node, importer, 1, "dim", -1)
     last = argument(node, importer, 2, "descending", False)
