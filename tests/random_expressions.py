@@ -1,16 +1,16 @@
 """Random expressions of floats, compared with NumPy bit by bit.
 
-    python tests/random_expressions.py --count 100000 --seed 0 --target llvm
+    python tests/random_expressions.py --count 2500 --batch 40 --jobs 16 --target llvm
 
-A compiler may not treat floats as real numbers: `(x + 1) - x` is not 1, `x * 0` is not always 0
-and `x != x` is true for NaN. Every expression is one output of a network in ONNX; the operators
-round once in IEEE 754 (or not at all), so each has exactly one right answer. NaN equals NaN here,
-whatever its bits. A wrong expression is cut down to its smallest part that is wrong by itself.
+A seed is a batch of expressions. A compiler may not treat floats as real numbers: `(x + 1) - x` is
+not 1, `x * 0` is not always 0 and `x != x` is true for NaN. Every expression is one output of a
+network in ONNX; the operators round once in IEEE 754 (or not at all), so each has exactly one right
+answer. NaN equals NaN here, whatever its bits. A wrong expression is cut down to its smallest part
+that is wrong by itself.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import warnings
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import campaign
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -59,7 +60,12 @@ _COMPARED: dict[str, Callable[..., Any]] = {
     "LessOrEqual": np.less_equal,
     "GreaterOrEqual": np.greater_equal,
 }
-_JOINED: dict[str, Callable[..., Any]] = {"And": np.logical_and, "Or": np.logical_or}
+_JOINED: dict[str, Callable[..., Any]] = {
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+}
+_KINDS: dict[str, Callable[..., Any]] = {"IsNaN": np.isnan, "IsInf": np.isinf}
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,9 @@ class Dice:
             depth = max(depth - 1, 0)
             op = self.one_of(list(_COMPARED))
             return Expression(op, (self.number(depth, used), self.number(depth, used)))
-        if kind < 0.8:
+        if kind < 0.7:
+            return Expression(self.one_of(list(_KINDS)), (self.number(depth - 1, used),))
+        if kind < 0.85:
             return Expression("Not", (self.condition(depth - 1, used),))
         op = self.one_of(list(_JOINED))
         return Expression(op, (self.condition(depth - 1, used), self.condition(depth - 1, used)))
@@ -147,7 +155,7 @@ def expected(expression: Expression, given: Sequence[np.ndarray]) -> np.ndarray:
         return np.where(*operands)
     if expression.op == "Not":
         return np.logical_not(*operands)
-    tables = {**_ARITHMETIC, **_SINGLE, **_BEST, **_COMPARED, **_JOINED}
+    tables = {**_ARITHMETIC, **_SINGLE, **_BEST, **_COMPARED, **_JOINED, **_KINDS}
     return np.asarray(tables[expression.op](*operands))
 
 
@@ -239,24 +247,38 @@ def draw(count: int, seed: int, depth: int = 4) -> list[Expression]:
     return list(found.values())
 
 
+def judged(
+    batch: Sequence[Expression], targets: Sequence[Any], **options: Any
+) -> list[campaign.Line]:
+    """The verdicts on a batch: how many are right, and one line for each that is not."""
+    try:
+        wrong = differences(batch, targets, **options)
+    except Exception as error:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            parts = (judged(part, targets, **options) for part in (batch[:middle], batch[middle:]))
+            return [line for part in parts for line in part]
+        verdict = "refused" if isinstance(error, ts.StretchError) else "raw"
+        return [{"verdict": verdict, "expression": str(batch[0]), "error": str(error)[:300]}]
+    lines: list[campaign.Line] = [{"verdict": "right", "count": len(batch) - len(wrong)}]
+    for expression, what in wrong.items():
+        part = str(smallest(expression, targets, **options))
+        lines.append({"verdict": "wrong", "part": part, "got": what, "within": str(expression)})
+    return lines
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=100, help="expressions of one network")
-    parser.add_argument("--target", action="append", help="llvm by default; several are allowed")
+    parser = campaign.parser(__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=40, help="expressions of a seed")
+    parser.add_argument("--target", action="append", help="a word or JSON; several are allowed")
     args = parser.parse_args()
-    targets = args.target or ["llvm"]
-    wrong = 0
-    for start in range(0, args.count, args.batch):
-        batch = draw(min(args.batch, args.count - start), args.seed + start)
-        for expression, what in differences(batch, targets, cpu_threads=1).items():
-            wrong += 1
-            part = smallest(expression, targets, cpu_threads=1)
-            line = {"seed": args.seed + start, "wrong": str(part), "got": what}
-            print(json.dumps({**line, "within": str(expression)}), flush=True)
-    print(json.dumps({"expressions": args.count, "wrong": wrong, "targets": targets}))
-    return 1 if wrong else 0
+    named = args.target or ["llvm"]
+    targets = [json.loads(name) if name.startswith("{") else name for name in named]
+
+    def check(seed: int) -> list[campaign.Line]:
+        return judged(draw(args.batch, seed), targets, cpu_threads=1)
+
+    return campaign.run(args, check)
 
 
 if __name__ == "__main__":

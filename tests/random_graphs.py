@@ -9,18 +9,12 @@ die. A wrong network is cut down to the first node that is wrong, alone if it is
 
 from __future__ import annotations
 
-import argparse
-import collections
-import json
-import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import campaign
 import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -575,78 +569,11 @@ def smallest(case: Case, batch: int, seed: int) -> str:
     return "only all outputs together"
 
 
-def work(seeds: Sequence[int], second: str) -> None:
-    """One line before each seed, one after it."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        for seed in seeds:
-            print(json.dumps({"begins": seed}), flush=True)
-            try:
-                line = check(seed, second)
-            except Exception as error:
-                line = {
-                    "seed": seed,
-                    "verdict": "raw",
-                    "error": f"{type(error).__name__}: {error}"[:300],
-                }
-            print(json.dumps(line), flush=True)
-
-
-def campaign(seeds: range, jobs: int, second: str, limit: float) -> Iterator[dict[str, Any]]:
-    """The verdicts of all seeds; a process that dies or hangs costs one of them."""
-    piece = max(min(len(seeds) // jobs, 200), 1)
-    pieces = [seeds[start : start + piece] for start in range(0, len(seeds), piece)]
-    with ThreadPoolExecutor(jobs) as pool:
-        for verdicts in pool.map(lambda part: list(_piece(part, second, limit)), pieces):
-            yield from verdicts
-
-
-def _piece(seeds: range, second: str, limit: float) -> Iterator[dict[str, Any]]:
-    while seeds:
-        command = [sys.executable, __file__, "--second", second, "--work"]
-        command += [str(seeds.start), str(seeds.stop)]
-        try:
-            run = subprocess.run(
-                command, capture_output=True, text=True, timeout=limit * len(seeds) + 60
-            )
-            text, why = run.stdout, f"exit {run.returncode}: {run.stderr[-200:]}"
-        except subprocess.TimeoutExpired as late:
-            text, why = (late.stdout or b"").decode(), "took too long"
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        done = [line for line in lines if "verdict" in line]
-        yield from done
-        if len(done) == len(seeds):
-            return
-        yield {"seed": seeds.start + len(done), "verdict": "dead", "error": why}
-        seeds = range(seeds.start + len(done) + 1, seeds.stop)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser = campaign.parser(__doc__.splitlines()[0])
     parser.add_argument("--second", default="", help="a target for random plans, such as opencl")
-    parser.add_argument("--limit", type=float, default=30, help="seconds of one network, at most")
-    parser.add_argument("--json", type=Path, help="where all verdicts go")
-    parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.work:
-        work(range(*args.work), args.second)
-        return 0
-    counts: collections.Counter[str] = collections.Counter()
-    kinds: collections.Counter[str] = collections.Counter()
-    out = args.json.open("w", encoding="utf-8") if args.json else None
-    seeds = range(args.seed, args.seed + args.count)
-    for line in campaign(seeds, args.jobs, args.second, args.limit):
-        counts[line["verdict"]] += 1
-        kinds.update(line.get("kinds", ()))
-        if line["verdict"] != "right":
-            print(json.dumps(line), flush=True)
-        if out:
-            print(json.dumps(line), file=out, flush=True)
-    print(json.dumps({"graphs": args.count, **counts, "kinds": kinds}))
-    return 1 if counts["wrong"] + counts["raw"] + counts["dead"] else 0
+    return campaign.run(args, lambda seed: [check(seed, args.second)])
 
 
 if __name__ == "__main__":

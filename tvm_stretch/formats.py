@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -23,6 +24,12 @@ from tvm_stretch.files import as_path, is_finite, is_whole, read_whole, reason_o
 Kind = TypeVar("Kind")
 
 _PLAIN = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+@cache
+def own_version() -> str:
+    """The version of this package; reading it takes milliseconds, and every network asks."""
+    return version("tvm-stretch")
 
 
 @dataclass(frozen=True)

@@ -257,9 +257,9 @@ def test_plans_are_linked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     linked: list[str] = []
     create = object_code.cc.create_shared
 
-    def noted(path: str, sources: list[str]) -> None:
+    def noted(path: str, *args: object) -> None:
         linked.append(path)
-        create(path, sources)
+        create(path, *args)
 
     monkeypatch.setattr(object_code.cc, "create_shared", noted)
     targets = [TARGET, fake_processor()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from tvm_stretch.build.streams import with_rectangles
 from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
+from tvm_stretch.formats import own_version
 from tvm_stretch.ir.codec import target_data
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.executor_graph import (
@@ -101,7 +101,7 @@ def assemble(
             dataclasses.replace(spec, plan=_as_data(own))
             for spec, own in zip(lowered.graph.plans, plans, strict=False)
         ),
-        package_version=importlib.metadata.version("tvm-stretch"),
+        package_version=own_version(),
         target=target_data(target),
         plan=_as_data(plan),
         cpu_features=tuple(sorted({f for own in hosts for f in checked_features(own)})),

@@ -28,6 +28,8 @@ from tvm_stretch.errors import TargetError
 from tvm_stretch.files import writing
 
 _MACHINE_OFFSET = 18
+_C_ALONE = ("-nostdlib", "-lm", "-lc", "-lgcc")
+"""Kernels need nothing of C++, and g++ takes three times as long to link its library."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +60,7 @@ class ObjectCode:
             library = Path(folder, "kernels.so")
             sources = self.write(Path(folder))
             try:
-                cc.create_shared(str(library), list(map(str, sources)))
+                cc.create_shared(str(library), list(map(str, sources)), _C_ALONE)
             except Exception as error:  # there is no compiler, or it does not work
                 raise TargetError(
                     f"expected a C++ compiler that links the kernels, got {error}; "

@@ -7,12 +7,12 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import as_path, cache_folder
+from tvm_stretch.formats import own_version
 from tvm_stretch.ir.codec import target_data
 from tvm_stretch.targets.processor import Processor
 
@@ -26,7 +26,7 @@ def fingerprint(processor: Processor) -> dict[str, Any]:
         "target": target_data(processor.target),
         "threads": processor.threads,
         "lanes": processor.machine.lanes,
-        "package": metadata.version("tvm-stretch"),
+        "package": own_version(),
     }
 
 
