@@ -38,7 +38,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, check: Callable[[int], Sequence[Line]]) -> int:
-    """Check the seeds; print what is not right, and one line of counts at the end."""
+    """Check the seeds; print verdicts that are not `right`, and one line of counts at the end."""
     if args.work:
         *ends, core = args.work
         os.sched_setaffinity(0, {core})  # the compiler starts as many threads as it has cores

@@ -3,6 +3,7 @@
     op_db       PyTorch's samples of its operators, each exported by torch.export
     module_db   PyTorch's samples of its modules, in eval and in training mode
     onnx        ONNX's node, simple and pytorch-* cases, and its light models
+    architectures  every model type of transformers, tiny, with random weights
 
 Each case becomes one line of JSON: suite, group (an operator or a module), case, target, verdict
 and detail. The verdicts:

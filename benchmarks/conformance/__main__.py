@@ -10,32 +10,43 @@ from pathlib import Path
 from benchmarks.conformance.page import page, summary
 from benchmarks.conformance.workers import Line, run, suite_of
 
-SUITES = ("op_db", "module_db", "onnx")
+SUITES = ("op_db", "module_db", "onnx", "architectures")
+PAGE = Path("docs/conformance.md")
 
 
 def main() -> None:
-    """Run a suite, or only write the page of what was run before."""
+    """Run a suite, or write the page of what was run before."""
     parser = argparse.ArgumentParser(prog="benchmarks.conformance", description=__doc__)
-    parser.add_argument("suite", choices=(*SUITES, "page"), help="`page` runs nothing")
+    parser.add_argument(
+        "suite",
+        choices=(*SUITES, "page"),
+        help="`page` runs nothing: it writes a page of all files",
+    )
     parser.add_argument("--target", default="llvm", choices=("llvm", "opencl"))
     parser.add_argument("--only", action="append", help="a group, such as an operator's name")
     parser.add_argument("--part", default="1/1", help="3/16: the third of 16 parts of all groups")
     parser.add_argument("--samples", type=int, default=0, help="the most of a group")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=300, help="a process is dead after those")
-    parser.add_argument("--json", type=Path, help="lines are added to it; its cases are not run")
-    parser.add_argument("--page", type=Path, help="a page of the documentation, of all lines")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="files of lines; new ones are added to the first, and known cases are not run",
+    )
+    parser.add_argument("--page", type=Path, default=PAGE, help="where `page` writes")
     args = parser.parse_args()
-    lines = _read(args.json)
+    lines = [line for path in args.json for line in _read(path)]
     if args.suite != "page":
         _run(args, lines)
     print(summary(lines))
-    if args.page:
+    if args.suite == "page":
         args.page.write_text(page(lines), encoding="utf-8")
 
 
-def _read(path: Path | None) -> list[Line]:
-    if path is None or not path.exists():
+def _read(path: Path) -> list[Line]:
+    if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -56,7 +67,7 @@ def _run(args: argparse.Namespace, lines: list[Line]) -> None:
             if line["case"]:
                 print(text, flush=True)
             if args.json:
-                with args.json.open("a", encoding="utf-8") as file:
+                with args.json[0].open("a", encoding="utf-8") as file:
                     file.write(text + "\n")
 
     run(args.suite, args.target, cases, write, args.jobs, args.samples, args.seconds)

@@ -77,9 +77,10 @@ def _counted(counts: Counter[str], order: Sequence[str] = ()) -> str:
 
 _INTRODUCTION = """# Other people's tests
 
-`python -m benchmarks.conformance` runs the tests that others wrote for operators and networks, and
-this page is what it found; `--page docs/conformance.md` writes it. A case is right (the reference's
-numbers), refused with a reason, wrong, raw (an error that is not ours) or dead (the process died).
+`python -m benchmarks.conformance SUITE --json FILE` runs the tests that others wrote for operators
+and networks; `python -m benchmarks.conformance page --json FILE..` wrote this page. A case is right
+(the reference's numbers), refused with a reason, wrong, raw (an error that is not ours) or dead
+(the process died).
 An operator is whole if all of its samples are right that torch exports, and in part if others are
 refused. Out of scope is what no forward pass without randomness and sparse tensors uses:
 operators that compute a gradient, that have sparse tensors, results that are no tensors, not

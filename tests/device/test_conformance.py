@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
-from benchmarks.conformance import workers
+from benchmarks.conformance import architectures, workers
+from benchmarks.conformance.__main__ import main
 from benchmarks.conformance.page import page, scope_of, summary, verdict_of
 from benchmarks.conformance.torch_cases import call, difference, verdicts
 
@@ -75,6 +77,46 @@ def test_the_page_counts_operators() -> None:
     assert "of 4 groups 3 are in scope: 1 whole, 1 in part, 1 wrong: 33.3 % whole" in summary(lines)
     assert "| `b` | in part | 1 of 2 |" in page(lines) and "`a`" not in page(lines)
     assert json.loads(json.dumps(lines)) == lines
+
+
+def test_a_page_is_made_of_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"{suite}.json" for suite in ("op_db", "onnx")]
+    for path in files:
+        line = {"suite": path.stem, "group": "a", "case": "0", "target": "llvm"}
+        path.write_text(json.dumps({**line, "verdict": "right", "detail": ""}) + "\n")
+    written = tmp_path / "page.md"
+    given = ["conformance", "page", "--page", str(written), "--json", *map(str, files)]
+    monkeypatch.setattr("sys.argv", given)
+    main()
+    assert "op_db on llvm: 1 cases: 1 right" in capsys.readouterr().out
+    assert {"## op_db on llvm", "## onnx on llvm"} <= {*written.read_text().splitlines()}
+
+
+def test_sizes_of_a_configuration_become_small() -> None:
+    class Config:
+        attribute_map: ClassVar = {"hidden_size": "d_model", "num_hidden_layers": "num_stages"}
+
+        def __init__(self) -> None:
+            self.d_model, self.num_stages, self.use_cache, self.vocab_size = 4096, 4, True, 0
+            self.depths = [3, 3, 27, 3]
+
+    config = Config()
+    architectures._shrink(config)
+    assert vars(config) == {
+        **{"d_model": 32, "num_stages": 4, "use_cache": False, "vocab_size": 0},
+        "depths": [1, 1, 1, 1],
+    }
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_an_architecture_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    for group in ("llama", "vit", "t5"):
+        [*_, verdict] = architectures.judge(group, "llvm", 0, False, set())
+        assert verdict[:2] == (group, "right"), verdict
 
 
 @pytest.mark.full
