@@ -14,7 +14,6 @@ process that only counts is pinned to a core of one processor and, later, of the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.remote.device_processors import processors_of
@@ -145,14 +145,16 @@ def needed(model: ts.Model) -> int:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("network", nargs="?", default="resnet18")
-    parser.add_argument("--size", type=int)
-    parser.add_argument("--calm", type=int, default=40)
-    parser.add_argument("--busy", type=int, default=60)
-    parser.add_argument("--times", type=int, default=3)
-    options = parser.parse_args()
-    model, one = three_plans(options.network, options.size)
+    args = options(
+        __doc__,
+        None,
+        ("network?", "resnet18"),
+        ("--size", int),
+        ("--calm", 40),
+        ("--busy", 60),
+        ("--times", 3),
+    )
+    model, one = three_plans(args.network, args.size)
     for plan in model.graph.plans:
         print(f"{plan.name}: {plan.expected_ns / 1e6:.2f} ms")
     three, first = needed(model), needed(one)
@@ -161,8 +163,8 @@ def main() -> None:
     run = model.timed_run()
     last = os.cpu_count() or 1
     for core in (0, last - 1):
-        for _ in range(options.times):
-            got = disturb(model, run, core, options.calm, options.busy)
+        for _ in range(args.times):
+            got = disturb(model, run, core, args.calm, args.busy)
             plans = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in got.plans.items())
             print(
                 f"core {core} busy: to {got.to!r} after {got.runs_to_change} runs, back after "

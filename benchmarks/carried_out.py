@@ -16,7 +16,6 @@ layer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -40,6 +39,7 @@ from benchmarks.baselines.split import (
     mulayer_chains,
     split,
 )
+from benchmarks.commands import options
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
 from tutorials import zoo
 from tvm_stretch.build.branching import branch
@@ -282,12 +282,14 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="+")
-    parser.add_argument("--size", type=int, help="height and width of the input")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="keep all figures here")
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("networks+", str),
+        ("--size", int, "height and width of the input"),
+        ("--rounds", 15),
+        ("--json", Path, "keep all figures here"),
+    )
     costs = host_costs()
     rows: list[Row] = []
     for name in arguments.networks:

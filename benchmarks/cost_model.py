@@ -15,7 +15,6 @@ disturbed are listed and not judged, because the disturbance is not a property o
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import options
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
@@ -209,38 +209,35 @@ def target_of(name: str, cpu: str | None) -> Any:
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("step", choices=("measure", "evaluate"))
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--target", nargs="+", default=["llvm"])
-    parser.add_argument("--cpu", help="compile for this processor of LLVM, such as haswell")
-    parser.add_argument(
-        "--seconds", type=float, default=480, help="of measuring samples, and of networks"
+    args = options(
+        __doc__,
+        None,
+        ("step", str),
+        ("--folder!", Path),
+        ("--target", ["llvm"]),
+        ("--cpu", str, "compile for this processor of LLVM, such as haswell"),
+        ("--seconds", 480.0, "of measuring samples, and of networks"),
+        ("--batches", 60, "of samples, at most"),
+        ("--samples-only", False, "learn as if ts.tune.measure() were all that ran"),
+        ("--json", Path),
+        step=("measure", "evaluate"),
     )
-    parser.add_argument("--batches", type=int, default=60, help="of samples, at most")
-    parser.add_argument(
-        "--samples-only",
-        action="store_true",
-        help="learn as if ts.tune.measure() were all that ran",
-    )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
 
-    targets = [target_of(name, options.cpu) for name in options.target]
-    if options.step == "measure":
-        measure_all(targets, options.folder, options.seconds, options.batches)
+    targets = [target_of(name, args.cpu) for name in args.target]
+    if args.step == "measure":
+        measure_all(targets, args.folder, args.seconds, args.batches)
         return
     placeable = make_processors(targets, 1)[1]
     start = time.monotonic()
     summaries = {}
-    found = evaluate(options.folder, placeable, options.samples_only)
+    found = evaluate(args.folder, placeable, args.samples_only)
     for processor in placeable:
-        dataset = Dataset.open(options.folder / f"{processor.name}.jsonl")
+        dataset = Dataset.open(args.folder / f"{processor.name}.jsonl")
         summary = summaries[processor.name] = summarize(dataset, found[processor.name])
         print(f"\n{processor.name}\n\n{table(summary)}\n", flush=True)
     print(f"{math.ceil(time.monotonic() - start)} s")
-    if options.json:
-        options.json.write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ no class.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.considered import considered_lines
@@ -107,11 +107,13 @@ def show_both_anyway(path: Path, targets: list[str], models: dict[str, ts.Model]
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the comparison; fail if an answer is wrong."""
-    parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__)
-    parser.add_argument("model", nargs="?", default="resnet18", help="zoo name or ONNX file")
-    parser.add_argument("--size", type=int, default=224, help="image height and width")
-    parser.add_argument("--folder", type=Path, default=Path("out/demo"), help="for what is written")
-    options = parser.parse_args(arguments)
+    args = options(
+        __doc__,
+        arguments,
+        ("model?", "resnet18", "zoo name or ONNX file"),
+        ("--size", 224, "image height and width"),
+        ("--folder", Path("out/demo"), "for what is written"),
+    )
 
     device = local_device()
     targets = ["llvm"] if device is None else ["llvm", "opencl"]
@@ -121,14 +123,14 @@ def main(arguments: list[str] | None = None) -> int:
             "so this shows the CPU alone; install a driver (Debian: apt-get install "
             "pocl-opencl-icd makes a device of half of the CPU's cores)"
         )
-    folder = options.folder
+    folder = args.folder
     folder.mkdir(parents=True, exist_ok=True)
-    path = Path(options.model)
+    path = Path(args.model)
     if path.suffix != ".onnx":
-        path = folder / f"{options.model}.onnx"
-        onnx.save(zoo.build(options.model, size=options.size), path)
+        path = folder / f"{args.model}.onnx"
+        onnx.save(zoo.build(args.model, size=args.size), path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    x = landscape(options.size)
+    x = landscape(args.size)
     (expected,) = session.run(None, {session.get_inputs()[0].name: x})
 
     print(f"\ncompiling {path} for")

@@ -23,6 +23,8 @@ from benchmarks.models import BenchModel, Tensors
 
 Run = Callable[[Tensors], list[np.ndarray]]
 Target = str | dict[str, Any]
+SAID: dict[str, Any] = {}
+"""What an engine tells of its model beside answers and times."""
 
 
 def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
@@ -266,8 +268,13 @@ PHONES = ("executorch", "litert")
 """Engines for phones; these two have a separate environment."""
 
 
-def load(engine: str, model: BenchModel, threads: int, mcpu: str) -> Run:
+def load(engine: str, model: Any, threads: int, mcpu: str) -> Run:
     """The model in an engine; peers use what the machine has, ours the code of ``mcpu``."""
+    if engine.startswith("gpu-"):
+        from benchmarks.gpu import ENGINES as ON_GPUS
+
+        run = ON_GPUS[engine.removeprefix("gpu-")](model)
+        return lambda inputs: [run(inputs["x"])]
     if engine in _OWN:
         return _OWN[engine](model, threads, mcpu)
     return _PEERS[engine](model, threads)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import tvm_stretch as ts
-from benchmarks.harness import Model, Run, Table, compiled, difference, options, say, turns
+from benchmarks.commands import Run, Table, options, say, turns
+from benchmarks.harness import Model, compiled, difference
 from benchmarks.one_node import model_of, operators
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 1e-2

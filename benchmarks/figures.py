@@ -8,7 +8,6 @@ Each network is compiled in a fresh process, so that time and peak memory are th
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -19,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.commands import options
 
 DEFAULT = ("resnet18", "resnet50", "regnetx_4gf", "efficientnet_lite4", "nasnet_large")
 
@@ -89,26 +90,28 @@ def live_bytes(graph: object) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each network in its own process and print a table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.figures", description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(DEFAULT))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.worker:
-        print(json.dumps(measure_network(options.models[0], options.threads)))
+    args = options(
+        __doc__,
+        arguments,
+        ("models*", list(DEFAULT)),
+        ("--threads", 1),
+        ("--json", Path),
+        ("--worker", False, "measure here"),
+    )
+    if args.worker:
+        print(json.dumps(measure_network(args.models[0], args.threads)))
         return 0
     table = {}
-    for name in options.models:
+    for name in args.models:
         command = [sys.executable, "-m", "benchmarks.figures", name, "--worker"]
-        command += ["--threads", str(options.threads)]
+        command += ["--threads", str(args.threads)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         table[name] = json.loads(done.stdout.splitlines()[-1])
         print(
             name, "  ".join(f"{key} {value:.3f}" for key, value in table[name].items()), flush=True
         )
-    if options.json:
-        options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

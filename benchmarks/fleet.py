@@ -12,7 +12,6 @@ interval of either.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -31,6 +30,7 @@ import tvm
 import tvm_ffi
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.measuring.campaign import Campaign, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
@@ -159,12 +159,14 @@ def batches_elsewhere(phones: int, seconds: float, each: float, ahead: int) -> i
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--phones", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--elsewhere", type=float, metavar="S", help="scripted phones, S a batch")
-    args = parser.parse_args()
+    args = options(
+        __doc__,
+        None,
+        ("--phones", [1, 2]),
+        ("--seconds", 60.0),
+        ("--rounds", 3),
+        ("--elsewhere", float, "scripted phones, S a batch"),
+    )
     if args.elsewhere:
         print("| phones | batches, compiled when asked for | compiled ahead |\n|" + " --- |" * 3)
         for phones in args.phones * args.rounds:

@@ -8,16 +8,18 @@ on every machine, so that files compress well when they travel.
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.commands import options
 
 NETWORKS = (
     *("resnet18", "resnet50", "mobilenet_v2", "efficientnet_lite0", "squeezenet1_1"),
@@ -57,6 +59,19 @@ def images(batch: int) -> np.ndarray:
     return torch.randn(batch, 3, 224, 224, generator=generator).numpy()
 
 
+@dataclass(frozen=True)
+class GpuModel:
+    """A network, the folder with its files, and the number of images."""
+
+    name: str
+    files: Path
+    batch: int
+
+    def random_inputs(self) -> dict[str, np.ndarray]:
+        """The same images everywhere."""
+        return {"x": images(self.batch)}
+
+
 def write_onnx(name: str, path: Path, batch: int) -> None:
     """Write the network as ONNX."""
     example = torch.from_numpy(images(batch))
@@ -77,13 +92,10 @@ def write_files(name: str, folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the files of some networks."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu_models", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("networks", nargs="*", default=NETWORKS)
-    options = parser.parse_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name in options.networks:
-        write_files(name, options.folder)
+    args = options(__doc__, arguments, ("folder", Path), ("networks*", NETWORKS))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name in args.networks:
+        write_files(name, args.folder)
 
 
 if __name__ == "__main__":

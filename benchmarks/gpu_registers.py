@@ -12,7 +12,6 @@ writes this only when it compiles, so its own cache of programs is switched off.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import ctypes.util
 import json
@@ -22,6 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.commands import options
 
 _LOG, _OPTIONS = 0x1183, b"-cl-nv-verbose"
 _GPU = 1 << 2
@@ -113,15 +114,12 @@ def programs_of(source: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the kernels that spill."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    args = options(
+        __doc__, arguments, ("networks+", str), ("--json", Path, "write all kernels there")
     )
-    parser.add_argument("networks", nargs="+")
-    parser.add_argument("--json", type=Path, help="write all kernels there")
-    options = parser.parse_args(arguments)
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     every = {}
-    for name in options.networks:
+    for name in args.networks:
         kernels = [k for source in sources_of(name) for k in read_log(build_log(source))]
         every[name] = kernels
         spilling = [kernel for kernel in kernels if kernel.stack_bytes or kernel.spilled_bytes]
@@ -129,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name}: {len(kernels)} kernels, at most {most} registers, {len(spilling)} spill")
         for kernel in spilling:
             print(f"    {kernel}")
-        if options.json:
-            options.json.write_text(json.dumps(every))
+        if args.json:
+            args.json.write_text(json.dumps(every))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ answer comes later than twice the member's own run and the slowest run of any me
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from statistics import median
 import numpy as np
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tutorials import zoo
 
 _TARGETS = ["llvm", "opencl"]
@@ -93,12 +93,14 @@ def missed(group: ts.Group, inputs: list, count: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=["resnet18", "mobilenet_v2"])
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--rates", type=int, nargs="*", help="runs of each model in a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("networks*", ["resnet18", "mobilenet_v2"]),
+        ("--size", 128),
+        ("--rates*", int, "runs of each model in a round"),
+        ("--rounds", 5),
+    )
     networks = [zoo.build(name, size=arguments.size) for name in arguments.networks]
     models = [ts.compile(network, _TARGETS, plans=True) for network in networks]
     counts = arguments.rates or [10] * len(models)

@@ -2,25 +2,16 @@
 
     Model           a network as ONNX, its inputs, and the answer that every engine must give
     Engine          prepares a model, Callable[[Model], Run]: `ours`, `onnx_runtime`, `openvino`
-    race(...)       prepares engines, compares their answers, then lets them take `turns`
-    options(...)    the command line, from names and defaults
-    Table, Rows     Markdown, row by row; figures that a JSON file keeps
+    race(...)       prepares engines, compares their answers, then lets them take turns
 
-Nothing is timed before its answer was compared. In each round another engine begins, so that a slow
-moment of the machine hits all of them; ratios are medians of the ratios of one round.
+Nothing is timed before its answer was compared.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +19,13 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
+from benchmarks.commands import Run, Samples, turns
 from tutorials import zoo
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Tensors = Mapping[str, np.ndarray]
-Run = Callable[[], Any]
 TOLERANCE = 1e-3
 """Largest error, as a share of the tensor's largest value."""
 LEAST = 1e-3
@@ -170,69 +161,7 @@ def openvino(as_it_comes: bool = False) -> Engine:
     return prepare
 
 
-# --- turns ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Samples:
-    """Milliseconds of each run of each engine, round by round."""
-
-    of: dict[str, list[float]]
-
-    def median(self, name: str) -> float:
-        """The median of an engine's runs."""
-        return statistics.median(self.of[name])
-
-    def spread(self, name: str) -> float:
-        """Distance between the first and the third quartile, relative to the median."""
-        first, middle, third = statistics.quantiles(self.of[name], n=4)
-        return (third - first) / middle
-
-    def ratio(self, name: str, other: str) -> float:
-        """The median of the ratios of neighbouring runs."""
-        return statistics.median(a / b for a, b in zip(self.of[name], self.of[other], strict=True))
-
-    def least_ratio(self, name: str, other: str) -> float:
-        """The ratio of the least times, for machines that do other work."""
-        return min(self.of[name]) / min(self.of[other])
-
-
-def turns(
-    runs: Mapping[str, Run],
-    rounds: int = 5,
-    *,
-    seconds: float = 0.0,
-    warm_up: int = 1,
-    times: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-    rest: float = 0.0,
-) -> Samples:
-    """Times of runs that take turns; another one begins each round.
-
-    Args:
-        runs: calls by name.
-        rounds: the least number of rounds.
-        seconds: goes on for so long.
-        warm_up: runs of a turn that do not count.
-        times: runs of a turn that count.
-        clock: in seconds.
-        rest: pause before each turn, so that threads of the engine before stop spinning.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    end, number, order = time.perf_counter() + seconds, 0, list(runs)
-    while number < rounds or time.perf_counter() < end:
-        first = number % len(order)
-        for name in order[first:] + order[:first]:
-            if rest:
-                time.sleep(rest)
-            for _ in range(warm_up):
-                runs[name]()
-            for _ in range(times):
-                begin = clock()
-                runs[name]()
-                samples[name].append(1e3 * (clock() - begin))
-        number += 1
-    return Samples(samples)
+# --- a race ---------------------------------------------------------------------------------------
 
 
 def race(
@@ -242,76 +171,3 @@ def race(
     runs = {name: engine(model) for name, engine in engines.items()}
     errors = {name: check(name, run(), model.expected, most) for name, run in runs.items()}
     return turns(runs, **how), errors
-
-
-# --- commands -------------------------------------------------------------------------------------
-
-
-def options(
-    doc: str | None, arguments: Sequence[str] | None, *wanted: tuple[Any, ...], **choices: Any
-) -> argparse.Namespace:
-    """The command line.
-
-    Args:
-        doc: the module's description.
-        arguments: instead of those of the process.
-        wanted: ``("networks*", SIX)``, ``("--rounds", 9, "help")``. A default gives the type;
-            a type has no default; False is a flag; a tuple takes several words.
-        choices: words that are allowed, by name.
-    """
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default, *help_ in wanted:
-        plain, how = name.rstrip("*?+"), dict[str, Any](help=(help_ or [None])[0])
-        how |= {"choices": choices[key]} if (key := plain.strip("-")) in choices else {}
-        if name != plain:
-            how["nargs"] = name[-1]
-        if default is False:
-            how["action"] = "store_true"
-        elif isinstance(default, type):
-            how["type"] = default
-        else:
-            of = default[0] if isinstance(default, (tuple, list)) and default else default
-            how |= {"default": default, "type": type(of) if not isinstance(of, tuple) else str}
-            if isinstance(default, (tuple, list)) and name == plain:
-                how["nargs"] = "+"
-        parser.add_argument(plain, **how)
-    return parser.parse_args(arguments)
-
-
-class Table:
-    """A table in Markdown that is printed row by row."""
-
-    def __init__(self, *heads: str) -> None:
-        self.row(*heads)
-        self.row(*["---"] * len(heads))
-
-    def row(self, *cells: object) -> None:
-        """Print a row; numbers have two digits."""
-        texts = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)
-        print(f"| {' | '.join(texts)} |", flush=True)
-
-
-@dataclass
-class Rows:
-    """Figures by name, which a JSON file keeps, if there is one: what it holds stays."""
-
-    path: Path | None
-    of: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path and self.path.exists():
-            self.of |= json.loads(self.path.read_text(encoding="utf-8"))
-
-    def keep(self, name: str, row: Any) -> Any:
-        """Write a row."""
-        self.of[name] = row
-        if self.path:
-            self.path.write_text(json.dumps(self.of, indent=1) + "\n", encoding="utf-8")
-        return row
-
-
-def say(line: str) -> None:
-    """Tell something that belongs to no table."""
-    print(line, file=sys.stderr, flush=True)

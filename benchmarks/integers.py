@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.harness import Model, Rows, Table, cpu, onnx_runtime, options, ours, turns
+from benchmarks.commands import Rows, Table, options, turns
+from benchmarks.harness import Model, cpu, onnx_runtime, ours
 from tutorials import zoo
 
 FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")

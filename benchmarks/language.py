@@ -16,7 +16,6 @@ of neighbouring runs. Before that, every engine's scores are compared with PyTor
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import logging
 import statistics
@@ -35,6 +34,7 @@ import torch
 from torch import nn
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.language_genai import genai_folder, genai_step
 from benchmarks.speech import QwenLayer, exported
 
@@ -244,38 +244,38 @@ def race(steps: dict[str, Step], task: Problem, seconds: float) -> None:
 def main() -> int:
     """Prints the rows; fails if an answer is wrong."""
     logging.disable(logging.INFO)  # the exporter tells every step
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = options(
+        __doc__,
+        None,
+        ("--layers", 6),
+        ("--threads", [1, 2]),
+        ("--seconds", 20.0),
+        ("--folder", Path, "keeps the two files of the network"),
     )
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--folder", type=Path, help="keeps the two files of the network")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch)
-        network = decoder(options.layers)
+        folder = args.folder or Path(scratch)
+        network = decoder(args.layers)
         task = problem(network)
         onnx_file(network, task.inputs, folder / "decoder.onnx")
         gguf_file(network, folder / "decoder.gguf")
         sizes = {
             **{"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER},
-            **{"num_hidden_layers": options.layers, "num_attention_heads": HEADS},
+            **{"num_hidden_layers": args.layers, "num_attention_heads": HEADS},
             **{"num_key_value_heads": GROUPS, "rope_theta": BASE, "rms_norm_eps": EPSILON},
         }
         genai = genai_folder(_named(network), sizes, folder)
         del network
-        for threads in options.threads:
-            print(f"\n{threads} threads, {options.layers} layers")
+        for threads in args.threads:
+            print(f"\n{threads} threads, {args.layers} layers")
             steps = {
                 "ours": ours(folder / "decoder.onnx", task, threads),
                 "ONNX Runtime": onnx_runtime(folder / "decoder.onnx", task, threads),
                 "llama.cpp": llama_cpp(folder / "decoder.gguf", task, threads),
             }
-            race(steps, task, options.seconds)
+            race(steps, task, args.seconds)
             # a race of its own, so that fewer threads share the cores
             beside = {"onnxruntime-genai": genai_step(genai, task.tokens, threads)}
-            race({"ours": steps["ours"], **beside}, task, options.seconds)
+            race({"ours": steps["ours"], **beside}, task, args.seconds)
     return 0
 
 

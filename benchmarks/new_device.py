@@ -20,7 +20,6 @@ to that: a minute, in which compiling heats the core, can be a tenth slower than
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.cost_model import Network, read_networks, target_of
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.measuring.campaign import learn, pace_of
@@ -83,26 +83,28 @@ def _kernels(dataset: Dataset) -> int:
 
 def main() -> None:
     """Measure for a minute, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--like", type=Path, required=True)
-    parser.add_argument("--target", nargs="+", default=["llvm"])
-    parser.add_argument("--cpu", help="compile for this processor of LLVM instead of this one")
-    parser.add_argument("--budget", type=float, default=60.0)
-    options = parser.parse_args()
-    targets = [target_of(name, options.cpu) for name in options.target]
+    args = options(
+        __doc__,
+        None,
+        ("--folder!", Path),
+        ("--like!", Path),
+        ("--target", ["llvm"]),
+        ("--cpu", str, "compile for this processor of LLVM instead of this one"),
+        ("--budget", 60.0),
+    )
+    targets = [target_of(name, args.cpu) for name in args.target]
     processor = make_processors(targets, 1)[1][-1]
-    similar = learn(samples_of(options.like, processor), processor, intervals=False)
+    similar = learn(samples_of(args.like, processor), processor, intervals=False)
     with tempfile.TemporaryDirectory() as scratch:
         like, new = Path(scratch, "like"), Path(scratch, "new")
         like.mkdir()
         similar.save(like / f"{processor.name}.json")
         start = time.monotonic()
-        ts.tune.measure(targets, budget=options.budget, like=like, cache=new, cpu_threads=1)
+        ts.tune.measure(targets, budget=args.budget, like=like, cache=new, cpu_threads=1)
         print(f"{time.monotonic() - start:.0f} s for measuring and learning\n", flush=True)
         few = samples_of(new, processor)
-    every = samples_of(options.folder, processor)
-    networks = [n for n in read_networks(options.folder, processor.name) if n.quiet]
+    every = samples_of(args.folder, processor)
+    networks = [n for n in read_networks(args.folder, processor.name) if n.quiet]
     print("| model | kernels | networks within 10 % | mean error | bias |\n|" + " --- |" * 5)
     for name, learned, model in models(processor, few, every, similar.without_trees()):
         pace = pace_of(learned.rows or every.rows, processor)

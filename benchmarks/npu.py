@@ -13,7 +13,6 @@ measurements, times `_ASSUMED`: ratios of clocks, instructions and peaks in data
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from types import MappingProxyType
 import onnx
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
@@ -180,10 +180,13 @@ def _best(found: Stretching) -> str:
 
 def main() -> None:
     """See the module docstring."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("profiles", "plans", "stretched"))
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(tempfile.gettempdir()))
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("what", str),
+        ("folder?", Path(tempfile.gettempdir())),
+        what=("profiles", "plans", "stretched"),
+    )
     for place, chip in enumerate(CHIPS):
         print(f"\n{chip}\n")
         if arguments.what != "profiles":

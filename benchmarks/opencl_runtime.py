@@ -16,7 +16,6 @@ Every answer is checked before a time is reported.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -27,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+
+from benchmarks.commands import options
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -164,10 +165,9 @@ def parallel(rounds: int, size: int = 1 << 13, work: int = 600) -> tuple[float, 
 
 def main() -> None:
     """Print the table of the module docstring."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--helper", action="store_true", help="only the rows of the helper")
-    args = parser.parse_args()
+    args = options(
+        __doc__, None, ("--rounds", 300), ("--helper", False, "only the rows of the helper")
+    )
     rounds = args.rounds
     if args.helper:
         for where, each, busy in helper(rounds):

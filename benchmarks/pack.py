@@ -12,7 +12,6 @@ them is named with `--also`.  Parts may arrive one after the other, each with `u
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -24,6 +23,8 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from benchmarks.commands import options
 
 RUNTIME = ("apache-tvm", "apache-tvm-ffi", "ml_dtypes", "typing_extensions")
 _COMPILER = ("xgboost-cpu",)
@@ -120,18 +121,16 @@ def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Pack, and say how large it became."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.pack",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    args = options(
+        __doc__,
+        arguments,
+        ("folder", Path),
+        ("--python", f"{sys.version_info.major}.{sys.version_info.minor}"),
+        ("--also", [], "more packages, such as openvino"),
+        ("--limit-mib", 60, "of one part"),
     )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
-    parser.add_argument("--also", nargs="+", default=[], help="more packages, such as openvino")
-    parser.add_argument("--limit-mib", type=int, default=60, help="of one part")
-    options = parser.parse_args(arguments)
-    pack(options.folder, options.python, options.also, options.limit_mib << 20)
-    for part in sorted(options.folder.glob("*.tar.xz.*")):
+    pack(args.folder, args.python, args.also, args.limit_mib << 20)
+    for part in sorted(args.folder.glob("*.tar.xz.*")):
         print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
 
 

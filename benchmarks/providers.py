@@ -15,7 +15,6 @@ turns, in another order each time, four at once; medians and first deciles in mi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -30,6 +29,7 @@ import onnxruntime
 import tvm
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tutorials.zoo.builder import Builder
 
 _PLUGIN = "OpenVINOExecutionProvider"
@@ -100,12 +100,15 @@ def overheads(turns: int, size: int, provider: str) -> dict[str, list[float]]:
 
 def main() -> None:
     """See the module docstring."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=400)
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--provider", choices=[*_TARGETS], default="openvino")
-    options = parser.parse_args()
-    found = overheads(options.turns, options.size, options.provider)
+    args = options(
+        __doc__,
+        None,
+        ("--turns", 400),
+        ("--size", 32),
+        ("--provider", "openvino"),
+        provider=[*_TARGETS],
+    )
+    found = overheads(args.turns, args.size, args.provider)
     base = statistics.median(found["session.run"])
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     for name, samples in found.items():

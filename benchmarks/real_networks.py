@@ -34,20 +34,8 @@ import numpy as np
 import onnxruntime
 
 import tvm_stretch as ts
-from benchmarks.harness import (
-    TOLERANCE,
-    Model,
-    Rows,
-    Table,
-    compiled,
-    cpu,
-    difference,
-    onnx_runtime,
-    openvino,
-    options,
-    say,
-    turns,
-)
+from benchmarks.commands import Rows, Table, options, say, turns
+from benchmarks.harness import TOLERANCE, Model, compiled, cpu, difference, onnx_runtime, openvino
 
 if TYPE_CHECKING:
     import torch

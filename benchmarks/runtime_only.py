@@ -11,7 +11,6 @@ overlap comes from the device's own profiling events.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.pack import RUNTIME, install
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -83,17 +83,17 @@ def _write_runtime(folder: Path, python: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make a bundle."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--cpu", default="x86-64-v3", help="LLVM's name of the processor there")
-    parser.add_argument("--device", default="gpu", help="kind of OpenCL device: gpu, adreno, cpu")
-    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
-    options = parser.parse_args(arguments)
-    write_bundle(
-        options.folder, options.models, options.size, options.cpu, options.device, options.python
+    args = options(
+        __doc__,
+        arguments,
+        ("folder", Path),
+        ("models+", str),
+        ("--size", 224),
+        ("--cpu", "x86-64-v3", "LLVM's name of the processor there"),
+        ("--device", "gpu", "kind of OpenCL device: gpu, adreno, cpu"),
+        ("--python", f"{sys.version_info.major}.{sys.version_info.minor}"),
     )
+    write_bundle(args.folder, args.models, args.size, args.cpu, args.device, args.python)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ best found when its nodes ran out, or nothing better than a list schedule.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -31,6 +30,7 @@ from benchmarks.baselines import schedule_mulayer
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.bounds import gap_of, lower_bound
 from benchmarks.baselines.parts import check_schedule
+from benchmarks.commands import options
 from benchmarks.scheduling_profiles import (
     PHONE,
     PROFILES,
@@ -224,12 +224,14 @@ def surprises(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--profiles", nargs="+", default=list(PROFILES))
-    parser.add_argument("--skip", nargs="+", default=[], help="schedulers to leave out")
-    parser.add_argument("--json", type=Path, help="keep all figures here, and go on from there")
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("networks*", list(NETWORKS)),
+        ("--profiles", list(PROFILES)),
+        ("--skip", [], "schedulers to leave out"),
+        ("--json", Path, "keep all figures here, and go on from there"),
+    )
     wanted = [(n, p) for p in arguments.profiles for n in arguments.networks]
     known = _read(arguments.json)
     missing = [key for key in wanted if key not in known]

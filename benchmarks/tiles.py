@@ -11,7 +11,6 @@ ones. The image is the last one's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ import tvm
 from tvm import te
 from tvm.target import Target
 
+from benchmarks.commands import options
 from benchmarks.layers import SIX, Config, build, config_of, form, layers
 from tvm_stretch.targets.cpu import complete_target, vector_machine
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
@@ -186,15 +186,17 @@ def measured(
 
 def main() -> None:
     """Print a line for each shape, then how often the choice was near the best."""
-    parser = argparse.ArgumentParser(prog="benchmarks.tiles", description=__doc__)
-    parser.add_argument("networks", nargs="*", default=SIX)
-    parser.add_argument("--mcpu", default="")
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--skip", type=int, default=0, help="so many of the heaviest shapes")
-    parser.add_argument("--every", type=int, default=1, help="one shape of so many, to share them")
-    parser.add_argument("--within", type=float, default=2.0)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(
+        __doc__,
+        None,
+        ("networks*", SIX),
+        ("--mcpu", ""),
+        ("--seconds", 300.0),
+        ("--skip", 0, "so many of the heaviest shapes"),
+        ("--every", 1, "one shape of so many, to share them"),
+        ("--within", 2.0),
+        ("--json", Path),
+    )
     target = Target({"kind": "llvm", "mcpu": args.mcpu}) if args.mcpu else Target("llvm")
     target = complete_target(target)
     machine = vector_machine(target, 1)

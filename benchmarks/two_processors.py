@@ -19,7 +19,6 @@ the CPU alone was in the same run; "quiet" is against the quickest twentieth of 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.engines import Target, own_cpu
 from benchmarks.peers import PAPER_MODELS
 from tutorials import zoo
@@ -200,27 +200,29 @@ def measure_branches(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", default=PAPER_MODELS)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--mcpu", default="", help="compile the CPU's kernels for this core")
-    parser.add_argument("--stretched", action="store_true", help="a stretched design as well")
-    parser.add_argument("--branches", action="store_true", help="two equal branches as well")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
+    args = options(
+        __doc__,
+        arguments,
+        ("models*", PAPER_MODELS),
+        ("--size", 224),
+        ("--rounds", 25),
+        ("--mcpu", "", "compile the CPU's kernels for this core"),
+        ("--stretched", False, "a stretched design as well"),
+        ("--branches", False, "two equal branches as well"),
+        ("--json", Path),
+    )
     header = f"{'model':30}{'cpu ms':>10}{'opencl ms':>10}{'both ms':>10}{'predicted ms':>13}"
     print(f"{header}{'error':>8}{'at this pace':>14}{'quiet':>8}{'opencl/cpu':>12}{'speed-up':>10}")
     results: dict[str, Mapping[str, Outcome]] = {}
-    cpu = own_cpu(options.mcpu)
-    if options.branches:
-        results["branches"] = measure_branches(options.rounds, cpu)
-    for name in options.models:
-        outcomes = measure_network(name, options.size, options.rounds, options.stretched, cpu)
+    cpu = own_cpu(args.mcpu)
+    if args.branches:
+        results["branches"] = measure_branches(args.rounds, cpu)
+    for name in args.models:
+        outcomes = measure_network(name, args.size, args.rounds, args.stretched, cpu)
         results[name] = outcomes
-        if options.json:
+        if args.json:
             data = {n: {k: asdict(o) for k, o in found.items()} for n, found in results.items()}
-            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import only_avx2
-from benchmarks.engines import PHONES, Run, load, python_of, setup_of
-from benchmarks.models import BenchModel, Tensors
+from benchmarks.engines import PHONES, SAID, Run, load, python_of, setup_of
+from benchmarks.models import Tensors
 
 
 class Worker:
@@ -34,7 +34,7 @@ class Worker:
     def __init__(
         self,
         engine: str,
-        model: BenchModel,
+        model: Any,  # a `BenchModel`, or one of `gpu_models`
         threads: int,
         cores: list[int],
         mcpu: str = "",
@@ -42,8 +42,10 @@ class Worker:
     ) -> None:
         """Starts the process and loads the model there; ours with code for ``mcpu``.
 
-        With ``avx2``, peers are told that there is no AVX-512.
+        With ``avx2``, peers are told that there is no AVX-512. Without ``cores``, the process is
+        neither pinned nor stopped: its threads wait for a GPU.
         """
+        self._is_stopped = bool(cores)
         self._pipe, theirs = Pipe()
         self._process = subprocess.Popen(
             [python_of(engine), "-m", "benchmarks.worker", str(theirs.fileno())],
@@ -53,7 +55,10 @@ class Worker:
         )
         theirs.close()
         try:
-            self.load_seconds: float = self._exchange((engine, model, threads, cores, mcpu))
+            self.load_seconds: float
+            self.said: dict[str, Any]
+            request = engine, model, threads, cores, mcpu
+            self.load_seconds, self.said = self._exchange(request)
         except RuntimeError:
             self.close()
             raise
@@ -93,7 +98,8 @@ class Worker:
             self._pause()
 
     def _pause(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        if self._is_stopped:
+            self._process.send_signal(signal.SIGSTOP)
 
     def _exchange(self, request: tuple[Any, ...]) -> Any:
         try:
@@ -117,14 +123,15 @@ def _environment(engine: str, threads: int) -> dict[str, str]:
 def _serve(pipe: Connection) -> None:
     """The worker's main loop."""
     engine, model, threads, cores, mcpu = pipe.recv()
-    os.sched_setaffinity(0, cores)  # before the engine starts its threads, which inherit it
+    if cores:
+        os.sched_setaffinity(0, cores)  # before the engine starts its threads, which inherit it
     _silence()
     try:
         begin = time.perf_counter()
         run = load(engine, model, threads, mcpu)
         inputs = model.random_inputs()
         run(inputs)
-        pipe.send((True, time.perf_counter() - begin))
+        pipe.send((True, (time.perf_counter() - begin, SAID)))
     except ImportError as error:
         pipe.send((False, f"{error}; {setup_of(engine)}"))
         return

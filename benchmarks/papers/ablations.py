@@ -14,7 +14,6 @@ the independent checker first. `benchmarks/scheduling_profiles.py` says what the
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from typing import TypeAlias
 
 from benchmarks.baselines.hope import schedule_hope_gs, schedule_hope_lp
 from benchmarks.baselines.parts import check_schedule
+from benchmarks.commands import options
 from benchmarks.scheduling_profiles import RATIOS, synthetic_problem, whole
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -77,14 +77,17 @@ def rows(problem: Problem) -> Iterator[tuple[str, str, str]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("networks", nargs="*", default=["squeezenet1_0", "inception_v3"])
-    parser.add_argument("--profile", default="1:3", choices=RATIOS)
-    options = parser.parse_args()
+    args = options(
+        __doc__,
+        None,
+        ("networks*", ["squeezenet1_0", "inception_v3"]),
+        ("--profile", "1:3"),
+        profile=RATIOS,
+    )
     lines = ["| network | HOPE | HOPE:LP | HOPE:GS |", "| --- " * 4 + "|"]
-    for network in options.networks:
+    for network in args.networks:
         graph = OperatorGraph(load_network(zoo.build(network), None)["main"])
-        for cells in rows(whole(synthetic_problem(graph, options.profile))):
+        for cells in rows(whole(synthetic_problem(graph, args.profile))):
             lines.append(f"| {network} | {' | '.join(cells)} |")
     print("\n".join(lines))  # together, because the solver prints, too
 

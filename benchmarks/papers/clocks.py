@@ -10,7 +10,6 @@ independent checker first. Below are the means of the networks, beside the paper
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
@@ -23,6 +22,7 @@ from benchmarks.baselines import (
     schedule_starpu,
 )
 from benchmarks.baselines.parts import check_schedule
+from benchmarks.commands import options
 from benchmarks.scheduling_profiles import host_problem, transfers_between, whole
 from tutorials import zoo
 from tvm_stretch.cost.profile_file import load_profile
@@ -83,10 +83,8 @@ def table(names: Sequence[str]) -> Iterator[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=["squeezenet1_0", "inception_v3"])
-    options = parser.parse_args()
-    print("\n".join(list(table(options.networks))))  # together, because the solver prints, too
+    args = options(__doc__, None, ("networks*", ["squeezenet1_0", "inception_v3"]))
+    print("\n".join(list(table(args.networks))))  # together, because the solver prints, too
 
 
 if __name__ == "__main__":

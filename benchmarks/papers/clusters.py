@@ -14,7 +14,6 @@ programs away; a ratio is the median of a round's, and beside it stands that of 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -34,6 +33,7 @@ from benchmarks.baselines import (
 )
 from benchmarks.baselines.parts import check_schedule
 from benchmarks.carried_out import Carrier, in_turns
+from benchmarks.commands import options
 from benchmarks.schedulers import NETWORKS
 from benchmarks.scheduling_profiles import CLUSTERS, synthetic_problem, whole
 from tutorials import zoo
@@ -174,12 +174,15 @@ def check_answers(models: Sequence[ts.Model]) -> None:
 
 def main() -> None:
     """Print both tables, or one."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("how", choices=["both", "counted", "measured"], nargs="?", default="both")
-    parser.add_argument("networks", nargs="*")
-    parser.add_argument("--size", type=int, help="height and width of the input of `measured`")
-    parser.add_argument("--rounds", type=int, default=21)
-    given = parser.parse_args()
+    given = options(
+        __doc__,
+        None,
+        ("how?", "both"),
+        ("networks*", str),
+        ("--size", int, "height and width of the input of `measured`"),
+        ("--rounds", 21),
+        how=["both", "counted", "measured"],
+    )
     lines = [] if given.how == "measured" else list(counted(given.networks or NETWORKS))
     if given.how != "counted":
         lines += ["", "| network | plan | predicted ms | measured ms | of the big core (least) |"]

@@ -16,7 +16,6 @@ that of the best plan, and the plan that it used most.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections import Counter
@@ -30,6 +29,7 @@ from benchmarks.adaptation import busy, pinned
 from benchmarks.baselines import schedule_codl
 from benchmarks.baselines.hope import schedule_hope_gs
 from benchmarks.carried_out import TARGETS, Carrier
+from benchmarks.commands import options
 from benchmarks.papers.table3 import in_turns
 from benchmarks.scheduling_profiles import whole
 from tutorials import zoo
@@ -101,21 +101,23 @@ def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], fl
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("networks", nargs="*", default=["squeezenet1_0"])
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--competitors", type=int, nargs="*", default=[0, 1, 2, 3])
-    options = parser.parse_args()
+    args = options(
+        __doc__,
+        None,
+        ("networks*", ["squeezenet1_0"]),
+        ("--size", 128),
+        ("--competitors*", [0, 1, 2, 3]),
+    )
     cores = {"CPU": 0, "OpenCL": (os.cpu_count() or 1) - 1}
-    for network in options.networks:
-        mod, plans = plans_of(network, options.size)
+    for network in args.networks:
+        mod, plans = plans_of(network, args.size)
         model = ts.compile(mod, TARGETS, plans=plans)
         check_answers(model)
         names = list(model.plans)
-        print(f"\n{network}, {options.size} pixels, ms\n")
+        print(f"\n{network}, {args.size} pixels, ms\n")
         print(f"| competitors | {' | '.join(names)} | changing over the best | it used |")
         print("|" + " --- |" * (len(names) + 3), flush=True)
-        for count in options.competitors:
+        for count in args.competitors:
             for where, core in cores.items() if count else [("nobody", 0)]:
                 medians, cost, used = row(model, core, count)
                 fastest = min(medians.values())

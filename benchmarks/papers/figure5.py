@@ -18,7 +18,6 @@ anything is timed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -34,6 +33,7 @@ from statistics import median
 import numpy as np
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from benchmarks.papers.drawing_app import Drawn
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -162,22 +162,24 @@ def rows(artifacts: dict[Way, Path], rounds: str, seconds: float) -> Iterator[st
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("network", nargs="?", default="resnet18")
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.run is not None:
-        run_until_told(options.run)
+    args = options(
+        __doc__,
+        None,
+        ("network?", "resnet18"),
+        ("--size", 128),
+        ("--seconds", 10.0),
+        ("--run", Path, "an artifact, until the input ends"),
+    )
+    if args.run is not None:
+        run_until_told(args.run)
         return
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = exported(options.network, options.size, Path(folder))
+        artifacts = exported(args.network, args.size, Path(folder))
         rounds = app("calibrate", str(_PICTURE_MS))
-        print(f"{options.network}, {options.size} pixels; a picture of {rounds} rounds\n")
+        print(f"{args.network}, {args.size} pixels; a picture of {rounds} rounds\n")
         print("| the network on | ms a run | pictures dropped, % | ms a picture (largest) |")
         print("| --- | --- | --- | --- |", flush=True)
-        for row in rows(artifacts, rounds, options.seconds):
+        for row in rows(artifacts, rounds, args.seconds):
             print(row, flush=True)
 
 

@@ -14,7 +14,6 @@ profile of a Snapdragon 855 predicts for each form, where fusion and the memory 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ import numpy as np
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
 from benchmarks.carried_out import TARGETS, Carrier
+from benchmarks.commands import options
 from benchmarks.papers.table2_accuracy import (
     BOTH,
     BOTH_8,
@@ -279,11 +279,13 @@ def on_the_phone(made: Mapping[Form, Network]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="keeps networks")
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("--folder", Path("build/papers"), "keeps networks"),
+        ("--rounds", 31),
+        ("--seed", 0),
+    )
     arguments.folder.mkdir(parents=True, exist_ok=True)
     made = networks(arguments.seed)
     found = figures(made, arguments.folder, arguments.seed, arguments.rounds)

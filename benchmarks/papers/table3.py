@@ -23,7 +23,6 @@ and over that of its best plan, both pinned. Trials of slow plans count.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import sys
@@ -38,6 +37,7 @@ import tvm
 import tvm_stretch as ts
 from benchmarks.adaptation import pinned, three_plans
 from benchmarks.carried_out import Carrier
+from benchmarks.commands import options
 from benchmarks.replayed import device_of, lasting, moved
 from tutorials import zoo
 from tvm_stretch import testing
@@ -247,10 +247,12 @@ def _lines(
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=["mobilenet_v1", "squeezenet1_0"])
-    parser.add_argument("--size", type=int, default=128, help="of σ3's network")
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        None,
+        ("networks*", ["mobilenet_v1", "squeezenet1_0"]),
+        ("--size", 128, "of σ3's network"),
+    )
     print(
         "| network | condition | plan | offline, % | corrected, % | change, of first, of best |",
         flush=True,
