@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
+from c_app import built_app
 from cpu_targets import TARGET
 from faults.walk import VARIABLES, Control, injector, row, watched
 from native.build_native import built
@@ -20,7 +20,6 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.autoload import find_file
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -63,15 +62,7 @@ SHAPE = (1, 8, 9, 8)
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """native/app.c with the library of the package."""
-    header, library = find_file("include/tvm_stretch.h"), find_file("lib/libtvm_stretch_runtime.so")
-    ffi = Path(sysconfig.get_path("purelib"), "tvm_ffi/lib")
-    path = tmp_path_factory.mktemp("app") / "app"
-    source = Path(__file__).parents[1] / "native/app.c"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-pthread", f"-I{header.parent}"]
-    places = [f"-Wl,-rpath,{library.parent}:{ffi}", f"-Wl,-rpath-link,{ffi}"]
-    subprocess.run(["gcc", *flags, *places, source, library, "-o", path], check=True)
-    return path
+    return built_app(tmp_path_factory.mktemp("app"))
 
 
 def walked(app: Path, folder: Path, **variables: str) -> list[int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from c_app import built_app
 from cpu_targets import TARGET
 from native.build_native import ENVIRONMENT, ROOT, built
 from onnx import TensorProto, helper, numpy_helper
@@ -32,15 +33,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C c
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The app, built as the README says: with the header and the library of the package."""
-    header, library = find_file("include/tvm_stretch.h"), find_file("lib/libtvm_stretch_runtime.so")
-    ffi = Path(sysconfig.get_path("purelib"), "tvm_ffi/lib")
-    path = tmp_path_factory.mktemp("app") / "app"
-    source = Path(__file__).parents[1] / "native/app.c"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]
-    places = [f"-I{header.parent}", f"-Wl,-rpath,{library.parent}:{ffi}", f"-Wl,-rpath-link,{ffi}"]
-    subprocess.run(["gcc", *flags, *places, source, library, "-o", path], check=True)
-    return path
+    return built_app(tmp_path_factory.mktemp("app"))
 
 
 class Case:
