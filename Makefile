@@ -217,7 +217,7 @@ format: $(STAMP)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench-static: setup
-	$(BIN)/python -m benchmarks.static_kernels
+	$(BIN)/python -m benchmarks.kernels static
 
 bench: setup-peers
 	$(BIN)/python -m benchmarks.peers --json peers.json

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import onnxruntime
 import tvm
 
 import tvm_stretch as ts
@@ -39,7 +36,8 @@ from benchmarks.baselines.split import (
     mulayer_chains,
     split,
 )
-from benchmarks.commands import options
+from benchmarks.commands import Samples, options, turns
+from benchmarks.harness import check, compiled, model_of
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
 from tutorials import zoo
 from tvm_stretch.build.branching import branch
@@ -192,72 +190,37 @@ def carry_out(name: str, size: int | None, rounds: int, costs: Costs) -> list[Ro
     """Every scheduler's plan of one network, built, checked and measured."""
     network = zoo.build(name, size=size)
     carrier = Carrier(load_network(network), costs)
-    feed, expected = _answer(network)
+    model = model_of(network)
     models: dict[str, ts.Model] = {}
     rows: list[Row] = []
     for result in carrier.results():
         plan = carrier.plan(result)
         key = plan.to_json()
-        row = {
+        row: Row = {
             "network": name,
             "scheduler": result.scheduler,
             "predicted_ms": result.makespan / 1e6,
         }
         if key not in models:
             began = time.perf_counter()
-            models[key] = _built(network, plan, feed, expected)
+            models[key] = compiled(model, TARGETS, plan=plan)
+            check(f"{name} {result.scheduler}", models[key](**model.inputs), model.expected)
             print(f"{name} {result.scheduler}: built in {time.perf_counter() - began:.0f} s")
-        rows.append({**row, "plan": list(models).index(key)})
-    samples = in_turns(list(models.values()), rounds)
-    first = samples[next(row["plan"] for row in rows if row["scheduler"] == "single")]
-    return [{**row, **_figures(samples[row["plan"]], first)} for row in rows]
+        rows.append({**row, "plan": str(list(models).index(key))})
+    samples = in_turns({str(i): one for i, one in enumerate(models.values())}, rounds)
+    single = next(row["plan"] for row in rows if row["scheduler"] == "single")
+    for row in rows:
+        row |= {"measured_ms": samples.median(row["plan"]), "spread": samples.spread(row["plan"])}
+        row |= {"quickest_ms": min(samples.of[row["plan"]])}
+        row |= {"ratio": samples.ratio(row["plan"], single)}
+    return rows
 
 
-def _answer(network: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    session = onnxruntime.InferenceSession(network.SerializeToString())
-    generator = np.random.default_rng(0)
-    feed = {
-        port.name: generator.standard_normal(port.shape, dtype=np.float32)
-        for port in session.get_inputs()
-    }
-    return feed, session.run(None, feed)[0]
-
-
-def _built(
-    network: Any, plan: Plan, feed: Mapping[str, np.ndarray], expected: np.ndarray
-) -> ts.Model:
-    model = ts.compile(network, TARGETS, plan=plan, cpu_threads=1)
-    error = np.abs(model(**feed) - expected).max() / np.abs(expected).max()
-    if error > 1e-3:
-        raise SystemExit(f"expected ONNX Runtime's answer, got an error of {error}")
-    return model
-
-
-def in_turns(models: Sequence[ts.Model], rounds: int) -> list[list[float]]:
-    """Milliseconds of each run of each model; another one begins every round."""
-    runs = [model.random_run() for model in models]
-    samples: list[list[float]] = [[] for _ in models]
-    for run in runs:
-        for _ in range(3):
-            run()
-    for number in range(rounds):
-        for place in range(len(runs)):
-            index = (place + number) % len(runs)
-            began = time.perf_counter()
-            runs[index]()
-            samples[index].append((time.perf_counter() - began) * 1e3)
-    return samples
-
-
-def _figures(samples: Sequence[float], single: Sequence[float]) -> Row:
-    quarter, median, three = statistics.quantiles(samples, n=4)
-    ratios = [one / other for one, other in zip(samples, single, strict=True)]
-    return {
-        "measured_ms": median,
-        "spread": (three - quarter) / median,
-        "quickest_ms": min(samples),
-        "ratio": statistics.median(ratios),
-    }
+def in_turns(models: Mapping[str, ts.Model], rounds: int) -> Samples:
+    """Times of all models on random inputs."""
+    runs = {name: model.random_run() for name, model in models.items()}
+    turns(runs, 3)
+    return turns(runs, rounds, warm_up=0)
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

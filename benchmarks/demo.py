@@ -12,10 +12,9 @@ no class.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import options, turns
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.considered import considered_lines
@@ -59,17 +58,6 @@ def check(answer: np.ndarray, expected: np.ndarray, who: str) -> None:
     if not error <= MOST_ERROR or answer.argmax() != expected.argmax():
         raise SystemExit(f"{who}: the answer differs from ONNX Runtime's by {error:.1e}")
     print(f"  {who:14} largest difference from ONNX Runtime {error:.0e} of the largest value")
-
-
-def race(models: Mapping[str, ts.Model], x: np.ndarray) -> dict[str, float]:
-    """Median milliseconds of each model; they take turns, so all see the same disturbances."""
-    samples: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            begin = time.perf_counter()
-            model(x)
-            samples[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: statistics.median(taken) for name, taken in samples.items()}
 
 
 def models_of(path: Path, targets: list[str]) -> dict[str, ts.Model]:
@@ -142,7 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
         check(model(x), expected, name)
 
     print(f"\nmilliseconds per image, median of {ROUNDS} runs in turns")
-    times = race(models, x)
+    runs = {name: partial(model, x) for name, model in models.items()}
+    samples = turns(runs, ROUNDS, warm_up=0)
+    times = {name: samples.median(name) for name in models}
     for name, taken in times.items():
         print(f"  {name:14} {taken:7.2f}")
     timeline = best.timeline(folder / "trace.json")

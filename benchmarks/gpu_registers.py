@@ -1,6 +1,6 @@
 """Registers and spills of our kernels, from the build log of NVIDIA's driver.
 
-    python -m benchmarks.gpu_registers resnet18 deit_tiny [--json registers.json]
+    python -m benchmarks.kernels registers resnet18 deit_tiny [--json registers.json]
 
     ptxas info : Compiling entry function 'conv2d_3' for 'sm_90'
         16 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads
@@ -18,11 +18,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
-
-from benchmarks.commands import options
 
 _LOG, _OPTIONS = 0x1183, b"-cl-nv-verbose"
 _GPU = 1 << 2
@@ -94,8 +92,7 @@ def _check(code: int) -> None:
 def sources_of(name: str) -> list[str]:
     """The OpenCL programs of a network."""
     import tvm_stretch as ts
-
-    from .gpu_models import write_onnx
+    from benchmarks.gpu_models import write_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
@@ -112,14 +109,11 @@ def programs_of(source: str) -> list[str]:
     return [_KERNEL.join([prelude, *part]) for part in few]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def show(args: Namespace) -> None:
     """Print the kernels that spill."""
-    args = options(
-        __doc__, arguments, ("networks+", str), ("--json", Path, "write all kernels there")
-    )
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     every = {}
-    for name in args.networks:
+    for name in args.names:
         kernels = [k for source in sources_of(name) for k in read_log(build_log(source))]
         every[name] = kernels
         spilling = [kernel for kernel in kernels if kernel.stack_bytes or kernel.spilled_bytes]
@@ -129,7 +123,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"    {kernel}")
         if args.json:
             args.json.write_text(json.dumps(every))
-
-
-if __name__ == "__main__":
-    main()

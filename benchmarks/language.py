@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +32,7 @@ import torch
 from torch import nn
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import options, turns
 from benchmarks.language_genai import genai_folder, genai_step
 from benchmarks.speech import QwenLayer, exported
 
@@ -224,21 +222,10 @@ def race(steps: dict[str, Step], task: Problem, seconds: float) -> None:
         print(f"{name}: scores within {error:.4f} of the largest of PyTorch's")
         if not error <= MOST:
             raise SystemExit(f"{name}: expected an error of at most {MOST}, got {error:.4f}")
-    rounds: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(rounds) < 5:
-        turn = {}
-        for name, step in steps.items():
-            time.sleep(0.05)  # threads of the engine before stop spinning
-            step()
-            begin = time.perf_counter()
-            step()
-            turn[name] = (time.perf_counter() - begin) * 1e3
-        rounds.append(turn)
+    samples = turns(steps, seconds=seconds, rest=0.05)
     for name in steps:
-        median = statistics.median(turn[name] for turn in rounds)
-        ratio = statistics.median(turn["ours"] / turn[name] for turn in rounds)
-        print(f"{name}: {median:.2f} ms" + ("" if name == "ours" else f"; ours: {ratio:.2f} of it"))
+        ratio = "" if name == "ours" else f"; ours: {samples.ratio('ours', name):.2f} of it"
+        print(f"{name}: {samples.median(name):.2f} ms{ratio}")
 
 
 def main() -> int:

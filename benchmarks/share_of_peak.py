@@ -38,7 +38,7 @@ from tvm.target import Target
 from benchmarks import harness, one_node
 from benchmarks.commands import Rows, Table, options
 from benchmarks.harness import Model, check, compiled, cpu
-from benchmarks.layers import SIX, layers
+from benchmarks.kernel_code import SIX, layers
 from benchmarks.peak import Peak, Reader
 from tvm_stretch.targets.cpu import complete_target, vector_machine
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.layers import layers
+from benchmarks.kernel_code import layers
 from tutorials import zoo
 from tvm_stretch.targets.kernels.gpu.conv import GroupConvConfig, tile_of
 from tvm_stretch.targets.kernels.gpu.dense import RowConfig

@@ -62,11 +62,12 @@ def _read() -> Iterator[Part]:
     text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
-            *told, how, minutes, command = line.split(" | ")
+            paper, number, shows, theirs, how, minutes, command = line.split(" | ")
             if how == "lacks":
-                yield Part(*told, lacks=command)
+                yield Part(paper, number, shows, theirs, lacks=command)
             else:
-                yield Part(*told, how, tuple(command.split(" ")), minutes=int(minutes))
+                words = tuple(command.split(" "))
+                yield Part(paper, number, shows, theirs, how, words, minutes=int(minutes))
 
 
 PARTS: Sequence[Part] = tuple(_read())

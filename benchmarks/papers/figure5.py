@@ -34,6 +34,7 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.commands import options
+from benchmarks.harness import check
 from benchmarks.papers.drawing_app import Drawn
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -89,8 +90,7 @@ def exported(name: str, size: int, folder: Path) -> dict[Way, Path]:
         model = ts.compile(mod, TARGETS, plan=plans[way.plan], **share)
         answer = np.asarray(model(x))
         wanted = answer if wanted is None else wanted
-        error = np.abs(answer - wanted).max() / np.abs(wanted).max()
-        assert error < 1e-3, f"{way.name}: error {error}"
+        check(way.name, answer, [wanted])
         found[way] = folder / f"{number}.so"
         model.export(found[way])
     return found

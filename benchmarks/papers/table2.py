@@ -14,8 +14,6 @@ profile of a Snapdragon 855 predicts for each form, where fusion and the memory 
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +22,9 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
-from benchmarks.carried_out import TARGETS, Carrier
+from benchmarks.carried_out import TARGETS, Carrier, in_turns
 from benchmarks.commands import options
+from benchmarks.harness import check
 from benchmarks.papers.table2_accuracy import (
     BOTH,
     BOTH_8,
@@ -146,9 +145,7 @@ def models(made: Mapping[Form, Network], seed: int) -> dict[Row, ts.Model]:
             plans[key] = _plan(row, made[row.form])
         found[row] = _built(row, made[row.form], plans[key])
         answer = np.asarray(found[row](image))
-        wanted = answers.setdefault(row.form, answer)
-        error = np.abs(answer - wanted).max() / np.abs(wanted).max()
-        assert error < 1e-3, f"{row.name}: error {error}"
+        check(row.name, answer, [answers.setdefault(row.form, answer)])
     return found
 
 
@@ -203,40 +200,21 @@ class Figures:
         return max(given.percent[task][1] - own[1] for task, own in self.percent.items())
 
 
-def in_turns(made: Mapping[Row, ts.Model], rounds: int) -> dict[Row, list[float]]:
-    """Milliseconds of each row in each round; another row begins each round."""
-    runs = {row: model.random_run() for row, model in made.items()}
-    found: dict[Row, list[float]] = {row: [] for row in made}
-    rows = list(made)
-    for run in runs.values():
-        run()
-    for number in range(rounds):
-        for place in range(len(rows)):
-            row = rows[(place + number) % len(rows)]
-            began = time.perf_counter()
-            runs[row]()
-            found[row].append(1e3 * (time.perf_counter() - began))
-    return found
-
-
 def figures(
     made: Mapping[Form, Network], folder: Path, seed: int, rounds: int
 ) -> dict[Row, Figures]:
     """The figures of each row."""
     built = models(made, seed)
-    samples = in_turns(built, rounds)
-    right = accuracies(folder, seed)
-    found = {}
-    for row, times in samples.items():
-        graph = built[row].graph
-        ratios = [one / other for one, other in zip(times, samples[BASELINE], strict=True)]
+    samples = in_turns({row.name: model for row, model in built.items()}, rounds)
+    right, found = accuracies(folder, seed), {}
+    for row, model in built.items():
         found[row] = Figures(
             percent={task: right[task][row.form.name] for task in TASKS},
-            mib=(graph.arena_bytes + graph.weights_bytes) / 2**20,
-            ms=statistics.median(times),
-            least_ms=min(times),
-            ratio=statistics.median(ratios),
-            least_ratio=min(times) / min(samples[BASELINE]),
+            mib=(model.graph.arena_bytes + model.graph.weights_bytes) / 2**20,
+            ms=samples.median(row.name),
+            least_ms=min(samples.of[row.name]),
+            ratio=samples.ratio(row.name, BASELINE.name),
+            least_ratio=samples.least_ratio(row.name, BASELINE.name),
         )
     return found
 

@@ -37,7 +37,7 @@ import tvm
 import tvm_stretch as ts
 from benchmarks.adaptation import pinned, three_plans
 from benchmarks.carried_out import Carrier
-from benchmarks.commands import options
+from benchmarks.commands import options, turns
 from benchmarks.replayed import device_of, lasting, moved
 from tutorials import zoo
 from tvm_stretch import testing
@@ -186,14 +186,9 @@ def under(
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of alternating blocks of runs; each goes first equally often."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
-        turn = list(runs.items())
-        first = number % len(turn)
-        for name, run in turn[first:] + turn[:first]:
-            taken[name] += [run() for _ in range(_BLOCK)]
-    return taken
+    """Seconds of blocks of runs that take turns."""
+    samples = turns(runs, rounds, warm_up=0, times=_BLOCK)
+    return {name: [ms / 1e3 for ms in taken] for name, taken in samples.of.items()}
 
 
 def off(predicted: float, measured: float) -> float:

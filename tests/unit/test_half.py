@@ -21,8 +21,7 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from benchmarks.hot_loops import hot_loops
-from benchmarks.layers import build, config_of
+from benchmarks.kernel_code import build, config_of, hot_loops
 from tvm_stretch.build.precision import PRECISIONS, processors_in, read_precision
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls

@@ -15,7 +15,7 @@ from cpu_targets import ALL_LANES, built, cpu_of
 from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 
-from benchmarks.layers import build, kernel
+from benchmarks.kernel_code import build, kernel
 from tvm_stretch.codegen import llvm_code
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine

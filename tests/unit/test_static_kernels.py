@@ -11,8 +11,7 @@ from relax_helpers import module
 from tvm import relax, tirx
 from tvm.target import Target
 
-from benchmarks.hot_loops import HotLoop, hot_loops, loop_bytes
-from benchmarks.layers import SIX, build, forms, layers
+from benchmarks.kernel_code import SIX, HotLoop, build, forms, hot_loops, layers, loop_bytes
 from tests.lowered import heap_buffers
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
