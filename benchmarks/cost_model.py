@@ -2,6 +2,7 @@
 
     python -m benchmarks.cost_model measure --folder costs --seconds 480 --target llvm opencl
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
+    python -m benchmarks.cost_model like --like costs --folder new      `cost_model_like.py`
 
 `measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole
 (`cost_model_measured.py`); all are compiled first, so that nothing else runs meanwhile.
@@ -24,8 +25,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cost_model_like
 from benchmarks.commands import options
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
+from benchmarks.harness import cpu
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.campaign import learn, pace_of
@@ -202,11 +205,6 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def target_of(name: str, cpu: str | None) -> Any:
-    """The target of this name; on the CPU for another processor of LLVM, if one is given."""
-    return {"kind": name, "mcpu": cpu} if cpu and name == "llvm" else name
-
-
 def main() -> None:
     """Parse the command line."""
     args = options(
@@ -219,13 +217,18 @@ def main() -> None:
         ("--seconds", 480.0, "of measuring samples, and of networks"),
         ("--batches", 60, "of samples, at most"),
         ("--samples-only", False, "learn as if ts.tune.measure() were all that ran"),
+        ("--like", Path, "a folder of a similar device"),
+        ("--budget", 60.0, "seconds of `like`"),
         ("--json", Path),
-        step=("measure", "evaluate"),
+        step=("measure", "evaluate", "like"),
     )
 
-    targets = [target_of(name, args.cpu) for name in args.target]
+    targets = [cpu(args.cpu) if name == "llvm" else name for name in args.target]
     if args.step == "measure":
         measure_all(targets, args.folder, args.seconds, args.batches)
+        return
+    if args.step == "like":
+        cost_model_like.show(targets, args.folder, args.like, args.budget)
         return
     placeable = make_processors(targets, 1)[1]
     start = time.monotonic()

@@ -17,8 +17,7 @@ from math import prod
 
 import tvm
 
-from benchmarks.device_work import work_of_convolution, work_of_group
-from benchmarks.published_designs import round_trips_ms
+from benchmarks.published_designs import round_trips_ms, work_of_convolution, work_of_group
 from tutorials import zoo
 from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.cost.profile import Profile

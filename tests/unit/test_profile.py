@@ -16,8 +16,13 @@ from search_helpers import emit
 
 import tvm_stretch as ts
 from benchmarks import phone_figures, twin
-from benchmarks.device_work import work_of_convolution, work_of_group
-from benchmarks.published_designs import ORIGINALS, count, predict_ms
+from benchmarks.published_designs import (
+    ORIGINALS,
+    count,
+    predict_ms,
+    work_of_convolution,
+    work_of_group,
+)
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
 from tvm_stretch.cost.fingerprint import fingerprint

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cost_model measure --folder wide --seconds 300
     python -m benchmarks.cost_model measure --folder narrow --seconds 200 --cpu haswell
-    python -m benchmarks.new_device --like wide --folder narrow --cpu haswell
+    python -m benchmarks.cost_model like --like wide --folder narrow --cpu haswell
 
 `--folder` holds networks of the new device, measured as for `benchmarks.cost_model`. Each row of
 the table is a model, judged on them; no model has seen a network, also none of the folder `--like`,
@@ -24,12 +24,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tvm_stretch as ts
-from benchmarks.commands import options
-from benchmarks.cost_model import Network, read_networks, target_of
+from benchmarks.commands import Table
+from benchmarks.cost_model_measured import Network, read_networks
 from tvm_stretch.cost.measured_model import MeasuredModel
 from tvm_stretch.measuring.campaign import learn, pace_of
 from tvm_stretch.measuring.dataset import Dataset, at_pace
@@ -81,41 +82,24 @@ def _kernels(dataset: Dataset) -> int:
     return len({row.features for row in dataset.rows if row.features.is_kernel})
 
 
-def main() -> None:
+def show(targets: Sequence[Any], folder: Path, like: Path, budget: float) -> None:
     """Measure for a minute, and print the table."""
-    args = options(
-        __doc__,
-        None,
-        ("--folder!", Path),
-        ("--like!", Path),
-        ("--target", ["llvm"]),
-        ("--cpu", str, "compile for this processor of LLVM instead of this one"),
-        ("--budget", 60.0),
-    )
-    targets = [target_of(name, args.cpu) for name in args.target]
     processor = make_processors(targets, 1)[1][-1]
-    similar = learn(samples_of(args.like, processor), processor, intervals=False)
+    similar = learn(samples_of(like, processor), processor, intervals=False)
     with tempfile.TemporaryDirectory() as scratch:
-        like, new = Path(scratch, "like"), Path(scratch, "new")
-        like.mkdir()
-        similar.save(like / f"{processor.name}.json")
+        known, new = Path(scratch, "like"), Path(scratch, "new")
+        known.mkdir()
+        similar.save(known / f"{processor.name}.json")
         start = time.monotonic()
-        ts.tune.measure(targets, budget=args.budget, like=like, cache=new, cpu_threads=1)
+        ts.tune.measure(targets, budget=budget, like=known, cache=new, cpu_threads=1)
         print(f"{time.monotonic() - start:.0f} s for measuring and learning\n", flush=True)
         few = samples_of(new, processor)
-    every = samples_of(args.folder, processor)
-    networks = [n for n in read_networks(args.folder, processor.name) if n.quiet]
-    print("| model | kernels | networks within 10 % | mean error | bias |\n|" + " --- |" * 5)
+    every = samples_of(folder, processor)
+    networks = [n for n in read_networks(folder, processor.name) if n.quiet]
+    table = Table("model", "kernels", "networks within 10 %", "mean error", "bias")
     for name, learned, model in models(processor, few, every, similar.without_trees()):
         pace = pace_of(learned.rows or every.rows, processor)
         off = [*errors(model, networks, pace).values()]
         within = sum(abs(error) <= 0.1 for error in off)
-        print(
-            f"| {name} | {_kernels(learned)} | {within} of {len(off)} | "
-            f"{statistics.mean(map(abs, off)):.1%} | {statistics.mean(off):+.1%} |",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
+        mean, bias = statistics.mean(map(abs, off)), statistics.mean(off)
+        table.row(name, _kernels(learned), f"{within} of {len(off)}", f"{mean:.1%}", f"{bias:+.1%}")
