@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 
 import tvm_stretch as ts
 from benchmarks.commands import options
+from benchmarks.harness import model_of
 from benchmarks.pack import RUNTIME, install
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -49,11 +49,9 @@ def write_bundle(
 
 
 def _write_answers(path: Path, network: onnx.ModelProto) -> None:
-    session = onnxruntime.InferenceSession(network.SerializeToString())
-    (port,) = session.get_inputs()
-    x = np.random.default_rng(0).standard_normal(port.shape, dtype=np.float32)
-    (expected,) = session.run(None, {port.name: x})
-    np.savez(path, x=x, expected=expected)
+    model = model_of(network)
+    (x,) = model.inputs.values()
+    np.savez(path, x=x, expected=model.expected[0])
 
 
 def _write_artifacts(

@@ -26,13 +26,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import tvm
 from tvm import relax
 
 import tvm_stretch as ts
 from benchmarks.commands import options
-from benchmarks.engines import Target, own_cpu
+from benchmarks.engines import Target
+from benchmarks.harness import check, model_of
+from benchmarks.harness import cpu as own_cpu
 from benchmarks.peers import PAPER_MODELS
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
@@ -61,19 +62,14 @@ def measure_network(
 ) -> dict[str, Timed]:
     """Latencies of one network on the CPU, on OpenCL and on both; and of its stretched form."""
     network = zoo.build(name, size=size)
-    session = onnxruntime.InferenceSession(network.SerializeToString())
-    ports = session.get_inputs()
-    generator = np.random.default_rng(0)
-    feed = {p.name: generator.standard_normal(p.shape, dtype=np.float32) for p in ports}
-    (expected,) = session.run(None, feed)
+    given = model_of(network)
+    feed = given.inputs
     models = {}
     every = {"cpu": [cpu], "opencl": ["opencl"], "both": [cpu, "opencl"]}
     for key, targets in every.items():
         threads = 1 if key == "cpu" else None
         models[key] = ts.compile(network, targets, cpu_threads=threads)
-        got = models[key](**feed)
-        error = np.abs(got - expected).max() / np.abs(expected).max()
-        assert error < 1e-3, f"{name} on {key}: error {error}"
+        check(f"{name} on {key}", models[key](**feed), given.expected)
     if stretched:
         models["stretched"] = _stretched(network, feed, every["both"])
     pairs = [key for key in models if key not in ("cpu", "opencl")]
@@ -113,8 +109,7 @@ def _stretched(
     with torch.no_grad():
         expected = net(*map(torch.from_numpy, feed.values())).numpy()
     model = ts.compile(st.load_torch(net), targets)
-    error = np.abs(model(**feed) - expected).max() / np.abs(expected).max()
-    assert error < 1e-3, f"stretched: error {error}"
+    check("stretched", model(**feed), [expected])
     kept = (best.multiply_adds / st.original[0], best.parameters / st.original[1])
     told = f"{kept[0]:.2f} of the multiply-adds, {kept[1]:.2f} of the parameters"
     print(f"stretched: {best.design}; {told}; {best.ns / 1e6:.2f} ms predicted", flush=True)
