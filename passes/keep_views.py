@@ -37,13 +37,20 @@ def keep_views() -> tvm.transform.Pass:
     """The pass described in the module docstring."""
     legalizers = {f"relax.{name}": _unless_view(f"relax.{name}") for name in PIECES}
     legalizers["relax.scatter_nd"] = _marked
+    legalizers["relax.scatter_elements"] = _in_order
     legalizers["relax.negative"] = _negated
     legalizers |= {f"relax.{name}": _zeros_as_tensors(f"relax.{name}") for name in _ARITHMETIC}
     return relax.transform.LegalizeOps(legalizers, skip_ops=[f"relax.{n}" for n in RESHAPES])
 
 
+def _in_order(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's kernel for OpenCL updates elements that other work-items have yet to copy."""
+    with tvm.target.Target("llvm"):
+        return call.op.get_attr("FLegalize")(bb, call)
+
+
 def _marked(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    made = tvm.ir.Op.get("relax.scatter_nd").get_attr("FLegalize")(bb, call)
+    made = _in_order(bb, call)
     if str(call.attrs.reduction) != "update":
         return made
     function = bb.get()[made.args[0]].with_attr(WRITES_PLACES, True)

@@ -159,21 +159,13 @@ register(
 
 def _rules() -> tuple[OpRule, ...]:
     """Operators that differ from others, for which `_refuse` decides."""
-    return (
-        *(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in HOST_ONLY),
-        *(OpRule(f"relax.{name}", check=_racing, note=_RACE) for name in _SCATTERS),
-    )
+    return tuple(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in HOST_ONLY)
 
 
 _HOST = "its implementation calls a function of the host"
 
 
-_SCATTERS = ("scatter_elements", "scatter_nd")
-_RACE = "TVM's kernel for OpenCL updates elements that other work-items have yet to copy"
-
-
-def _racing(call: relax.Call) -> str:
-    return f"{call.op.name}: {_RACE}"
+_SCATTERS = ("relax.scatter_elements", "relax.scatter_nd")
 
 
 def _on_host(call: relax.Call) -> str:
@@ -184,7 +176,7 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     """Refuse operators that TVM cannot legalise, and tensors beyond the device's limits."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
-    steps = kind_of_steps(call)
+    steps = call.op.name if call.op.name in _SCATTERS else kind_of_steps(call)
     if device.type != "cpu" and steps is not None and not has_groups(steps):
         return why_only_on_a_cpu(steps)
     name = call.op.name

@@ -58,7 +58,7 @@ def device_calls(
         function: a scheduled kernel; code that is not bound to work-items runs in one work-item.
         on_cpu: the device is a CPU, where indices have 64 bits, as in the kernel, and not 32.
     """
-    function = _bind_everything(function).with_attr("global_symbol", name)
+    function = _bind_everything(_from_the_start(function)).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
     own_barriers = _has_barriers(function)
     split = tvm.transform.Sequential(_pipeline(on_cpu, own_barriers))(bound)
@@ -78,6 +78,16 @@ def device_calls(
 
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     return found
+
+
+def _from_the_start(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """TVM leaves open where a buffer of a kernel in plain loops begins, and would pass it."""
+    moved = {
+        param: tirx.decl_buffer(param.shape, str(param.dtype), param.name)
+        for param in function.params
+        if isinstance(getattr(param, "elem_offset", None), tirx.Var)
+    }
+    return function.specialize(moved) if moved else function
 
 
 def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
