@@ -11,7 +11,7 @@ DEVICES := $(VENV)/devices.stamp
 ZIG := $(VENV)/zig.stamp
 
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
-NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/runtime/dsp tvm_stretch/scheduling/native \
+NATIVE := $(shell find tvm_stretch/run/native targets/hexagon/dsp tvm_stretch/plan/scheduling/native \
   $(SOURCES))
 CXX_FILES := $(shell find tvm_stretch tests benchmarks java tutorials $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
@@ -90,7 +90,7 @@ native-tests: $(STAMP) $(DEVICES)
 zig-library: $(ZIG)
 
 $(ZIG): $(STAMP)
-	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.codegen.dsp_code
+	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.targets.hexagon.code.dsp_code
 	@touch $@
 
 setup-peers: $(VENV)/peers.stamp
@@ -109,7 +109,7 @@ setup-phone-peers: .venv-phone/setup.stamp
 	@touch $@
 
 # What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
-# for example. tvm_stretch/runtime/native/server/README.md says what to do with them. Its folder `app`
+# for example. tvm_stretch/phone/server/README.md says what to do with them. Its folder `app`
 # has the libraries of an app, stripped (docs/apps.md).
 STRIP_aarch64 := aarch64-linux-gnu-strip
 STRIP_$(shell uname -m) := strip

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, digits, shapes, write_digits
 from benchmarks.accuracy_trials import Prepared, Schedule, trial
-from tvm_stretch.files import write_whole
+from tvm_stretch.base.files import write_whole
 
 NETWORKS = ("resnet", "regnetx", "mbconv")
 TASKS = {"shapes": (3, SIZE), "digits": (1, 8)}

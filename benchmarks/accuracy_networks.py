@@ -16,12 +16,12 @@ import tvm
 import tvm_stretch as ts
 from benchmarks.accuracy_trials import Inherited, Prepared
 from tutorials.zoo.builder import Builder, Tensor
+from tvm_stretch.lab.stretching.segments import Run
+from tvm_stretch.lab.stretching.stretching import Stretching
+from tvm_stretch.lab.training.relax_graph import Arrays, graph_of, with_weights
+from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.stretching.segments import Run
-from tvm_stretch.stretching.stretching import Stretching
-from tvm_stretch.training.relax_graph import Arrays, graph_of, with_weights
-from tvm_stretch.training.torch_graph import Graph
 
 _BRANCH = 0.5
 _GROUP = 8

@@ -1,7 +1,7 @@
 """One seed of one network: the original, its stretched form trained alike, distilled, warm-started.
 
-It needs torch and tvm_stretch/training/, but not TVM: accuracy_networks.py prepares the networks
-with TVM.
+It needs torch and tvm_stretch/lab/training/, but not TVM: accuracy_networks.py prepares the
+networks with TVM.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.accuracy_tasks import Data, turned
-from tvm_stretch.plan.sources import Source
-from tvm_stretch.training import (
+from tvm_stretch.lab.training import (
     Batches,
     TrainableNetwork,
     Training,
@@ -29,7 +28,8 @@ from tvm_stretch.training import (
     recalibrate,
     refine,
 )
-from tvm_stretch.training.torch_graph import Graph
+from tvm_stretch.lab.training.torch_graph import Graph
+from tvm_stretch.plan.sources import Source
 
 NOISE = 0.01
 """The same as in passes/duplicate_and_scale.py."""

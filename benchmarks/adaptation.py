@@ -26,11 +26,11 @@ from statistics import mean, median
 import tvm_stretch as ts
 from benchmarks.commands import options
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.search import search
-from tvm_stretch.search.alternatives import FASTEST
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.phone.device_processors import processors_of
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.alternatives import FASTEST
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 
 _TARGETS = ["llvm", "opencl"]
 _OWN = "the model that changes"

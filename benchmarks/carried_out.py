@@ -40,22 +40,22 @@ from benchmarks.commands import Samples, options, turns
 from benchmarks.harness import check, compiled, model_of
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
 from tutorials import zoo
-from tvm_stretch.build.branching import branch
-from tvm_stretch.emitting.row_branches import plan_row_split
-from tvm_stretch.errors import InputError, StretchError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.ir.views import PIECES
+from tvm_stretch.base.errors import InputError, StretchError, UnsupportedError
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.emitting.row_branches import plan_row_split
+from tvm_stretch.network.operator_graph import Group
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.views import PIECES
 from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.plan.scheduling import Result
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.pruning import apportion
+from tvm_stretch.plan.search.realise import by_start, complete
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.scheduling import Result
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.pruning import apportion
-from tvm_stretch.search.realise import by_start, complete
+from tvm_stretch.read import load_network
 
 TARGETS = ["llvm", "opencl"]
 _PART = re.compile(r"\.[pr]\d+(\..*)?$")

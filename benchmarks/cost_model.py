@@ -29,10 +29,10 @@ from benchmarks import cost_model_like
 from benchmarks.commands import options
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
 from benchmarks.harness import cpu
-from tvm_stretch.cost.measured_model import MeasuredModel
-from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.measuring.campaign import learn, pace_of
-from tvm_stretch.measuring.dataset import Dataset, Row, at_pace
+from tvm_stretch.plan.cost.measured_model import MeasuredModel
+from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.measuring.campaign import learn, pace_of
+from tvm_stretch.plan.measuring.dataset import Dataset, Row, at_pace
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors

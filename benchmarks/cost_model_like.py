@@ -31,9 +31,9 @@ from typing import Any
 import tvm_stretch as ts
 from benchmarks.commands import Table
 from benchmarks.cost_model_measured import Network, read_networks
-from tvm_stretch.cost.measured_model import MeasuredModel
-from tvm_stretch.measuring.campaign import learn, pace_of
-from tvm_stretch.measuring.dataset import Dataset, at_pace
+from tvm_stretch.plan.cost.measured_model import MeasuredModel
+from tvm_stretch.plan.measuring.campaign import learn, pace_of
+from tvm_stretch.plan.measuring.dataset import Dataset, at_pace
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 

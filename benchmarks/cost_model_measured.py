@@ -24,12 +24,12 @@ from typing import Any
 
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
-from tvm_stretch.cost.generic_features import from_json, to_json
-from tvm_stretch.measuring.bench import Bench, NetworkTiming, set_inputs
-from tvm_stretch.measuring.campaign import Campaign, measure_together, open_dataset
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.workshop import Prepared, Workshop
-from tvm_stretch.progress import reporting
+from tvm_stretch.base.progress import reporting
+from tvm_stretch.plan.cost.generic_features import from_json, to_json
+from tvm_stretch.plan.measuring.bench import Bench, NetworkTiming, set_inputs
+from tvm_stretch.plan.measuring.campaign import Campaign, measure_together, open_dataset
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.workshop import Prepared, Workshop
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors

@@ -24,12 +24,12 @@ import onnxruntime
 import tvm_stretch as ts
 from benchmarks.commands import options, turns
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.considered import considered_lines
-from tvm_stretch.runtime.timeline import chart
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
+from tvm_stretch.run.timeline import chart
+from tvm_stretch.targets.opencl.device import local_device
 from tvm_stretch.targets.processors import make_processors
 
 BOTH = "both"

@@ -31,12 +31,12 @@ import tvm_ffi
 
 import tvm_stretch as ts
 from benchmarks.commands import options
-from tvm_stretch.cost.measured_model import MeasuredModel
-from tvm_stretch.measuring.campaign import Campaign, open_dataset
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.fleet import Batches, Crew, carry_out
-from tvm_stretch.measuring.workshop import Prepared, Workshop
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.phone.fleet import Batches, Crew, carry_out
+from tvm_stretch.plan.cost.measured_model import MeasuredModel
+from tvm_stretch.plan.measuring.campaign import Campaign, open_dataset
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.workshop import Prepared, Workshop
+from tvm_stretch.run.autoload import find_file
 from tvm_stretch.targets.processors import make_processors
 
 _KEY = "phone"

@@ -25,14 +25,14 @@ from tvm import te, tirx
 from tvm.target import Target
 
 from tutorials import zoo
-from tvm_stretch.codegen.llvm_code import llvm_module
-from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.code.llvm_code import llvm_module
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.kernels.layers import ConvShape, dense_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 SIX = ("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4")
 

@@ -52,16 +52,16 @@ from benchmarks.kernel_code import (
     hot_loops,
     layers,
 )
-from tvm_stretch.build.precision import processors_in
-from tvm_stretch.targets.cpu import complete_target, cpu_processor, vector_machine
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.cycles import register_tiles, streamed_cycles
+from tvm_stretch.make.precision import processors_in
+from tvm_stretch.targets.cpu.cpu import complete_target, cpu_processor, vector_machine
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.cycles import register_tiles, streamed_cycles
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig, WinogradWeight
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import configurations
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.winograd import WinogradConfig, WinogradWeight
 
 # LLVM has the A57's model for the A76, whose pipelines are the N1's; its models of Ice Lake and
 # Sapphire Rapids have one multiplier for 512 bits, as in notebooks, where servers have two.

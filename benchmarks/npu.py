@@ -28,11 +28,11 @@ from benchmarks.commands import options
 from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
-from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile
-from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
-from tvm_stretch.cost.profile_file import load_profile, profile_text
-from tvm_stretch.measuring import works_of_networks
-from tvm_stretch.stretching.stretching import Stretching
+from tvm_stretch.lab.stretching.stretching import Stretching
+from tvm_stretch.plan.cost.calibrate import Calibration, Latency, calibrate_profile
+from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, Transfer
+from tvm_stretch.plan.cost.profile_file import load_profile, profile_text
+from tvm_stretch.plan.measuring import works_of_networks
 
 CHIPS = ("snapdragon-8-gen-1", "snapdragon-8-gen-2", "snapdragon-8-gen-3")
 ARCHITECTURES = ("69", "73", "75")

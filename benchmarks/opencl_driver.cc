@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "opencl/device.h"
-#include "opencl/host_cores.h"
+#include "targets/opencl/native/device.h"
+#include "targets/opencl/native/host_cores.h"
 
 using namespace tvm_stretch::opencl;
 using Clock = std::chrono::steady_clock;

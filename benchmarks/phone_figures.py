@@ -19,11 +19,11 @@ import tvm
 
 from benchmarks.published_designs import round_trips_ms, work_of_convolution, work_of_group
 from tutorials import zoo
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.network.operator_graph import OperatorGraph
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.cost.profile_file import load_profile
+from tvm_stretch.read import load_network
 
 DEVICE = "snapdragon-855"
 

@@ -18,10 +18,10 @@ from math import prod
 from typing import Any, TypeAlias
 
 from tutorials.zoo import regnet
-from tvm_stretch.cost.calibrate import processor_of
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.scheduling.clock import Clock, Step, Written
+from tvm_stretch.network.operator_graph import Group
+from tvm_stretch.plan.cost.calibrate import processor_of
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.scheduling.clock import Clock, Step, Written
 from tvm_stretch.targets.kernels.features import Work
 
 Design: TypeAlias = Mapping[str, Any]

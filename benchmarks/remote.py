@@ -18,8 +18,8 @@ import numpy as np
 import tvm_stretch as ts
 from benchmarks.fleet import farm
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.read import load_network
 
 _RUNS = 20
 _PARTS = 64

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import tvm
 
-from tvm_stretch.build.branching import branch
+from tvm_stretch.make.branching import branch
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.processor import Processor
 

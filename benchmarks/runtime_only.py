@@ -24,9 +24,9 @@ from benchmarks.commands import options
 from benchmarks.harness import model_of
 from benchmarks.pack import RUNTIME, install
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 _COMPILER_ONLY = ("tvm/lib/libtvm_compiler*", "tvm/include", "tvm_ffi/include", "tvm/3rdparty")

@@ -43,10 +43,10 @@ from benchmarks.scheduling_profiles import (
     without_transfers,
 )
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.scheduling import Problem, Result
-from tvm_stretch.scheduling.result import Scheduler
+from tvm_stretch.network.operator_graph import OperatorGraph
+from tvm_stretch.plan.scheduling import Problem, Result
+from tvm_stretch.plan.scheduling.result import Scheduler
+from tvm_stretch.read import load_network
 
 NETWORKS = (
     "inception_v3",

@@ -23,10 +23,10 @@ import tvm
 
 from benchmarks import mi9
 from benchmarks.baselines.parts import splittable
-from tvm_stretch.ir.operator_graph import Group, OperatorGraph
-from tvm_stretch.scheduling import FREE, Problem, TransferCost, linear_transfer
-from tvm_stretch.scheduling.of_network import problem_of
-from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.network.operator_graph import Group, OperatorGraph
+from tvm_stretch.plan.scheduling import FREE, Problem, TransferCost, linear_transfer
+from tvm_stretch.plan.scheduling.of_network import problem_of
+from tvm_stretch.plan.search.costs import Costs, planning_costs
 from tvm_stretch.targets.processors import make_processors
 
 PHONE = ("mi9 C+G", "mi9 C/1.5+G", "mi9 C+G+D")

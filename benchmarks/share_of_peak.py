@@ -40,7 +40,7 @@ from benchmarks.commands import Rows, Table, options
 from benchmarks.harness import Model, check, compiled, cpu
 from benchmarks.kernel_code import SIX, layers
 from benchmarks.peak import Peak, Reader
-from tvm_stretch.targets.cpu import complete_target, vector_machine
+from tvm_stretch.targets.cpu.cpu import complete_target, vector_machine
 
 SIZES = ("1500,384,1536", "197,768,768", "64,512,512", "7,768,3072", "1,896,4864", "1,384,51864")
 _WEIGHTS = 200_000_000

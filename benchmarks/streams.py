@@ -32,8 +32,8 @@ from benchmarks.commands import options
 from benchmarks.image_quality import Quality, quality
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
-from tvm_stretch.files import write_whole
-from tvm_stretch.results import Stream
+from tvm_stretch.api.results import Stream
+from tvm_stretch.base.files import write_whole
 
 Frames = np.ndarray
 """Frames, channels, rows, columns; from 0 to 1."""

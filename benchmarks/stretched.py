@@ -31,15 +31,15 @@ import tvm_stretch as ts
 from benchmarks.published_designs import Design as Published
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
 from tutorials import zoo
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.cost.calibrate import processor_of
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_trainable
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.lab.stretching.best_designs import find_candidates
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.lab.stretching.stretching import Stretching
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
+from tvm_stretch.plan.cost.calibrate import processor_of
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.stretching.best_designs import find_candidates
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.stretching import Stretching
+from tvm_stretch.read import load_trainable
 
 TABLE_6 = {
     "R-34": (3.7, 21.8),

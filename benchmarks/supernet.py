@@ -26,8 +26,8 @@ import torch
 from benchmarks.accuracy import NETWORKS, TASKS
 from benchmarks.accuracy_tasks import CLASSES, Data, shapes
 from benchmarks.accuracy_trials import Schedule, batches_of, fresh
-from tvm_stretch.files import write_whole
-from tvm_stretch.training import (
+from tvm_stretch.base.files import write_whole
+from tvm_stretch.lab.training import (
     Batches,
     Supernet,
     TrainableNetwork,
@@ -37,7 +37,7 @@ from tvm_stretch.training import (
     fit_supernet,
     recalibrate,
 )
-from tvm_stretch.training.torch_graph import Graph
+from tvm_stretch.lab.training.torch_graph import Graph
 
 
 @dataclass(frozen=True)

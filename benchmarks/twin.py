@@ -18,7 +18,8 @@ branching, that changes no function, and the best stretched design that keeps ni
 multiply-adds and parameters of every segment (`benchmarks.stretched` has more of these).
 `packets` quantises the six networks, lets qemu count what our own kernels for Hexagon execute of
 each (rows that are there already stay), and fits the DSP of the profile to that: a packet takes a
-cycle, at the clock of `targets/hexagon.py`. `table --profile packets.toml` then plans with it.
+cycle, at the clock of `targets/hexagon/hexagon.py`. `table --profile packets.toml` then plans with
+it.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ from benchmarks.published_designs import (
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tutorials.zoo.efficientnet import b5_without_squeeze
-from tvm_stretch.cost.calibrate import (
+from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.plan.cost.calibrate import (
     Calibration,
     Latency,
     calibrate_profile,
     processor_of,
     read_latencies,
 )
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search import search
-from tvm_stretch.search.twin import twin_costs, twin_processors
-from tvm_stretch.stretching.judge import Candidate
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.cost.profile_file import load_profile
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.twin import twin_costs, twin_processors
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 Row: TypeAlias = dict[str, Any]

@@ -36,13 +36,13 @@ from benchmarks.harness import check, model_of
 from benchmarks.harness import cpu as own_cpu
 from benchmarks.peers import PAPER_MODELS
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
+from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.search import search
-from tvm_stretch.search.contest import Outcome, compare
-from tvm_stretch.search.costs import planning_costs
-from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.stretching import Stretching
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.contest import Outcome, compare
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 _QUIET_RUNS = 100

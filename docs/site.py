@@ -59,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in (*ROOT.glob("tutorials/*.md"), *ROOT.glob("benchmarks/**/*.md")):
         pages[path.relative_to(ROOT).as_posix()] = path.read_text()
     pages["java/README.md"] = (ROOT / "java/README.md").read_text()
-    server = "tvm_stretch/runtime/native/server/README.md"
+    server = "tvm_stretch/phone/server/README.md"
     pages[server] = (ROOT / server).read_text()
     pages.update({f"reference/{name}.md": text for name, text in _public().items()})
     pages["operators.md"] = _operators()
@@ -183,9 +183,9 @@ def _page(module: str, words: str, names: list[str]) -> str:
 def _operators() -> str:
     import onnx
 
-    from tvm_stretch.frontend import onnx_ops  # noqa: F401 (registers)
-    from tvm_stretch.frontend.onnx_node import CONVERTERS
-    from tvm_stretch.frontend.onnx_qoperators import BODIES
+    from tvm_stretch.read.onnx import operators as onnx_ops  # noqa: F401 (registers)
+    from tvm_stretch.read.onnx.node import CONVERTERS
+    from tvm_stretch.read.onnx.qoperators import BODIES
 
     lines = [
         "# Operators",

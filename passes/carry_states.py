@@ -18,8 +18,8 @@ a cache that was exported without a place for the new token; its last places are
                                                return …, present
 
 So the result is a state as it is, and where `held` may lie a row before `present`, the executor
-copies nothing (``lowering/sliding_states.py``). Lengths share their states, so each of them holds
-as many rows as the longest one appends, here 8:
+copies nothing (``make/lowering/sliding_states.py``). Lengths share their states, so each of them
+holds as many rows as the longest one appends, here 8:
 
     main(held: (1, 2, 136, 64), …)
       past = held[:, :, 8:]
@@ -37,9 +37,17 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import InputError
-from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.states import CARRIED, STATES, Counter, Greedy, Kept, next_name, write_states
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.states import (
+    CARRIED,
+    STATES,
+    Counter,
+    Greedy,
+    Kept,
+    next_name,
+    write_states,
+)
 from tvm_stretch.passes.guard_operators import results_of
 
 States = Mapping[str, str | Greedy | Counter]

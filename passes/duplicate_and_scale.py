@@ -30,14 +30,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.analysis.repeated_blocks import Block, detect_blocks
-from tvm_stretch.emitting.scale_operators import Scaler, Value, window
-from tvm_stretch.emitting.scaled_weights import Origin, Weights
-from tvm_stretch.errors import PlanError, UnsupportedError
-from tvm_stretch.ir.codec import from_text, to_text
-from tvm_stretch.ir.expressions import with_variables
-from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.base.errors import PlanError, UnsupportedError
+from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value, window
+from tvm_stretch.network.emitting.scaled_weights import Origin, Weights
+from tvm_stretch.network.expressions import with_variables
+from tvm_stretch.network.operators import Operator, Operators
+from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError
+from tvm_stretch.network.properties.repeated_blocks import Block, detect_blocks
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.plan.sources import Source
 

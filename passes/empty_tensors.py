@@ -13,9 +13,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.call_rewriter import CallRewriter
-from tvm_stretch.ir.expressions import constant, flat_args
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.call_rewriter import CallRewriter
+from tvm_stretch.network.expressions import constant, flat_args
+from tvm_stretch.network.operators import kind_of
 
 _OF_NOTHING = {"sum": 0, "prod": 1, "mean": math.nan, "variance": math.nan, "std": math.nan}
 _WRITES = ("scatter_nd", "scatter_elements", "index_put")

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.exponentials import (
     LARGEST,
     clamp,

@@ -4,7 +4,7 @@
     b = R.nn.relu(R.add(R.nn.conv2d(a, R.dequantize(w, ..)), R.dequantize(b, ..)))
     y = R.quantize(b, 0.1, 0)
         ->
-    y = R.call_tir(integer_conv2d, (x, w, b, factor))      # ir/integer_kernels.py
+    y = R.call_tir(integer_conv2d, (x, w, b, factor))      # network/integer_kernels.py
 
 Convolutions, dense layers, sums, products, means and softmax become integer operators. Operators
 that only move numbers, and the maximum, work on the integers themselves; an elementwise chain
@@ -24,22 +24,28 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.analysis.integer_summary import calls_of, with_integers
-from tvm_stretch.analysis.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
-from tvm_stretch.analysis.quantised_values import (
+from tvm_stretch.network.call_rewriter import CallRewriter
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.integer_kernels import integer_call, softmax_powers
+from tvm_stretch.network.integers import Integer
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.properties.integer_summary import calls_of, with_integers
+from tvm_stretch.network.properties.quantised_layers import (
+    LAYERS,
+    Layer,
+    ints,
+    read_layer,
+    windows_of,
+)
+from tvm_stretch.network.properties.quantised_values import (
     EIGHT_BITS,
     Result,
     Scale,
     Tensor,
     scale_of,
 )
-from tvm_stretch.analysis.tabulate import tabulated
-from tvm_stretch.ir.call_rewriter import CallRewriter
-from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.integer_kernels import integer_call, softmax_powers
-from tvm_stretch.ir.integers import Integer
-from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.ir.source_names import same_source
+from tvm_stretch.network.properties.tabulate import tabulated
+from tvm_stretch.network.source_names import same_source
 
 _MOVES = (
     *("reshape", "permute_dims", "broadcast_to", "strided_slice", "take"),

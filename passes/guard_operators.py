@@ -25,12 +25,12 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.errors import ModelError
-from tvm_stretch.ir.codec import to_text
-from tvm_stretch.ir.expressions import constant, constant_value, shape_of
-from tvm_stretch.ir.guards import GUARDS, Guard, read_guards
-from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.ir.source_names import is_made_up, same_source, source_of
+from tvm_stretch.base.errors import ModelError
+from tvm_stretch.network.codec import to_text
+from tvm_stretch.network.expressions import constant, constant_value, shape_of
+from tvm_stretch.network.guards import GUARDS, Guard, read_guards
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.source_names import is_made_up, same_source, source_of
 
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
 _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")

@@ -21,10 +21,10 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.calls import PROCESSOR
-from tvm_stretch.ir.expressions import builder_with_kernels, constant, shape_of, with_variables
-from tvm_stretch.ir.integers import Integer, integer_of, operands_of, rounding_of
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.calls import PROCESSOR
+from tvm_stretch.network.expressions import builder_with_kernels, constant, shape_of, with_variables
+from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.passes.name_operators import Renamer
 
 HALF, WIDE = "float16", "float32"

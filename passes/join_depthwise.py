@@ -18,15 +18,15 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir import GlobalVar
 
-from tvm_stretch.ir.expressions import count_uses
-from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.ir.provenance import KERNELS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.expressions import count_uses
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.provenance import KERNELS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.passes.name_operators import Renamer
-from tvm_stretch.rewriting import changed_block, rewrite
 from tvm_stretch.targets.kernels.fused import ANNOTATION, blocks_of, elementwise, split_fused
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.gpu.pair import GroupPairConfig, choose_pair
 from tvm_stretch.targets.kernels.template import Template, read_template
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.pair import GroupPairConfig, choose_pair
 
 
 @tvm.transform.module_pass(opt_level=0, name="JoinDepthwise")

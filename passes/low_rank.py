@@ -23,12 +23,12 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.emitting.again import emitted_again
-from tvm_stretch.emitting.scale_operators import Scaler, Value
-from tvm_stretch.emitting.scaled_weights import Array
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.expressions import constant
-from tvm_stretch.ir.operators import Operator
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.emitting.again import emitted_again
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value
+from tvm_stretch.network.emitting.scaled_weights import Array
+from tvm_stretch.network.expressions import constant
+from tvm_stretch.network.operators import Operator
 from tvm_stretch.plan.sources import Source
 
 _LEAST_CHANNELS = 8

@@ -13,7 +13,8 @@
 
 Calls without a name help the next named operator, or the last one. FuseOps invents names for its
 results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes. Therefore
-each function gets a table of its names' operators (`ir/provenance.py`); names are only for people.
+each function gets a table of its names' operators (`network/provenance.py`); names are only for
+people.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
-from tvm_stretch.ir.provenance import KERNELS, Provenance, free_name, with_table
-from tvm_stretch.ir.source_names import is_made_up, show_dots
+from tvm_stretch.network.provenance import KERNELS, Provenance, free_name, with_table
+from tvm_stretch.network.source_names import is_made_up, show_dots
 from tvm_stretch.passes.name_operators import Renamer
 
 _OPERATOR = "tvm_stretch.operator"

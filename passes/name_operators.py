@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.ir.provenance import SOURCES, Provenance, table_of, with_table
-from tvm_stretch.ir.source_names import (
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.provenance import SOURCES, Provenance, table_of, with_table
+from tvm_stretch.network.source_names import (
     SOURCE,
     from_source,
     is_made_up,

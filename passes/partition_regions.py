@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.calls import PROCESSOR, Calls, Leaf
-from tvm_stretch.ir.source_names import hide_dots
+from tvm_stretch.network.calls import PROCESSOR, Calls, Leaf
+from tvm_stretch.network.source_names import hide_dots
 from tvm_stretch.passes.tag import REGIONS
 
 

@@ -4,10 +4,10 @@
         ->
     conv(64 -> 48) -> norm -> relu -> conv(48 -> 128)      w1[kept], norm[kept], w2[:, kept]
 
-Channels that a sum joins, or a grouped convolution, go together (`analysis/channel_groups.py`).
-Channels with the smallest weights go: a convolution's rows count with the scale of its
-normalisation, and each convolution of a group has the same say. A multiple of 8 channels is left,
-which fills vectors on every processor.
+Channels that a sum joins, or a grouped convolution, go together
+(`network/properties/channel_groups.py`). Channels with the smallest weights go: a convolution's
+rows count with the scale of its normalisation, and each convolution of a group has the same say. A
+multiple of 8 channels is left, which fills vectors on every processor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import replace
 import numpy as np
 import tvm
 
-from tvm_stretch.analysis.channel_groups import ChannelGroup, channel_groups
-from tvm_stretch.emitting.again import emitted_again
-from tvm_stretch.emitting.scale_operators import Scaler, Value
-from tvm_stretch.emitting.scaled_weights import Array, Origin
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.emitting.again import emitted_again
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value
+from tvm_stretch.network.emitting.scaled_weights import Array, Origin
+from tvm_stretch.network.operators import Operator, Operators
+from tvm_stretch.network.properties.channel_groups import ChannelGroup, channel_groups
 from tvm_stretch.plan.sources import Source
 
 _MULTIPLE = 8

@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, Expr
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
-from tvm_stretch.rewriting import changed_block, rewrite, rewrite_kernels
+from tvm_stretch.network.rewriting import changed_block, rewrite, rewrite_kernels
 
 _FENCE = "llvm.arithmetic.fence"
 _FENCE_ID = llvm_lookup_intrinsic_id(_FENCE)

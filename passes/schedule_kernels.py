@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tvm
 
-from tvm_stretch.rewriting import rewrite_kernels
+from tvm_stretch.network.rewriting import rewrite_kernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 

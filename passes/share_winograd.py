@@ -24,21 +24,19 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
 
-from tvm_stretch.emitting.winograd_stage import STAGE, WinogradStage
-from tvm_stretch.ir.codec import to_text
-from tvm_stretch.ir.expressions import count_uses, shape_of
-from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
-from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, taken
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import choose
-from tvm_stretch.targets.kernels.winograd import (
-    WinogradConfig,
-)
-from tvm_stretch.targets.kernels.winograd_sums import (
+from tvm_stretch.network.codec import to_text
+from tvm_stretch.network.emitting.winograd_stage import STAGE, WinogradStage
+from tvm_stretch.network.expressions import count_uses, shape_of
+from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
+from tvm_stretch.targets.cpu.kernels.winograd_sums import (
     multiply_planes,
     transform_input,
     transform_weight,
 )
+from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, taken
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose
 
 
 def share_winograd(mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> tvm.IRModule:

@@ -28,13 +28,13 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
-from tvm_stretch.emitting.branches import with_body
-from tvm_stretch.errors import InputError
-from tvm_stretch.ir.convolutions import conv2d_like, operator_like, weights_of
-from tvm_stretch.ir.expressions import builder_with_kernels, shape_of, with_variables
-from tvm_stretch.ir.integers import integer_of
-from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
-from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.convolutions import conv2d_like, operator_like, weights_of
+from tvm_stretch.network.emitting.branches import with_body
+from tvm_stretch.network.expressions import builder_with_kernels, shape_of, with_variables
+from tvm_stretch.network.integers import integer_of
+from tvm_stretch.network.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
+from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]

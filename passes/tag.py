@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import PlanError
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.base.errors import PlanError
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan
 
 REGIONS = "regions"

@@ -22,19 +22,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.analysis.quantised_layers import fits
-from tvm_stretch.analysis.quantised_values import EIGHT_BITS
-from tvm_stretch.analysis.transposed import transposed_images
-from tvm_stretch.ir.call_rewriter import SourceRewriter
-from tvm_stretch.ir.expressions import (
-    constant,
-    count_uses,
-    rewrite_functions,
-    shape_of,
-)
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer
-from tvm_stretch.ir.operators import UNARY, kind_of
+from tvm_stretch.network.call_rewriter import SourceRewriter
+from tvm_stretch.network.expressions import constant, count_uses, rewrite_functions, shape_of
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer
+from tvm_stretch.network.operators import UNARY, kind_of
+from tvm_stretch.network.properties.quantised_layers import fits
+from tvm_stretch.network.properties.quantised_values import EIGHT_BITS
+from tvm_stretch.network.properties.transposed import transposed_images
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}

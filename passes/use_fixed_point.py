@@ -11,10 +11,10 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from tvm_stretch.ir.integer_kernels import integer_kernel
-from tvm_stretch.ir.integers import meaning_of
-from tvm_stretch.rewriting import rewrite_kernels
-from tvm_stretch.targets.kernels.integer_sums import in_integers
+from tvm_stretch.network.integer_kernels import integer_kernel
+from tvm_stretch.network.integers import meaning_of
+from tvm_stretch.network.rewriting import rewrite_kernels
+from tvm_stretch.targets.cpu.kernels.integer_sums import in_integers
 
 _FLOAT = ("average", "softmax")
 """Kinds that divide floats, which such processors refuse or compute otherwise."""

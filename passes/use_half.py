@@ -23,10 +23,10 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.codec import from_text, to_text
-from tvm_stretch.ir.expressions import builder_with_kernels, with_variables
-from tvm_stretch.ir.operators import BINARY, kind_of
-from tvm_stretch.ir.source_names import source_of
+from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.expressions import builder_with_kernels, with_variables
+from tvm_stretch.network.operators import BINARY, kind_of
+from tvm_stretch.network.source_names import source_of
 from tvm_stretch.passes.name_operators import NameOperators, keep_names
 
 HALVES = "halves"

@@ -18,9 +18,9 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvm_stretch.ir.calls import PROCESSOR
-from tvm_stretch.ir.expressions import builder_with_kernels, shape_of
-from tvm_stretch.ir.provenance import KERNELS, Provenance, with_table
+from tvm_stretch.network.calls import PROCESSOR
+from tvm_stretch.network.expressions import builder_with_kernels, shape_of
+from tvm_stretch.network.provenance import KERNELS, Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
 
 MODEL = "tvm_stretch.model"

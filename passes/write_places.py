@@ -21,9 +21,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.call_rewriter import SourceRewriter
-from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.call_rewriter import SourceRewriter
+from tvm_stretch.network.expressions import constant, rewrite_functions, shape_of
+from tvm_stretch.network.operators import kind_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="WritePlaces")

@@ -3,7 +3,7 @@
 The names that it exports are what a new processor needs.
 """
 
-from tvm_stretch.exports import exported
+from tvm_stretch.base.exports import exported
 
 __getattr__ = exported(
     __name__,

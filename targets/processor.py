@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax, tirx
 
-from tvm_stretch.errors import TargetError
+from tvm_stretch.base.errors import TargetError
 
 from .kernels.machine import VectorMachine
 

@@ -11,8 +11,8 @@ from typing import Any
 from tvm.target import Target
 
 from tvm_stretch import targets as _folder
-from tvm_stretch.errors import InputError, TargetError
-from tvm_stretch.targets.cpu import HOST, cpu_processor
+from tvm_stretch.base.errors import InputError, TargetError
+from tvm_stretch.targets.cpu.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.registry import (
     Attributes,

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from tvm.target import Target
 
-from tvm_stretch.errors import TargetError
-from tvm_stretch.ir.codec import target_data
+from tvm_stretch.base.errors import TargetError
+from tvm_stretch.network.codec import target_data
 
 from .processor import Processor
 

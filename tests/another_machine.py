@@ -66,7 +66,7 @@ def pretend() -> None:
     """
     from tvm.target import codegen
 
-    from tvm_stretch.targets import cpu
+    from tvm_stretch.targets.cpu import cpu
 
     if machine := os.environ.get(VARIABLE):
         codegen.llvm_get_system_cpu = lambda: CPUS[machine]

@@ -6,7 +6,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
 
 
 def built_app(folder: Path) -> Path:

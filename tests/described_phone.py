@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tvm_stretch.remote.description import Description
+from tvm_stretch.phone.description import Description
 
 BIG = {"part": "0x41:0xd0b", "mhz": 2840, "capacity": 1024, "l1": 65536, "l2": 524288}
 LITTLE = {"part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768, "l2": 131072}

@@ -1,4 +1,4 @@
-"""What stands in runtime/dsp/protocol.h, once more in Python, for tests."""
+"""What stands in targets/hexagon/dsp/protocol.h, once more in Python, for tests."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from cpu_targets import TARGET
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
-from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.targets.cpu.code.object_code import compile_kernels
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.hexagon.code.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.targets.processor import Check, Kernels, Processor
 
 HOST_LINKER = Linker(("cc", "-w"), "host")

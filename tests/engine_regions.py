@@ -11,15 +11,15 @@ import tvm
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 from tvm import relax
 
-from tvm_stretch.codegen.onnx_operators import why_not_onnx
-from tvm_stretch.codegen.onnx_scales import bindings
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.expressions import tensor_types
-from tvm_stretch.ir.integers import integer_of
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.expressions import tensor_types
+from tvm_stretch.network.integers import integer_of
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.engines.code.onnx_operators import why_not_onnx
+from tvm_stretch.targets.engines.code.onnx_scales import bindings
 
 
 def regions(network: ModelProto) -> tuple[tvm.IRModule, list[relax.Function]]:

@@ -9,8 +9,8 @@ from cpu_targets import TARGET
 
 import tvm_stretch as ts
 from benchmarks.replayed import device_of, lasting, moved
-from tvm_stretch import testing
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.run import testing
 from tvm_stretch.targets.processor import Check, Processor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +20,7 @@ FOLDER = ROOT / "build/fake"
 
 
 def fake_code(**script: object) -> tvm.runtime.Module:
-    """What compiling makes for the fake processor; see tvm_stretch/testing/fake_processor.cc."""
+    """What compiling makes for the fake processor; see tvm_stretch/run/testing/fake_processor.cc."""
     return testing.fake_code(FOLDER, **script)
 
 

@@ -13,10 +13,10 @@ from relax_helpers import answers, random_inputs
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.gpu.families import describe_gpu
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
+from tvm_stretch.targets.opencl.kernels.families import describe_gpu
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)

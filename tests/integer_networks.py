@@ -10,9 +10,9 @@ import tvm
 from branch_networks import Layer, fits
 from tvm import relax
 
-from tvm_stretch.analysis.quantised_layers import ints, windows_of
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.properties.quantised_layers import ints, windows_of
 from tvm_stretch.passes.name_operators import NameOperators
 
 UNSIGNED = Rounding("uint8", 7, 0, 255)

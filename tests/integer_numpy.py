@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 
-from tvm_stretch.ir.integers import Integer, Rounding, integer_of
+from tvm_stretch.network.integers import Integer, Rounding, integer_of
 
 
 def rounded(value: np.ndarray, rounding: Rounding) -> np.ndarray:

@@ -12,16 +12,16 @@ from typing import Any
 
 from benchmarks.kernel_code import layers
 from tutorials import zoo
-from tvm_stretch.targets.kernels.gpu.conv import GroupConvConfig, tile_of
-from tvm_stretch.targets.kernels.gpu.dense import RowConfig
-from tvm_stretch.targets.kernels.gpu.families import describe_gpu
-from tvm_stretch.targets.kernels.gpu.groups import QUAD
-from tvm_stretch.targets.kernels.gpu.tiles import Tile
-from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig
-from tvm_stretch.targets.kernels.gpu.winograd import GroupWinogradConfig
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.opencl.kernels.conv import GroupConvConfig, tile_of
+from tvm_stretch.targets.opencl.kernels.dense import RowConfig
+from tvm_stretch.targets.opencl.kernels.families import describe_gpu
+from tvm_stretch.targets.opencl.kernels.groups import QUAD
+from tvm_stretch.targets.opencl.kernels.tiles import Tile
+from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig
+from tvm_stretch.targets.opencl.kernels.winograd import GroupWinogradConfig
 
 GPUS = {
     "NVIDIA H100": (132, 1024, 48 * 1024),

@@ -20,14 +20,7 @@ from fake_targets import fake_code
 from hypothesis import strategies as st
 from tvm import te
 
-from tvm_stretch.codegen.bells import (
-    BELL_ARGUMENT,
-    BELL_PRELUDE,
-    DOORBELL,
-    doorbell_launch,
-    kernel_text,
-)
-from tvm_stretch.lowering.executor_graph import (
+from tvm_stretch.make.lowering.executor_graph import (
     COPY_KERNEL,
     CPU,
     Graph,
@@ -37,7 +30,14 @@ from tvm_stretch.lowering.executor_graph import (
     Region,
     Tensor,
 )
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.targets.opencl.code.bells import (
+    BELL_ARGUMENT,
+    BELL_PRELUDE,
+    DOORBELL,
+    doorbell_launch,
+    kernel_text,
+)
 
 load_native_library()
 

@@ -10,7 +10,7 @@ from relax_numpy import evaluate, knows
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 Body = Callable[..., relax.Expr]
 

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.operators import kind_of, operands
+from tvm_stretch.network.operators import kind_of, operands
 
 
 def knows(mod: tvm.IRModule) -> bool:

@@ -17,7 +17,7 @@ import tvm
 import tvm_ffi
 from tvm.rpc import tracker
 
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
 
 
 class RpcProcess:

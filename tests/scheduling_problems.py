@@ -7,14 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tvm_stretch.scheduling import (
-    FREE,
-    Job,
-    Problem,
-    Tensor,
-    TransferCost,
-    linear_transfer,
-)
+from tvm_stretch.plan.scheduling import FREE, Job, Problem, Tensor, TransferCost, linear_transfer
 
 Costs = Sequence[Sequence[int | None]]
 

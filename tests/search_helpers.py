@@ -11,10 +11,10 @@ from fake_targets import fake_processor
 from relax_helpers import random_const
 from tvm import relax
 
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.targets.cpu import CORE, cpu_processor
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 _USUAL_LANES = 8

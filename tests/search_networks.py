@@ -14,7 +14,7 @@ import tvm
 from hypothesis import strategies as st
 from tvm import relax
 
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 _SHUFFLED = [0, 2, 1, 3, 4]
 

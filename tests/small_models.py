@@ -11,8 +11,8 @@ from relax_helpers import module, random_const
 from tvm import relax, te, topi
 
 import tvm_stretch as ts
-from tvm_stretch.build.assemble import build_model
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.make.assemble import build_model
+from tvm_stretch.run.model import Model
 
 SHAPE = (1, 8, 16, 16)
 WEIGHT = np.random.default_rng(7).standard_normal((8, 16)).astype("float32")

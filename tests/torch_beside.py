@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import tvm_stretch as ts
-from tvm_stretch.frontend.torch_operators import decomposed
+from tvm_stretch.read.torch.operators import decomposed
 
 _TARGET = {"kind": "llvm", "opt-level": 0}
 

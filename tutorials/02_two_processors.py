@@ -18,10 +18,10 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.lowering.executor_graph import Graph
-from tvm_stretch.runtime.picture import draw
-from tvm_stretch.runtime.timeline import chart
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.run.picture import draw
+from tvm_stretch.run.timeline import chart
+from tvm_stretch.targets.opencl.device import local_device
 
 CHANNELS, SIZE = 64, 56
 

@@ -1,7 +1,7 @@
 """Writing a scheduler: its input and result, the checker, and a model that follows the schedule.
 
 Run it: `python tutorials/03_writing_a_scheduler.py`.  It needs no device: the second processor is
-`tvm_stretch.testing`'s, which runs the CPU's kernels on a thread of its own.
+`tvm_stretch.run.testing`'s, which runs the CPU's kernels on a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zoo
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.scheduling import (
+from tvm_stretch.plan.scheduling import (
     Problem,
     Result,
     Simulation,
@@ -23,8 +23,8 @@ from tvm_stretch.scheduling import (
     result_of,
     schedule_heft,
 )
+from tvm_stretch.run.testing import fake_processor
 from tvm_stretch.targets import Processor, Speed
-from tvm_stretch.testing import fake_processor
 
 
 def section(title: str) -> None:

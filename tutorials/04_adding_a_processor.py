@@ -1,8 +1,8 @@
 """Adding a processor in one file, and watching it get work: a neural processing unit, faked.
 
 Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the processor of
-`tvm_stretch.testing` runs the CPU's kernels on a thread of its own, with memory of its own, so that
-plans, transfers and timelines look as they would with a real one.
+`tvm_stretch.run.testing` runs the CPU's kernels on a thread of its own, with memory of its own, so
+that plans, transfers and timelines look as they would with a real one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search import planning_costs, search
+from tvm_stretch.plan.search import planning_costs, search
+from tvm_stretch.read import load_network
+from tvm_stretch.run.testing import fake_code
 from tvm_stretch.targets import (
     Attributes,
     OpRule,
@@ -29,7 +30,6 @@ from tvm_stretch.targets import (
     make_processors,
     register,
 )
-from tvm_stretch.testing import fake_code
 
 CHANNELS, SIZE = 64, 56
 
@@ -99,8 +99,8 @@ def npu_processor(target: Attributes, host: Processor) -> Processor:
 def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
     """Code for the executor's new part, a shared library that registers itself.
 
-    Yours is made of a C++ file that includes `processor.h`, as `tvm_stretch/testing/` has one:
-    `tvm_stretch.runtime.native_processor` builds and loads it.
+    Yours is made of a C++ file that includes `processor.h`, as `tvm_stretch/run/testing/` has one:
+    `tvm_stretch.run.native_processor` builds and loads it.
     """
     return fake_code(mirrored=True)
 

@@ -28,8 +28,8 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.cost import ProcessorProfile, load_profile
-from tvm_stretch.measuring import works_of_networks
+from tvm_stretch.plan.cost import ProcessorProfile, load_profile
+from tvm_stretch.plan.measuring import works_of_networks
 
 
 def section(title: str) -> None:

@@ -1,7 +1,7 @@
 """Stretching: a sequential network becomes branches, one for each processor, to be trained anew.
 
 Run it: `python tutorials/06_stretching.py`.  It needs no device: the second processor is that of
-`tvm_stretch.testing`, which runs the CPU's kernels on a thread of its own.
+`tvm_stretch.run.testing`, which runs the CPU's kernels on a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import tvm
 import zoo
 
 import tvm_stretch as ts
-from tvm_stretch.analysis import detect_stages
+from tvm_stretch.network.properties import detect_stages
+from tvm_stretch.run.testing import fake_processor
 from tvm_stretch.targets import cpu_processor
-from tvm_stretch.testing import fake_processor
 
 
 def section(title: str) -> None:

@@ -1,7 +1,7 @@
 """Stretch a network of your own, train it, and see its timeline.
 
 Run it: `python tutorials/07_training.py`.  It needs torch, and no device: the second processor is
-that of `tvm_stretch.testing`, as in tutorial 6, which shows the search for designs.
+that of `tvm_stretch.run.testing`, as in tutorial 6, which shows the search for designs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import tvm
 from torch import Tensor, nn
 
 import tvm_stretch as ts
+from tvm_stretch.run.testing import fake_processor
 from tvm_stretch.targets import cpu_processor
-from tvm_stretch.testing import fake_processor
 
 SIZE, CLASSES = 16, 8
 

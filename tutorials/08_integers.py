@@ -19,11 +19,11 @@ import onnxruntime
 from zoo.builder import Builder
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integers import integer_of, operands_of
-from tvm_stretch.ir.operators import Operators, kind_of
-from tvm_stretch.runtime.picture import draw
-from tvm_stretch.runtime.timeline import chart
+from tvm_stretch.network.integers import integer_of, operands_of
+from tvm_stretch.network.operators import Operators, kind_of
+from tvm_stretch.read import load_network
+from tvm_stretch.run.picture import draw
+from tvm_stretch.run.timeline import chart
 
 
 def section(title: str) -> None:

@@ -4,7 +4,7 @@
 
 A tracker lends phones, `tvm_stretch_rpc` runs on each of them. This page starts both here, on
 127.0.0.1; with a real phone only the two commands are other ones: they are in
-tvm_stretch/runtime/native/server/README.md, for boards with Linux and for Android with adb.
+tvm_stretch/phone/server/README.md, for boards with Linux and for Android with adb.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
 
 
 def started(command: list[str], ready: str) -> tuple[subprocess.Popen[bytes], str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvm_stretch.errors import (
+from tvm_stretch.base.errors import (
     ArtifactError,
     CostModelError,
     DeviceError,
@@ -28,24 +28,25 @@ from tvm_stretch.errors import (
     TrainingError,
     UnsupportedError,
 )
-from tvm_stretch.progress import ctrl_c_waits
+from tvm_stretch.base.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
-    from tvm_stretch import problems, results, stretching, training, tune
-    from tvm_stretch.compiler import compile, plan_for, plan_front, to_onnx
-    from tvm_stretch.differences import compare
-    from tvm_stretch.frontend.lengths import Length
-    from tvm_stretch.frontend.quantise import quantize
-    from tvm_stretch.ir.states import Counter, Greedy
+    from tvm_stretch.api import problems, results, tune
+    from tvm_stretch.api.compiler import compile, plan_for, plan_front, to_onnx
+    from tvm_stretch.api.differences import compare
+    from tvm_stretch.lab import stretching, training
+    from tvm_stretch.lab.compress import compress
+    from tvm_stretch.lab.compress_within import compress_within
+    from tvm_stretch.lab.stretching.stretching import stretch
+    from tvm_stretch.network.states import Counter, Greedy
+    from tvm_stretch.phone.device import Device, connect
     from tvm_stretch.plan.plan import Plan
-    from tvm_stretch.remote.device import Device, connect
-    from tvm_stretch.runtime.group import Group
-    from tvm_stretch.runtime.meters import Meter
-    from tvm_stretch.runtime.model import Model, load
-    from tvm_stretch.search.objective import Objective
-    from tvm_stretch.stretching.compress import compress
-    from tvm_stretch.stretching.compress_within import compress_within
-    from tvm_stretch.stretching.stretching import stretch
+    from tvm_stretch.plan.search.objective import Objective
+    from tvm_stretch.read.lengths import Length
+    from tvm_stretch.read.quantise import quantize
+    from tvm_stretch.run.group import Group
+    from tvm_stretch.run.meters import Meter
+    from tvm_stretch.run.model import Model, load
 
 __all__ = [
     "ArtifactError",
@@ -93,26 +94,26 @@ __all__ = [
 # Imported on first use, because the zoo and the errors need no TVM, and a phone has no compiler.
 _MODULES = ("problems", "results", "stretching", "training", "tune")
 _LAZY = {
-    "compare": "tvm_stretch.differences",
-    "compress": "tvm_stretch.stretching.compress",
-    "compress_within": "tvm_stretch.stretching.compress_within",
-    "compile": "tvm_stretch.compiler",
-    "connect": "tvm_stretch.remote.device",
-    "Counter": "tvm_stretch.ir.states",
-    "Greedy": "tvm_stretch.ir.states",
-    "Length": "tvm_stretch.frontend.lengths",
-    "Device": "tvm_stretch.remote.device",
-    "Group": "tvm_stretch.runtime.group",
-    "Meter": "tvm_stretch.runtime.meters",
-    "Model": "tvm_stretch.runtime.model",
-    "Objective": "tvm_stretch.search.objective",
+    "compare": "tvm_stretch.api.differences",
+    "compress": "tvm_stretch.lab.compress",
+    "compress_within": "tvm_stretch.lab.compress_within",
+    "compile": "tvm_stretch.api.compiler",
+    "connect": "tvm_stretch.phone.device",
+    "Counter": "tvm_stretch.network.states",
+    "Greedy": "tvm_stretch.network.states",
+    "Length": "tvm_stretch.read.lengths",
+    "Device": "tvm_stretch.phone.device",
+    "Group": "tvm_stretch.run.group",
+    "Meter": "tvm_stretch.run.meters",
+    "Model": "tvm_stretch.run.model",
+    "Objective": "tvm_stretch.plan.search.objective",
     "Plan": "tvm_stretch.plan.plan",
-    "load": "tvm_stretch.runtime.model",
-    "plan_for": "tvm_stretch.compiler",
-    "plan_front": "tvm_stretch.compiler",
-    "to_onnx": "tvm_stretch.compiler",
-    "quantize": "tvm_stretch.frontend.quantise",
-    "stretch": "tvm_stretch.stretching.stretching",
+    "load": "tvm_stretch.run.model",
+    "plan_for": "tvm_stretch.api.compiler",
+    "plan_front": "tvm_stretch.api.compiler",
+    "to_onnx": "tvm_stretch.api.compiler",
+    "quantize": "tvm_stretch.read.quantise",
+    "stretch": "tvm_stretch.lab.stretching.stretching",
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tvm_stretch.cli import main
+from tvm_stretch.api.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

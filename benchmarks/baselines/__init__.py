@@ -11,8 +11,8 @@ from benchmarks.baselines.mosaic import schedule_mosaic
 from benchmarks.baselines.single import schedule_single
 from benchmarks.baselines.split import schedule_codl, schedule_mulayer
 from benchmarks.baselines.starpu import schedule_starpu
-from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.result import Scheduler
+from tvm_stretch.plan.scheduling.heft import schedule_heft
+from tvm_stretch.plan.scheduling.result import Scheduler
 
 __all__ = [
     "BASELINES",

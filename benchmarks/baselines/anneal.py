@@ -22,11 +22,11 @@ from benchmarks.baselines import (
 )
 from benchmarks.baselines.bounds import lower_bound
 from benchmarks.baselines.merge import merge_short_operators
-from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.refine import anneal
-from tvm_stretch.scheduling.result import Result, Scheduler, result_of
-from tvm_stretch.scheduling.simulate import Simulation, simulate
+from tvm_stretch.plan.scheduling.heft import schedule_heft
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.refine import anneal
+from tvm_stretch.plan.scheduling.result import Result, Scheduler, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation, simulate
 
 # Steps of the local search (operators simulated in trials; 20 to 40 ns each), for every set of
 # processors that is tried.

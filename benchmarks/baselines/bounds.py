@@ -24,8 +24,8 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result
 
 # The number of operators that split a graph best; the bound considers every pair of them.
 _HUBS = 48

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from tvm_stretch.errors import ScheduleError
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 LARGEST = 12
 

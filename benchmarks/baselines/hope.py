@@ -14,9 +14,9 @@ from itertools import product
 from benchmarks.baselines.hope_partition import BALANCE, PIECE, partition
 from benchmarks.baselines.ilp import solve_piece
 from benchmarks.baselines.merge import merge_short_operators, unmerged
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 # The solver's time for one piece. The limit of nodes should end it earlier, so that answers do not
 # depend on the machine's load; this is only a guard.

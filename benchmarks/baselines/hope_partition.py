@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.problem import Problem
 
 # Pieces have fewer operators than this (NT in the paper), and this balance at first (ε).
 PIECE = 12

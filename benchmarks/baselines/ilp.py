@@ -30,7 +30,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 # The limit of the solver's search nodes if its time is limited: the same on every machine.
 _NODES = 200

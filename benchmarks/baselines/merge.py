@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_stretch.scheduling.problem import Job, Problem, Tensor
-from tvm_stretch.scheduling.simulate import Simulation, run_sequence
+from tvm_stretch.plan.scheduling.problem import Job, Problem, Tensor
+from tvm_stretch.plan.scheduling.simulate import Simulation, run_sequence
 
 # An operator is short if it takes less than this share of the mean operator on every processor.
 _SHORT = 0.1

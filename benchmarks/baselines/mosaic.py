@@ -17,9 +17,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 _NEVER = np.iinfo(np.int64).max // 4
 

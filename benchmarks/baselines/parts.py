@@ -7,13 +7,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from benchmarks.baselines.bounds import bound_of
-from tvm_stretch.analysis.row_windows import why_not_by_rows, window
-from tvm_stretch.ir.operator_graph import ANCHORS, OperatorGraph
-from tvm_stretch.ir.operators import POINTWISE, Operator
-from tvm_stretch.scheduling import check
-from tvm_stretch.scheduling.check import require
-from tvm_stretch.scheduling.problem import Job, Problem
-from tvm_stretch.scheduling.result import Result
+from tvm_stretch.network.operator_graph import ANCHORS, OperatorGraph
+from tvm_stretch.network.operators import POINTWISE, Operator
+from tvm_stretch.network.properties.row_windows import why_not_by_rows, window
+from tvm_stretch.plan.scheduling import check
+from tvm_stretch.plan.scheduling.check import require
+from tvm_stretch.plan.scheduling.problem import Job, Problem
+from tvm_stretch.plan.scheduling.result import Result
 
 # Operators whose output channels can be computed in shares.
 _SPLITTABLE = (*ANCHORS, *POINTWISE)

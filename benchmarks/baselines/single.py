@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation, run_sequence
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation, run_sequence
 
 
 def schedule_single(problem: Problem) -> Result:

@@ -20,9 +20,9 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 
-from tvm_stretch.scheduling.problem import Job, Problem, Tensor
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.problem import Job, Problem, Tensor
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 # Shares are multiples of 1/16, because channels come in blocks.
 _GRAIN = 16

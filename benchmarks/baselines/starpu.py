@@ -14,9 +14,9 @@ from __future__ import annotations
 import heapq
 import time
 
-from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.problem import Problem
+from tvm_stretch.plan.scheduling.result import Result, result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 
 def schedule_starpu(problem: Problem) -> Result:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from tvm_stretch.errors import StretchError
+from tvm_stretch.base.errors import StretchError
 
 TOGETHER = 16
 """Samples of one network."""

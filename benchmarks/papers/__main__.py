@@ -12,8 +12,8 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.papers.catalogue import DRAWINGS, PAPERS, PARTS, Part, parts
-from tvm_stretch.cost.fingerprint import local_machine
-from tvm_stretch.files import write_whole
+from tvm_stretch.base.files import write_whole
+from tvm_stretch.plan.cost.fingerprint import local_machine
 
 _LIMIT_S = 20 * 60
 """No part takes so long, unless the machine does much else."""

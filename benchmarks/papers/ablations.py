@@ -24,10 +24,10 @@ from benchmarks.baselines.parts import check_schedule
 from benchmarks.commands import options
 from benchmarks.scheduling_profiles import RATIOS, synthetic_problem, whole
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.scheduling import Problem
-from tvm_stretch.scheduling.result import Scheduler
+from tvm_stretch.network.operator_graph import OperatorGraph
+from tvm_stretch.plan.scheduling import Problem
+from tvm_stretch.plan.scheduling.result import Scheduler
+from tvm_stretch.read import load_network
 
 Variant: TypeAlias = tuple[str, Scheduler | None, Scheduler | None, bool]
 """Name, both schedulers (None: nothing changes for it), whether tensors are cached."""

@@ -25,10 +25,10 @@ from benchmarks.baselines.parts import check_schedule
 from benchmarks.commands import options
 from benchmarks.scheduling_profiles import host_problem, transfers_between, whole
 from tutorials import zoo
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.frontend import load_network
-from tvm_stretch.scheduling.result import Scheduler
-from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.plan.cost.profile_file import load_profile
+from tvm_stretch.plan.scheduling.result import Scheduler
+from tvm_stretch.plan.search.twin import twin_costs, twin_processors
+from tvm_stretch.read import load_network
 
 DEVICE, TEAM = "snapdragon-855", ("cpu", "opencl")
 _HALVES = 2  # the GPU computes in float16

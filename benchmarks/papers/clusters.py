@@ -37,12 +37,12 @@ from benchmarks.harness import check
 from benchmarks.schedulers import NETWORKS
 from benchmarks.scheduling_profiles import CLUSTERS, synthetic_problem, whole
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.network.operator_graph import OperatorGraph
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.scheduling.result import Scheduler
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.plan.scheduling.result import Scheduler
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 THEIRS = dict(zip(NETWORKS, (15.7, 2.2, 2.6, 9.8, 8.3, 3.2, 0.0), strict=True))

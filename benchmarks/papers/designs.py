@@ -36,15 +36,15 @@ from benchmarks.accuracy_trials import Schedule, batches_of, fresh
 from benchmarks.papers.meetings import branched, predicted
 from benchmarks.stretched import equal_capacity
 from tutorials.zoo.shufflenet import unit
-from tvm_stretch.files import write_whole
-from tvm_stretch.frontend import load_trainable
+from tvm_stretch.base.files import write_whole
+from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.lab.stretching.segments import Run
+from tvm_stretch.lab.stretching.stretching import Stretching
+from tvm_stretch.lab.training import Batches, Training, accuracy, fit
+from tvm_stretch.lab.training.relax_graph import graph_of
+from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.segments import Run
-from tvm_stretch.stretching.stretching import Stretching
-from tvm_stretch.training import Batches, Training, accuracy, fit
-from tvm_stretch.training.relax_graph import graph_of
-from tvm_stretch.training.torch_graph import Graph
+from tvm_stretch.read import load_trainable
 
 DEVICE, TEAM = "snapdragon-855", ("cpu", "hexagon")
 LARGE = 672

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.network.operators import Operator, Operators
+from tvm_stretch.read import load_network
 
 GPU = frozenset(
     [

@@ -34,11 +34,11 @@ from benchmarks.harness import check
 from benchmarks.papers.table3 import in_turns
 from benchmarks.scheduling_profiles import whole
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
+from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 
 _CHANGING, _WARM_UP, _ROUNDS = "changing", 40, 10
 

@@ -37,11 +37,11 @@ from benchmarks.commands import options
 from benchmarks.harness import check
 from benchmarks.papers.drawing_app import Drawn
 from tutorials import zoo
-from tvm_stretch.frontend import load_network
+from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.read import load_network
 
 TARGETS = ["llvm", "opencl"]
 SHARES = (1.0, 0.75, 0.5, 0.25)

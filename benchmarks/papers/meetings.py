@@ -22,11 +22,11 @@ import onnx
 from benchmarks.accuracy_networks import Small
 from benchmarks.accuracy_tasks import CLASSES
 from tutorials.zoo.builder import Builder
-from tvm_stretch.frontend import load_trainable
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.stretching.block_layers import outside_layers
-from tvm_stretch.stretching.judge import Task
-from tvm_stretch.stretching.predict import Chain, Figures, Timeline
+from tvm_stretch.lab.stretching.block_layers import outside_layers
+from tvm_stretch.lab.stretching.judge import Task
+from tvm_stretch.lab.stretching.predict import Chain, Figures, Timeline
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.read import load_trainable
 
 BRANCHES = 2
 

@@ -43,10 +43,10 @@ from benchmarks.papers.table2_accuracy import (
 )
 from benchmarks.scheduling_profiles import host_costs
 from tutorials import zoo
-from tvm_stretch.build.pipeline import build_parts
-from tvm_stretch.frontend import load_network
+from tvm_stretch.make.pipeline import build_parts
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 

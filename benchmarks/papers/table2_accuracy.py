@@ -27,9 +27,9 @@ import tvm_stretch as ts
 from benchmarks.accuracy_tasks import Data, digits, shapes, write_digits
 from benchmarks.accuracy_trials import Schedule, batches_of, fresh, weights_of
 from tutorials import zoo
-from tvm_stretch.frontend import load_trainable
-from tvm_stretch.training import Batches, Training, accuracy, fit, load_torch, to_torch
-from tvm_stretch.training.relax_graph import graph_of, with_weights
+from tvm_stretch.lab.training import Batches, Training, accuracy, fit, load_torch, to_torch
+from tvm_stretch.lab.training.relax_graph import graph_of, with_weights
+from tvm_stretch.read import load_trainable
 
 CLASSES, SMALL = 10, 32
 TASKS = ("shapes", "digits")

@@ -40,18 +40,18 @@ from benchmarks.carried_out import Carrier
 from benchmarks.commands import options, turns
 from benchmarks.replayed import device_of, lasting, moved
 from tutorials import zoo
-from tvm_stretch import testing
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.scheduling import Result
-from tvm_stretch.scheduling.simulate import run_sequence
-from tvm_stretch.search import search
-from tvm_stretch.search.alternatives import FASTEST
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.twin import twin_costs, twin_processors
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.scheduling import Result
+from tvm_stretch.plan.scheduling.simulate import run_sequence
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.alternatives import FASTEST
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.twin import twin_costs, twin_processors
+from tvm_stretch.read import load_network
+from tvm_stretch.run import testing
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 THEIRS = {
     "YOLOv2": ((19, 46, 23, 70), (28, 63, 55, 85)),

@@ -9,11 +9,11 @@ from search_helpers import costs, emit
 
 from benchmarks.baselines import schedule_codl, schedule_heft, schedule_mulayer
 from benchmarks.carried_out import Carrier, table
-from tvm_stretch.build.branching import branch
+from tvm_stretch.make.branching import branch
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.scheduling.result import Result
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.scheduling.result import Result
 
 MEETING = 2_000
 

@@ -9,7 +9,7 @@ from cpu_targets import TARGET
 
 from benchmarks import cost_model_measured
 from benchmarks.cost_model_measured import measure_all, read_networks
-from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.dataset import Dataset
 
 
 def test_networks_and_batches(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks import cost_model_measured as measured
-from tvm_stretch.measuring.bench import NetworkTiming
-from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.timing import Timing
+from tvm_stretch.plan.measuring.bench import NetworkTiming
+from tvm_stretch.plan.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.timing import Timing
 
 FAR = 1e18
 """The end, in seconds of the clock."""

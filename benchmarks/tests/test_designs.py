@@ -16,9 +16,9 @@ from benchmarks.accuracy_networks import NETWORKS, Small
 from benchmarks.accuracy_trials import Schedule
 from benchmarks.papers import clocks, clusters, designs
 from benchmarks.papers.meetings import branched, predicted
-from tvm_stretch.frontend import load_trainable
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.design import Design
+from tvm_stretch.read import load_trainable
 
 TINY = Small(NETWORKS["resnet"].block, 8, (16, 32), (2, 2))
 QUICK = Schedule(trained=64, tested=50, epochs=1)

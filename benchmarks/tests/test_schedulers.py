@@ -12,7 +12,7 @@ from benchmarks import mi9, schedulers
 from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
 from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tutorials import zoo
-from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.network.operator_graph import OperatorGraph
 
 PUBLISHED = Path(schedulers.__file__).with_name("schedulers.md")
 

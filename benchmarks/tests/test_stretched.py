@@ -10,9 +10,9 @@ from search_helpers import costs
 from stretch_networks import basic, network
 
 from benchmarks import stretched
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
 from tvm_stretch.plan.design import Branch
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.stretching import Stretching, stretch_network
 
 DESIGNS = {
     "mi/R-34-C": {"devices": ["cpu"]},

@@ -13,7 +13,7 @@ from benchmarks.papers import table2
 from benchmarks.papers.table2 import BASELINE, ROWS, Figures, Row, table
 from benchmarks.papers.table2_accuracy import BOTH_8, FORMS, GIVEN, PRUNED, in_8_bits
 from tutorials.zoo.builder import Builder
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 IMAGE = np.random.default_rng(0).standard_normal((1, 3, 24, 24)).astype("float32")
 

@@ -20,10 +20,9 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Call, Expr
 
-from tvm_stretch.ir.integers import Rounding
-from tvm_stretch.rewriting import rewrite
-
-from .hvx import every, every_byte, hvx, word
+from tvm_stretch.network.integers import Rounding
+from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.targets.hexagon.kernels.hvx import every, every_byte, hvx, word
 
 _MOST_BITS = 15
 _LEAST_DIGITS = 22

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite
 
 from .loops import VECTORIZED, block, const, loop
 

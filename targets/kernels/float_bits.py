@@ -20,9 +20,8 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.rewriting import rewrite
-
-from .hvx import word
+from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.targets.hexagon.kernels.hvx import word
 
 _MOST = 511
 """Largest distance of results from the zero point: beyond 512 scales, all numbers are alike."""

@@ -17,7 +17,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.schedule import ScheduleError
 from tvm.sym import detect_linear_equation
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.ir.codec import from_text
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.codec import from_text
+from tvm_stretch.network.rewriting import rewrite
 
 from .fixed_point import FIXED, FixedPoint, narrowing_call
 from .loops import const, load

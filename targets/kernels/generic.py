@@ -24,7 +24,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
-from .across_pixels import across_pixels
+from tvm_stretch.targets.cpu.kernels.across_pixels import across_pixels
+
 from .flat import through_memory
 from .footprint import footprint
 from .loop_axes import Axis, fits_vectors, interleaved_block, jumps, merge_loops, transposed_axis

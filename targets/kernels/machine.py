@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .gpu.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 
 KIB = 1024
 

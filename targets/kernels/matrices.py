@@ -24,8 +24,8 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.steps import steps_call
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.steps import steps_call
 
 _SWEEPS = 12
 """Jacobi's rotations converge quadratically: matrices of 100 columns took 8 sweeps in float32."""

@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import changed_block, rewrite
+from tvm_stretch.network.rewriting import changed_block, rewrite
 
 from .loops import load
 

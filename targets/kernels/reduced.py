@@ -24,7 +24,7 @@ from tvm import DataType, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite
 
 from .flat import scheduled
 from .loop_axes import Axis

@@ -17,7 +17,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.ir.steps import BACKWARDS, steps_call
+from tvm_stretch.network.steps import BACKWARDS, steps_call
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,24 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.targets.cpu.kernels.nibble_words import WORDS, write_words
+from tvm_stretch.targets.cpu.kernels.nibbles import NIBBLES, write_nibbles
+from tvm_stretch.targets.cpu.kernels.recurrent import STEPS
+from tvm_stretch.targets.cpu.kernels.recurrent_nest import write_recurrence
+from tvm_stretch.targets.hexagon.kernels.hvx_mean import mean_nest
+from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
+from tvm_stretch.targets.hexagon.kernels.hvx_table import table_nest
+from tvm_stretch.targets.opencl.kernels.groups import IMAGES, WHOLE_QUADS
+from tvm_stretch.targets.opencl.kernels.nibbles import write_group_nibbles, write_group_words
+from tvm_stretch.targets.opencl.kernels.rules import schedule_items
 
 from .fixed_point import narrowing_of
 from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
-from .gpu.groups import IMAGES, WHOLE_QUADS
-from .gpu.nibbles import write_group_nibbles, write_group_words
-from .gpu.rules import schedule_items
-from .hvx_mean import mean_nest
-from .hvx_stores import pack_stores
-from .hvx_table import table_nest
 from .machine import VectorMachine
 from .nan import take_nan
-from .nibble_words import WORDS, write_words
-from .nibbles import NIBBLES, write_nibbles
-from .recurrent import STEPS
-from .recurrent_nest import write_recurrence
 from .template import Template, read_template
 
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.ir.codec import from_text, to_text
+from tvm_stretch.network.codec import from_text, to_text
 
 from .features import EpilogueWork, Features
 from .fused import ANNOTATION, FusedKernel

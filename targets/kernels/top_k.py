@@ -20,7 +20,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.ir.steps import steps_call
+from tvm_stretch.network.steps import steps_call
 
 _LANES = 16
 _LOOK = 64

@@ -29,7 +29,7 @@ import onnx
 import onnx.numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
-from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
+from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
 
 LISTING = Path(__file__).with_suffix(".txt")
 Feeds = dict[str, np.ndarray]

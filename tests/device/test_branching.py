@@ -10,14 +10,14 @@ from relax_helpers import answers
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.analysis.channel_plan import plan_channel_split
-from tvm_stretch.analysis.repeated_blocks import detect_blocks
-from tvm_stretch.emitting.row_branches import plan_row_split
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.emitting.row_branches import plan_row_split
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.channel_plan import plan_channel_split
+from tvm_stretch.network.properties.repeated_blocks import detect_blocks
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, Split
+from tvm_stretch.read import load_network
 
 
 def alternate(operators: Operators, ratios: tuple[float, ...]) -> list[Split]:

@@ -11,7 +11,7 @@ import pytest
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER, SYSTEM = ROOT / "build/phone/aarch64", Path("/usr/aarch64-linux-gnu")

@@ -19,9 +19,9 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.onnx_operators import onnx_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
+from tvm_stretch.targets.engines.code.onnx_operators import onnx_of
 
 pytestmark = needs_engine
 X = np.random.default_rng(0).standard_normal((1, 8, 12, 10), dtype="float32")

@@ -17,10 +17,10 @@ from stretch_networks import SIZE, basic
 from stretch_networks import network as stretchable
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.plan.search.costs import Costs, planning_costs
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 
@@ -33,7 +33,7 @@ def free(processors: Sequence[Processor]) -> Costs:
 
 
 def test_the_search_measures_plans_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_stretch.search.site.planning_costs", free)
+    monkeypatch.setattr("tvm_stretch.plan.search.site.planning_costs", free)
     model = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
     assert sum(one.measured_ns is not None for one in model.plan.considered) >= 2
     x = np.random.default_rng(0).standard_normal((1, 8, 12, 10), dtype="float32")
@@ -45,7 +45,7 @@ def test_a_stretched_network_has_a_branch_on_the_engine(monkeypatch: pytest.Monk
     mod = stretchable(basic, ((32, 1), (48, 1)), stem=16)
     processors, _ = make_processors(["llvm", ENGINE], 1)
     with monkeypatch.context() as patched:
-        patched.setattr("tvm_stretch.search.site.planning_costs", free)
+        patched.setattr("tvm_stretch.plan.search.site.planning_costs", free)
         found = ts.stretch(mod, processors)
     assert "engine 1x" in str(found)
     model = found.compile_untrained()
@@ -60,7 +60,7 @@ def test_a_stretched_branch_on_the_emulated_tensor_unit(monkeypatch: pytest.Monk
     mod = stretchable(basic, ((32, 1), (48, 1)), stem=16)
     processors, _ = make_processors(["llvm", ENGINE], 1)
     with monkeypatch.context() as patched:
-        patched.setattr("tvm_stretch.search.site.planning_costs", free)
+        patched.setattr("tvm_stretch.plan.search.site.planning_costs", free)
         net = ts.stretch(mod, processors).to_torch().eval()
     images = np.random.default_rng(0).standard_normal((8, 3, SIZE, SIZE), dtype="float32")
     file = io.BytesIO()

@@ -16,10 +16,10 @@ from engine_targets import ENGINE, needs_engine, needs_npu
 from integer_networks import IntegerNetwork
 
 import tvm_stretch as ts
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.split_outputs import can_be_shared
-from tvm_stretch.runtime.timeline import Timeline
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.run.timeline import Timeline
+from tvm_stretch.targets.opencl.device import local_device
 
 pytestmark = [
     needs_engine,

@@ -29,9 +29,9 @@ import tvm_stretch as ts
 from cpu_targets import TARGET
 from tutorials import zoo
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import device_of, local_device
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.device import device_of, local_device
 
 assert local_device().fp16, local_device()
 target = tvm.target.Target({"kind": "opencl", "device": "gpu"})

@@ -27,17 +27,17 @@ from zoo_checks import quantised_network
 import tvm_stretch as ts
 from benchmarks import dsp
 from tutorials import zoo
-from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.samples import Sample, in_integers
-from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.plan.measuring.bench import Bench
+from tvm_stretch.plan.measuring.samples import Sample, in_integers
+from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.targets.hexagon import VERSIONS
-from tvm_stretch.targets.kernels import hvx_window
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
+from tvm_stretch.targets.hexagon.hexagon import VERSIONS
+from tvm_stretch.targets.hexagon.kernels import hvx_window
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 needs_emulator = pytest.mark.skipif(
@@ -340,7 +340,7 @@ def test_measured_by_packets(tmp_path: Path) -> None:
     assert row[0].nanoseconds < 10_000
     assert row[0].sample == samples[0].to_json()
     lines: list[str] = []
-    with mock.patch("tvm_stretch.measuring.campaign.load_prior", lambda: samples):
+    with mock.patch("tvm_stretch.plan.measuring.campaign.load_prior", lambda: samples):
         models = ts.tune.measure(["hexagon"], budget=0.1, cache=tmp_path, progress=lines.append)
     assert any("packets counted, 0.83 ns each, not timed" in line for line in lines)
     assert models["hexagon"].together_ratio == 1.0

@@ -13,11 +13,11 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),

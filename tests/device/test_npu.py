@@ -16,12 +16,12 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.codegen import engine_code
-from tvm_stretch.codegen.engine_code import compiled as ahead
-from tvm_stretch.codegen.engine_code import why_refused
-from tvm_stretch.codegen.onnx_operators import onnx_of
-from tvm_stretch.frontend import load_network
-from tvm_stretch.targets import npu
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.engines import npu
+from tvm_stretch.targets.engines.code import engine_code
+from tvm_stretch.targets.engines.code.engine_code import compiled as ahead
+from tvm_stretch.targets.engines.code.engine_code import why_refused
+from tvm_stretch.targets.engines.code.onnx_operators import onnx_of
 
 pytestmark = [needs_npu, pytest.mark.full]
 

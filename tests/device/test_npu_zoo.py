@@ -17,8 +17,8 @@ from onnx_models import random_inputs
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.codegen.onnx_operators import onnx_of
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.targets.engines.code.onnx_operators import onnx_of
 
 pytestmark = [needs_npu, pytest.mark.full, pytest.mark.timeout(1800)]
 CLASSES = {  # networks with classes, and the size of their images: the emulator is slow

@@ -91,7 +91,7 @@ _PARTS = 6
 """Processes for the layers of a GPU; two run beside each other where tests do."""
 
 WITH_ONE_BARRIER = """
-from tvm_stretch.targets.kernels.gpu import conv_nest as conv
+from tvm_stretch.targets.opencl.kernels import conv_nest as conv
 from tvm import tirx
 left = [conv.barrier()]
 conv.barrier = lambda: left.pop() if left else tirx.Evaluate(tirx.const(0, "int32"))

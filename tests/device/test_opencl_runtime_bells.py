@@ -17,7 +17,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_stretch.lowering.executor_graph import ProcessorSpec
+from tvm_stretch.make.lowering.executor_graph import ProcessorSpec
 
 try:
     DEVICES = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())

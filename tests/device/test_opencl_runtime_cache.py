@@ -13,7 +13,7 @@ import pytest
 import tvm
 from fingerprints import fingerprint
 
-from tvm_stretch.files import held
+from tvm_stretch.base.files import held
 
 try:
     tvm.get_global_func("tvm_stretch.opencl_devices")()

@@ -15,7 +15,7 @@ from pathlib import Path
 import fresh_process
 import pytest
 
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.targets.opencl.device import local_device
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

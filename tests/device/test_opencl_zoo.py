@@ -26,13 +26,13 @@ from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.build.branching import branch
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.device import PHONE_GPU, OpenCLDevice, find_device, local_device
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")

@@ -19,8 +19,8 @@ import sys, time
 sys.path[:0] = [{tests!r}, {tests!r} + "/unit"]
 from pathlib import Path
 import test_tune as tuning
-from tvm_stretch.cost.tuned import Tuned
-from tvm_stretch.measuring import tune_gpu as tune
+from tvm_stretch.plan.cost.tuned import Tuned
+from tvm_stretch.plan.measuring import tune_gpu as tune
 from relax_helpers import module, random_const
 from tvm import relax
 

@@ -17,11 +17,11 @@ from quantised_models import assert_as_onnx_runtime
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.split_outputs import can_be_shared
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
+from tvm_stretch.targets.opencl.device import local_device
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),

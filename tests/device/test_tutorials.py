@@ -9,17 +9,17 @@ import fresh_process
 import pytest
 from fake_targets import FOLDER
 
-from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.runtime.native_processor import build_processor
-from tvm_stretch.targets.opencl_device import local_device
-from tvm_stretch.testing import SOURCE
+from tvm_stretch.run.native_processor import build_processor
+from tvm_stretch.run.testing import SOURCE
+from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
+from tvm_stretch.targets.opencl.device import local_device
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 QUICK = """
-import tvm, tvm_stretch.targets.cpu as cpu
-import tvm_stretch.search.contest as contest, tvm_stretch.search.decide as decide
+import tvm, tvm_stretch.targets.cpu.cpu as cpu
+import tvm_stretch.plan.search.contest as contest, tvm_stretch.plan.search.decide as decide
 describe = cpu.complete_target
 cpu.complete_target = lambda target: describe(
     tvm.target.Target({**dict(target.attrs), "kind": "llvm", "opt-level": 0})

@@ -9,11 +9,11 @@ from cpu_targets import TARGET
 from onnx_models import assert_same, run_onnxruntime
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import PlannedRegion
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.opencl.device import local_device
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

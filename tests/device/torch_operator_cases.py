@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torch_cases import images, layers, moves, pointwise
 from torch_cases.inputs import Case, inputs_of, module_of
 
-from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.base.errors import ModelError, UnsupportedError
 
 LISTING = Path(__file__).with_suffix(".txt")
 _FAMILIES = {"pointwise": pointwise, "layers": layers, "images": images, "moves": moves}

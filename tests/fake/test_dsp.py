@@ -24,7 +24,7 @@ from relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.run.autoload import load_native_library
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

@@ -18,9 +18,9 @@ from memory_growth import keeps_growing
 from tvm import relax, rpc
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.read import load_network
 
 SHAPE = (1, 4, 8, 8)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
@@ -269,7 +269,7 @@ def test_run_async_returns_what_a_call_does() -> None:
     assert not futures[-1].done()
     for x, future in zip(inputs, futures, strict=True):
         is_close(future.result(60), FORK, x)
-    with pytest.raises(ts.errors.InputError):
+    with pytest.raises(ts.InputError):
         model.run_async(X, X)
 
 
@@ -359,7 +359,7 @@ def test_affinity() -> None:
     for cores in ([0], range(1000), None):
         model.set_affinity(cores)
         check(model, FORK)
-    with pytest.raises(ts.errors.InputError, match="expected cores that this process may use"):
+    with pytest.raises(ts.InputError, match="expected cores that this process may use"):
         model.set_affinity([1000])
 
 

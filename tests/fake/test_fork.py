@@ -14,8 +14,8 @@ from fake_targets import TARGET, fake_processor
 from tvm import relax, s_tir, te, topi
 
 import tvm_stretch as ts
-from tvm_stretch.build.assemble import build_model
-from tvm_stretch.errors import RunError
+from tvm_stretch.base.errors import RunError
+from tvm_stretch.make.assemble import build_model
 
 X = np.arange(64, dtype="float32")
 

@@ -19,9 +19,9 @@ from rounding import assert_rounded
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import object_code
-from tvm_stretch.lowering.executor_graph import FORMAT, Graph
+from tvm_stretch.make.lowering.executor_graph import FORMAT, Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.targets.cpu.code import object_code
 
 X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
 USUAL_US, SLOW_US = 5_000, 100_000

@@ -11,7 +11,7 @@ from relax_helpers import random_inputs
 from rounding import assert_rounded
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 PROCESSORS = ("cpu", "a", "b")
 

@@ -11,12 +11,12 @@ from rounding import assert_rounded
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.lowering.executor_graph import COPY_KERNEL
+from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 HOST = cpu_processor(TARGET, 1)
 

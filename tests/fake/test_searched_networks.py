@@ -17,14 +17,14 @@ from search_networks import LAYERS, searched_networks
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.build.branching import branch
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.ir.views import PIECES
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.views import PIECES
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.limits import NO_LIMITS, Limits
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 THEMES = {
     "dense": ["stem", "dense", "affine", "pool", "convolution"],

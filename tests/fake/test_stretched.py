@@ -13,8 +13,8 @@ from relax_numpy import evaluate
 from stretch_networks import SIZE, basic, network
 
 import tvm_stretch as ts
-from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.search.costs import Costs, planning_costs
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 X = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE)).astype("float32")
@@ -37,7 +37,7 @@ def test_compiled_with_branches_on_their_processors(monkeypatch: pytest.MonkeyPa
 
     mod = network(basic, ((32, 1), (48, 1)), stem=16)
     with monkeypatch.context() as patched:
-        patched.setattr("tvm_stretch.search.site.planning_costs", free)
+        patched.setattr("tvm_stretch.plan.search.site.planning_costs", free)
         found = ts.stretch(mod, two_processors())
     model = found.compile_untrained()
     assert_answers(model, evaluate(found.module(), X))

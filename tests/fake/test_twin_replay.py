@@ -10,11 +10,11 @@ from cpu_targets import host_of
 from fake_targets import replay
 from search_helpers import emit
 
-from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.search import search
-from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, Transfer
+from tvm_stretch.plan.cost.profile_file import load_profile
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.realise import Candidate
+from tvm_stretch.plan.search.twin import twin_costs, twin_processors
 
 ATTEMPTS = 5  # the machine may be busy with other work
 

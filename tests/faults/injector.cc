@@ -32,7 +32,7 @@
 #include <new>
 #include <type_traits>
 
-#include "opencl/cl.h"
+#include "targets/opencl/native/cl.h"
 
 namespace {
 

@@ -25,10 +25,10 @@ from tvm import relax
 from walk import VARIABLES
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import kernel_cache
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.make.code import kernel_cache
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.read import load_network
 
 Answers = list[np.ndarray]
 

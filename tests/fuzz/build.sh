@@ -13,7 +13,7 @@ ENGINE=${LIB_FUZZING_ENGINE:--fsanitize=fuzzer}
 OUT=${OUT:?a folder for the fuzzers}
 JOBS=${JOBS:-2}
 
-NATIVE=tvm_stretch/runtime/native DSP=tvm_stretch/runtime/dsp FUZZ=tests/fuzz/native
+NATIVE=tvm_stretch/run/native DSP=targets/hexagon/dsp FUZZ=tests/fuzz/native
 FFI=$("$PYTHON" -c 'import tvm_ffi, pathlib; print(pathlib.Path(tvm_ffi.__file__).parent)')
 TVM=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("tvm").submodule_search_locations[0])')
 INCLUDES=(-I"$NATIVE" -I"$DSP" -isystem "$FFI/include" -isystem "$TVM/include")
@@ -32,7 +32,7 @@ compile() { # SOURCE OBJECT, unless nothing that it includes has changed since
     mapfile -t included < <(sed -n 's|^#include "\(/.*\)"|\1|p' "$1")
     local newer
     newer=$(find "$1" "${included[@]}" -newer "$2" -print -quit
-      find tvm_stretch/runtime tests/fuzz tests/native -name '*.h' -newer "$2" -print -quit)
+      find tvm_stretch/run tests/fuzz tests/native -name '*.h' -newer "$2" -print -quit)
     if [ -z "$newer" ]; then return; fi
   fi
   $CXX -std=c++17 $FLAGS "${INCLUDES[@]}" -fPIC -c "$1" -o "$2"

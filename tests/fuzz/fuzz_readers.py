@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import atheris
 from readers import take
 
-import tvm_stretch.frontend
+import tvm_stretch.read
 
 
 def _functions() -> Iterator[types.FunctionType]:
@@ -37,7 +37,7 @@ def _functions() -> Iterator[types.FunctionType]:
 
 def _instrument() -> None:
     """Count edges; the import hook of atheris does not see packages that are installed editable."""
-    for module in pkgutil.iter_modules(tvm_stretch.frontend.__path__, "tvm_stretch.frontend."):
+    for module in pkgutil.iter_modules(tvm_stretch.read.__path__, "tvm_stretch.read."):
         importlib.import_module(module.name)
     seen: set[int] = set()
     for function in _functions():

@@ -59,9 +59,9 @@ def native(folder: Path, name: str) -> dict[str, Any]:
     )
     (data,) = json.loads(report.stdout)["data"]
     files = {
-        one["filename"].rpartition("tvm_stretch/runtime/")[2]: one["summary"]["lines"]
+        one["filename"].rpartition("tvm_stretch/run/")[2]: one["summary"]["lines"]
         for one in data["files"]
-        if "tvm_stretch/runtime/" in one["filename"]
+        if "tvm_stretch/run/" in one["filename"]
     }
     covered = {file: lines["covered"] for file, lines in files.items() if lines["covered"]}
     return {"lines": sum(covered.values()), "files": covered}

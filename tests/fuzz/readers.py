@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tvm_stretch as ts
-from tvm_stretch.cost.profile_file import parse_profile
-from tvm_stretch.frontend import load_network
+from tvm_stretch.plan.cost.profile_file import parse_profile
 from tvm_stretch.plan.design import Design
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.read import load_network
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz."))
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "opencl/cl.h"
+#include "targets/opencl/native/cl.h"
 
 namespace tvm_stretch::opencl {
 

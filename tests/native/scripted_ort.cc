@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/ort.h"
+#include "targets/engines/native/ort.h"
 
 namespace tvm_stretch::engine {
 

@@ -43,7 +43,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm_ffi import libinfo
 
-from tvm_stretch.codegen.dsp_code import SOURCES
+from tvm_stretch.targets.hexagon.code.dsp_code import SOURCES
 
 SIZES = (4096, 512)
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g0", "-O1", "-w")

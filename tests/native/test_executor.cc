@@ -214,7 +214,7 @@ TEST(Executor, ThreadsWithTheirOwnInstances) {
   EXPECT_EQ(wrong, std::vector<int>(4, 0));
 }
 
-// An artifact's weights: a header, then the bytes, as runtime/parts.py writes them.
+// An artifact's weights: a header, then the bytes, as run/parts.py writes them.
 std::vector<char> Section(uint64_t bytes) {
   std::vector<char> section(64 + 128 + 64);
   char* start = section.data();

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <thread>
 
-#include "opencl/code.h"
-#include "opencl/device.h"
-#include "opencl/host_cores.h"
-#include "opencl/program_cache.h"
+#include "targets/opencl/native/code.h"
+#include "targets/opencl/native/device.h"
+#include "targets/opencl/native/host_cores.h"
+#include "targets/opencl/native/program_cache.h"
 
 namespace tvm_stretch::opencl {
 namespace {

@@ -15,10 +15,10 @@
 
 #include "cores.h"
 #include "kernels.h"
-#include "opencl/cl.h"
-#include "opencl/host_cores.h"
 #include "random_graph.h"
 #include "random_runs.h"
+#include "targets/opencl/native/cl.h"
+#include "targets/opencl/native/host_cores.h"
 
 namespace tvm_stretch {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "opencl/ownership.h"
 #include "random_graph.h"
+#include "targets/opencl/native/ownership.h"
 
 namespace tvm_stretch {
 namespace {

@@ -8,11 +8,11 @@ from stretch_networks import basic, network
 from training_helpers import loader
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.stretching.accuracy import AccuracyTarget, with_accuracy
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.stretching import Stretching, stretch_network
-from tvm_stretch.training import Training
+from tvm_stretch.base.errors import InputError, UnsupportedError
+from tvm_stretch.lab.stretching.accuracy import AccuracyTarget, with_accuracy
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.lab.training import Training
 
 TRAINING = Training(epochs=1, rate=0.01, seed=3)
 
@@ -32,7 +32,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
     def accuracies(_found: Stretching, kept: list[object], _target: AccuracyTarget) -> list[float]:
         return [*shares, *(shares[-1] for _ in kept)][: 1 + len(kept)]
 
-    monkeypatch.setattr("tvm_stretch.stretching.accuracy._accuracies", accuracies)
+    monkeypatch.setattr("tvm_stretch.lab.stretching.accuracy._accuracies", accuracies)
 
 
 def test_the_fastest_design_that_is_accurate_enough(

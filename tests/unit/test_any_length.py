@@ -14,11 +14,11 @@ from relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.padding import masks_of
-from tvm_stretch.cli.types import length
-from tvm_stretch.errors import InputError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search.any_length import ladder
+from tvm_stretch.api.cli.types import length
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.properties.padding import masks_of
+from tvm_stretch.plan.search.any_length import ladder
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.kernels.running import Running, running_call
 
 op, nn = relax.op, relax.op.nn

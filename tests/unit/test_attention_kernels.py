@@ -14,10 +14,10 @@ import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
+from tvm_stretch.targets.cpu.kernels.matmul import MatmulShape
+from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape, exponential
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.matmul import MatmulShape
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.kernels.softmax import SoftmaxShape, exponential
 from tvm_stretch.targets.kernels.template import choose
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)

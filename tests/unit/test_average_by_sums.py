@@ -8,8 +8,8 @@ import tvm
 from relax_helpers import answers, assert_rewrites
 from tvm import relax
 
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.passes.average_by_sums import AverageBySums
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

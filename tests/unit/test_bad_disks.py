@@ -21,7 +21,7 @@ import pytest
 from small_models import answer, compiled
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import kernel_cache as caching
+from tvm_stretch.make.code import kernel_cache as caching
 
 TESTS = Path(__file__).resolve().parent
 SIZE = 9
@@ -115,7 +115,8 @@ def test_a_cache_on_a_disk_that_cannot_be_written(
     kept = sorted(path.name for path in (cache / "kernels").iterdir())
     generated = []
     monkeypatch.setattr(
-        "tvm_stretch.codegen.object_code._object_code", lambda *given: generated.append(given)
+        "tvm_stretch.targets.cpu.code.object_code._object_code",
+        lambda *given: generated.append(given),
     )
     forget()
     monkeypatch.setattr(caching.KernelCache, "_write", _read_only)

@@ -12,12 +12,12 @@ from relax_helpers import answers, module, random_const
 from tvm import relax, te
 
 import tvm_stretch as ts
-from tvm_stretch.errors import TargetError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.targets.cpu import TILES
-from tvm_stretch.targets.kernels.bfloat import BfloatConfig, BfloatConvConfig, rounded, widened
+from tvm_stretch.base.errors import TargetError
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.read import load_network
+from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.targets.cpu.cpu import TILES
+from tvm_stretch.targets.cpu.kernels.bfloat import BfloatConfig, BfloatConvConfig, rounded, widened
 
 AMX = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids"}
 

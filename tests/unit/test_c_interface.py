@@ -19,12 +19,12 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.runtime.autoload import find_file
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.read import load_network
+from tvm_stretch.run.autoload import find_file
+from tvm_stretch.targets.opencl.device import local_device
 
 SHAPE = (1, 16, 24, 24)
 TASKS = ("mistakes", "ways", "callbacks", "cancels", "threads")

@@ -15,8 +15,8 @@ import tvm
 from small_models import random_input, scaled_model, scaled_reference
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.asynchronous import BackgroundRuns, LocalRun
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.run.asynchronous import BackgroundRuns, LocalRun
+from tvm_stretch.run.model import Model
 
 X = random_input()
 Y = scaled_reference(X)

@@ -11,7 +11,7 @@ import tvm
 from relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax
 
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.passes.channels_first import ChannelsFirst
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.simplify_operators import SimplifyOperators

@@ -17,8 +17,8 @@ from cpu_targets import QUICK
 from onnx_models import Net
 
 import tvm_stretch as ts
-from tvm_stretch.cli import main
-from tvm_stretch.cost.verdicts import Verdicts
+from tvm_stretch.api.cli import main
+from tvm_stretch.plan.cost.verdicts import Verdicts
 
 TARGET = ["--target", json.dumps(QUICK), "--threads", "1"]
 
@@ -226,7 +226,7 @@ def test_an_artifact_is_compiled_already(files: Path, capsys: pytest.CaptureFixt
 def test_help_imports_neither_tvm_nor_numpy() -> None:
     """TVM takes three seconds; a process of its own, because this one has it already."""
     code = (
-        "import sys, time; from tvm_stretch.cli import main\n"
+        "import sys, time; from tvm_stretch.api.cli import main\n"
         "try: main(['compile', '--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'tvm', 'numpy', 'tvm_ffi'} & set(sys.modules)\n"

@@ -28,7 +28,7 @@ import numpy as np
 from rpc_processes import Phone, Tracker
 from small_models import random_input, scaled_model, scaled_reference
 import tvm_stretch as ts
-from tvm_stretch.errors import DeviceError
+from tvm_stretch.base.errors import DeviceError
 
 looks = [time.time() for _ in range(6)]
 assert max(looks) - min(looks) > 86400, looks

@@ -12,9 +12,9 @@ from rpc_processes import Phone, Tracker, native_server
 from search_helpers import emit
 
 import tvm_stretch as ts
-from tvm_stretch import comparing
-from tvm_stretch.comparing import PlanTable
-from tvm_stretch.errors import DeviceError, InputError
+from tvm_stretch.api import comparing
+from tvm_stretch.api.comparing import PlanTable
+from tvm_stretch.base.errors import DeviceError, InputError
 from tvm_stretch.plan.plan import Plan
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -17,10 +17,10 @@ from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import PlanError, TargetError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.base.errors import PlanError, TargetError, UnsupportedError
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.read import load_network
 
 Operators = list[str]
 

@@ -14,8 +14,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch import compiling as turns
-from tvm_stretch.compiling import compiling
+from tvm_stretch.base import compiling as turns
+from tvm_stretch.base.compiling import compiling
 
 
 def network(number: int) -> tuple[bytes, np.ndarray, np.ndarray]:

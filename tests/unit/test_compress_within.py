@@ -14,11 +14,11 @@ from stretch_networks import SIZE, conv
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.lab.stretching.levels import Levels, climb
+from tvm_stretch.lab.training import to_torch
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.search.objective import Cost
-from tvm_stretch.stretching.levels import Levels, climb
-from tvm_stretch.training import to_torch
+from tvm_stretch.plan.search.objective import Cost
 
 IMAGES = np.random.default_rng(0).standard_normal((40, 3, SIZE, SIZE)).astype("float32")
 PHONE = "snapdragon-855"

@@ -16,9 +16,16 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.progress import reporting
-from tvm_stretch.search import contest
-from tvm_stretch.search.contest import MeasureError, Outcome, compare, is_lasting, trace, winner
+from tvm_stretch.base.progress import reporting
+from tvm_stretch.plan.search import contest
+from tvm_stretch.plan.search.contest import (
+    MeasureError,
+    Outcome,
+    compare,
+    is_lasting,
+    trace,
+    winner,
+)
 
 
 class Clock:

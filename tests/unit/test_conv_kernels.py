@@ -14,22 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.conv_columns import tiles_of_piece
-from tvm_stretch.targets.kernels.conv_nest import ConvNest
-from tvm_stretch.targets.kernels.conv_tiles import blocking
-from tvm_stretch.targets.kernels.cycles import register_tiles
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
-from tvm_stretch.targets.kernels.loops import balanced
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.kernels.template import Template, choose, configurations
-from tvm_stretch.targets.kernels.winograd import (
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.conv_columns import tiles_of_piece
+from tvm_stretch.targets.cpu.kernels.conv_nest import ConvNest
+from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking
+from tvm_stretch.targets.cpu.kernels.cycles import register_tiles
+from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradInput,
     WinogradProduct,
     WinogradWeight,
 )
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
+from tvm_stretch.targets.kernels.loops import balanced
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import Template, choose, configurations
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 NEON = VectorMachine(4, 32, True, 256 * 1024, 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from relax_helpers import random_const
 from tvm import relax
 
-from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.network.convolutions import conv2d_like
 
 SMALL = st.tuples(st.integers(1, 3), st.integers(1, 3))
 

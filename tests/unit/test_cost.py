@@ -13,10 +13,12 @@ from cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.family import _weigh_unseen
-from tvm_stretch.cost.fingerprint import name_of_cpu
-from tvm_stretch.cost.generic_features import (
+from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.base.files import sealed
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.family import _weigh_unseen
+from tvm_stretch.plan.cost.fingerprint import name_of_cpu
+from tvm_stretch.plan.cost.generic_features import (
     LaunchedRunFeatures,
     RunFeatures,
     TransferFeatures,
@@ -24,16 +26,14 @@ from tvm_stretch.cost.generic_features import (
     from_json,
     to_json,
 )
-from tvm_stretch.cost.launching import Launching
-from tvm_stretch.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
-from tvm_stretch.cost.statements import describe_copy
-from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import sealed
-from tvm_stretch.targets.cpu import CORE, speed_of_cores
-from tvm_stretch.targets.kernels.conv_features import ConvFeatures
+from tvm_stretch.plan.cost.launching import Launching
+from tvm_stretch.plan.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
+from tvm_stretch.plan.cost.statements import describe_copy
+from tvm_stretch.targets.cpu.cpu import CORE, speed_of_cores
+from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.opencl import GPU
+from tvm_stretch.targets.opencl.opencl import GPU
 
 LARGEST_EXACT = 2**24
 

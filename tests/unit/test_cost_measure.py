@@ -24,38 +24,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tvm_stretch as ts
-from tvm_stretch.compiler import compile
-from tvm_stretch.cost.fingerprint import default_folder, fingerprint
-from tvm_stretch.cost.generic_features import TransferFeatures
-from tvm_stretch.cost.measured_model import load_cost_model, train
-from tvm_stretch.cost.planning import trained_costs
-from tvm_stretch.errors import CostModelError, DeviceError, InputError
-from tvm_stretch.measuring import transfers
-from tvm_stretch.measuring.bench import Bench, copy_time
-from tvm_stretch.measuring.campaign import BATCH, Campaign, batches_ahead, open_dataset, pace_of
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.measure import measure
-from tvm_stretch.measuring.record import recording
-from tvm_stretch.measuring.sample_networks import chain
-from tvm_stretch.measuring.samples import (
-    EPILOGUES,
-    Sample,
-    in_integers,
-    load_prior,
-    neighbour,
+from tvm_stretch.api.compiler import compile
+from tvm_stretch.base.errors import CostModelError, DeviceError, InputError
+from tvm_stretch.base.progress import reporting
+from tvm_stretch.plan.cost.fingerprint import default_folder, fingerprint
+from tvm_stretch.plan.cost.generic_features import TransferFeatures
+from tvm_stretch.plan.cost.measured_model import load_cost_model, train
+from tvm_stretch.plan.cost.planning import trained_costs
+from tvm_stretch.plan.measuring import transfers
+from tvm_stretch.plan.measuring.bench import Bench, copy_time
+from tvm_stretch.plan.measuring.campaign import (
+    BATCH,
+    Campaign,
+    batches_ahead,
+    open_dataset,
+    pace_of,
 )
-from tvm_stretch.measuring.scenes import scene
-from tvm_stretch.measuring.timing import (
-    GpuStopwatch,
-    QuickestCore,
-    Stopwatch,
-    quartile,
-)
-from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
-from tvm_stretch.measuring.workshop import Workshop
-from tvm_stretch.progress import reporting
-from tvm_stretch.targets.cpu import CORE, cpu_processor
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.measure import measure
+from tvm_stretch.plan.measuring.record import recording
+from tvm_stretch.plan.measuring.sample_networks import chain
+from tvm_stretch.plan.measuring.samples import EPILOGUES, Sample, in_integers, load_prior, neighbour
+from tvm_stretch.plan.measuring.scenes import scene
+from tvm_stretch.plan.measuring.timing import GpuStopwatch, QuickestCore, Stopwatch, quartile
+from tvm_stretch.plan.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.plan.measuring.workshop import Workshop
+from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 from tvm_stretch.targets.processor import Processor
 
 
@@ -206,7 +201,7 @@ def test_rows_of_a_batch_are_written_together(
     def killed(_file: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tvm_stretch.measuring.dataset.os.fsync", killed)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.dataset.os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         dataset.append(*rows(5))
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 5
@@ -223,7 +218,7 @@ def test_rows_that_find_no_room_are_not_there(
     def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tvm_stretch.measuring.dataset.os.fsync", full)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.dataset.os.fsync", full)
     with pytest.raises(CostModelError, match=r"^expected a place to write the measurements to, "):
         dataset.append(*rows(5))
     assert dataset.path.read_bytes() == before and len(dataset.rows) == 2
@@ -329,7 +324,9 @@ def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
 def test_layers_come_first_beside_a_similar_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.telling_first", lambda prior, *_: prior)
+    monkeypatch.setattr(
+        "tvm_stretch.plan.measuring.campaign.telling_first", lambda prior, *_: prior
+    )
     similar: Any = object()
     dataset = Dataset.create(tmp_path / "x", {})
     found = Campaign(FakeWorkshop(host()), dataset, random.Random(0), similar)
@@ -458,8 +455,8 @@ def test_scenes_hold_other_kernels_than_samples() -> None:
 
 def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8)]
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(small))
-    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.campaign.load_prior", lambda: list(small))
+    monkeypatch.setattr("tvm_stretch.plan.measuring.bench._SECONDS", 0.05)
     lines: list[str] = []
     models = measure([TARGET], budget=0.5, cache=tmp_path, cpu_threads=1, progress=lines.append)
     assert set(models) == {"cpu"}

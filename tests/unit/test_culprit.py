@@ -11,9 +11,9 @@ from relax_helpers import module, op_names
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.generate import generate
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.culprit import blaming
+from tvm_stretch.make.code.generate import generate
+from tvm_stretch.network.culprit import blaming
+from tvm_stretch.read import load_network
 
 op = relax.op
 SHAPE = (2, 6)

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from fake_targets import TARGET, fake_processor
 
-from tvm_stretch.build.branching import Branching
+from tvm_stretch.make.branching import Branching
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
-from tvm_stretch.search import Found
-from tvm_stretch.search import choose as choosing
-from tvm_stretch.search import decide as deciding
-from tvm_stretch.search.choose import choose
-from tvm_stretch.search.contest import MeasureError, Outcome
-from tvm_stretch.search.decide import decide
-from tvm_stretch.search.decision import Decision
-from tvm_stretch.search.limits import NO_LIMITS, Limits
-from tvm_stretch.search.objective import Cost
-from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.site import Site
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.search import Found
+from tvm_stretch.plan.search import choose as choosing
+from tvm_stretch.plan.search import decide as deciding
+from tvm_stretch.plan.search.choose import choose
+from tvm_stretch.plan.search.contest import MeasureError, Outcome
+from tvm_stretch.plan.search.decide import decide
+from tvm_stretch.plan.search.decision import Decision
+from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.plan.search.objective import Cost
+from tvm_stretch.plan.search.realise import Candidate
+from tvm_stretch.plan.search.site import Site
+from tvm_stretch.run.timeline import RegionTime, Span, Timeline
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 NAMES = ("cpu", "npu")
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]

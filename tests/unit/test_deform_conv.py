@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from one_operator import Case, Dice
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read import load_network
 
 DICE = Dice()
 numbers = DICE.numbers

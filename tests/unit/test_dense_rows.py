@@ -10,7 +10,7 @@ from relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.targets.kernels.conv import RowsConfig
+from tvm_stretch.targets.cpu.kernels.conv import RowsConfig
 from tvm_stretch.targets.kernels.layers import dense_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel

@@ -10,15 +10,15 @@ from integer_networks import IntegerNetwork
 from relax_helpers import module, random_const
 from tvm import relax
 
-from tvm_stretch.build.kernels import KernelLevel, kernels_alone
-from tvm_stretch.build.precision import processors_in
-from tvm_stretch.build.reading import read_network
-from tvm_stretch.search.halves import half_of
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.conv_features import ConvFeatures
+from tvm_stretch.make.kernels import KernelLevel, kernels_alone
+from tvm_stretch.make.precision import processors_in
+from tvm_stretch.make.reading import read_network
+from tvm_stretch.plan.search.halves import half_of
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
+from tvm_stretch.targets.cpu.kernels.window_features import PoolFeatures, WindowFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.window_features import PoolFeatures, WindowFeatures
 
 PIXELS = 28 * 28
 ITEMS = {"float32": 4, "float16": 2, "float16+float32": 2, "uint8": 1}

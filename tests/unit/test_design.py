@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_stretch.errors import PlanError
+from tvm_stretch.base.errors import PlanError
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 
 DESIGN = Design(

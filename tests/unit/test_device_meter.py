@@ -14,8 +14,8 @@ from small_models import scaled_model
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch.errors import MeterError
-from tvm_stretch.remote import device_meter
+from tvm_stretch.base.errors import MeterError
+from tvm_stretch.phone import device_meter
 
 
 @pytest.fixture

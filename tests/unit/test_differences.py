@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnx_models import Net
 
 import tvm_stretch as ts
-from tvm_stretch.differences import _differences, _distance
+from tvm_stretch.api.differences import _differences, _distance
 
 
 def network() -> onnx.ModelProto:

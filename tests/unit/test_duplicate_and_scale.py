@@ -15,13 +15,13 @@ from stretch_networks import BLOCKS, SIZE, basic, network, regnet, shuffle_unit
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
-from tvm_stretch.analysis.repeated_blocks import detect_blocks, detect_stages
-from tvm_stretch.emitting.scale_operators import Scaler, Value
-from tvm_stretch.emitting.scaled_weights import Weights
-from tvm_stretch.errors import PlanError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import PlanError, UnsupportedError
+from tvm_stretch.lab.stretching.segments import find_runs
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value
+from tvm_stretch.network.emitting.scaled_weights import Weights
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.repeated_blocks import detect_blocks, detect_stages
 from tvm_stretch.passes.duplicate_and_scale import (
     branch_operators,
     duplicate_and_scale,
@@ -31,7 +31,7 @@ from tvm_stretch.passes.duplicate_and_scale import (
 )
 from tvm_stretch.passes.name_operators import rename_variables
 from tvm_stretch.plan.design import MERGES, Branch, Design, StretchedSegment
-from tvm_stretch.stretching.segments import find_runs
+from tvm_stretch.read import load_network
 
 X = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE)).astype("float32")
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import session
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 BLOCK = BlockChannels({"cpu": VectorMachine(8, 16, False, 512 * 1024, 1)})

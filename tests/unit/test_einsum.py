@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 from relax_helpers import op_names, run
 
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 PRODUCTS = {
     "bhqd,bhkd->bhqk": ((2, 3, 4, 5), (2, 3, 6, 5)),

@@ -13,22 +13,22 @@ from relax_helpers import two_convolutions
 from search_helpers import costs, emit
 
 import tvm_stretch as ts
-from tvm_stretch.cost.profile import Power
-from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
-from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.base.errors import CostModelError, InputError
+from tvm_stretch.plan.cost.profile import Power
+from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.benchmark import BenchmarkResult
-from tvm_stretch.runtime.meters import Energy, Meter
-from tvm_stretch.runtime.report import collect
-from tvm_stretch.search import decide as deciding
-from tvm_stretch.search import search
-from tvm_stretch.search.contest import Outcome
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.front import front_of
-from tvm_stretch.search.limits import NO_LIMITS
-from tvm_stretch.search.objective import LATENCY, Cost, Objective, read_objective
-from tvm_stretch.search.site import Site
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.search import decide as deciding
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.contest import Outcome
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.front import front_of
+from tvm_stretch.plan.search.limits import NO_LIMITS
+from tvm_stretch.plan.search.objective import LATENCY, Cost, Objective, read_objective
+from tvm_stretch.plan.search.site import Site
+from tvm_stretch.run.benchmark import BenchmarkResult
+from tvm_stretch.run.meters import Energy, Meter
+from tvm_stretch.run.report import collect
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 PHONE = "snapdragon-855"
 FRUGAL = replace(NO_LIMITS, objective=Objective("energy"))

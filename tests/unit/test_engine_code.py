@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import engine_code
-from tvm_stretch.codegen.engine_code import Engine, compiled, why_refused
+from tvm_stretch.targets.engines.code import engine_code
+from tvm_stretch.targets.engines.code.engine_code import Engine, compiled, why_refused
 
 
 def scripted(folder: Path, check: str, contexts: str = "") -> Engine:

@@ -15,21 +15,21 @@ from rooms import tree_of
 from tvm.s_tir.schedule import ScheduleError
 
 import tvm_stretch as ts
-from tvm_stretch import errors
-from tvm_stretch.lowering.executor_graph import Graph
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.base import errors
+from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.run.autoload import find_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # Python asks modules for names this way, and expects this answer.
 ALLOWED = {
     ("tvm_stretch/__init__.py", "AttributeError"),  # Python's own word for a missing name
-    ("tvm_stretch/exports.py", "AttributeError"),
-    ("tvm_stretch/files.py", "OSError"),  # of what is no regular file, as the system says it
-    ("tvm_stretch/training/__init__.py", "AttributeError"),
-    ("tvm_stretch/cli/types.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
-    *(("tvm_stretch/remote/link.py", f"{kind}Error") for kind in ("Connection", "Timeout")),
-    *(("tvm_stretch/remote/wire.py", f"{k}Error") for k in ("Connection", "Timeout", "Value")),
+    ("tvm_stretch/base/exports.py", "AttributeError"),
+    ("tvm_stretch/base/files.py", "OSError"),  # of what is no regular file, as the system says it
+    ("tvm_stretch/lab/training/__init__.py", "AttributeError"),
+    ("tvm_stretch/api/cli/types.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
+    *(("tvm_stretch/phone/link.py", f"{kind}Error") for kind in ("Connection", "Timeout")),
+    *(("tvm_stretch/phone/wire.py", f"{k}Error") for k in ("Connection", "Timeout", "Value")),
 }
 
 

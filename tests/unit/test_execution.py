@@ -13,17 +13,17 @@ from onnx_models import every_template
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.build.branching import branch
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.make.branching import branch
+from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.deviations import Execution, Stray
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
-from tvm_stretch.runtime.execution import NOWHERE, find_execution
-from tvm_stretch.runtime.model import Model
-from tvm_stretch.runtime.timeline import read_timeline
+from tvm_stretch.read import load_network
+from tvm_stretch.run.execution import NOWHERE, find_execution
+from tvm_stretch.run.model import Model
+from tvm_stretch.run.timeline import read_timeline
 
 NAMES = ("cpu", "fake")
 IMAGE = np.ones((1, 3, 19, 19), "float32")
@@ -150,7 +150,7 @@ def test_helpers_belong_to_their_operator_and_names_mean_nothing() -> None:
 
 def graph_of(kernels: dict[int, list[Provenance]]) -> Graph:
     """Regions of both processors with such kernels, all called after another operator."""
-    from tvm_stretch.lowering.executor_graph import CPU, Node, ProcessorSpec, Region
+    from tvm_stretch.make.lowering.executor_graph import CPU, Node, ProcessorSpec, Region
 
     nodes = [Node("k", "view", (), (), one) for listed in kernels.values() for one in listed]
     ids = iter(range(len(nodes)))

@@ -11,7 +11,7 @@ from cpu_targets import TARGET, built
 from tvm import te, tirx, topi
 
 from tvm_stretch.passes.expand_math import ExpandMath
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 EXACT = {

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tvm_stretch.errors import PlanError
-from tvm_stretch.files import (
+from tvm_stretch.base.errors import PlanError
+from tvm_stretch.base.files import (
     TEMPORARY,
     cache_folder,
     read_text,
@@ -25,8 +25,8 @@ from tvm_stretch.files import (
     write_whole,
     writing,
 )
-from tvm_stretch.formats import Format
-from tvm_stretch.trusted import make_folder, warn_not_trusted, why_not_trusted
+from tvm_stretch.base.formats import Format
+from tvm_stretch.base.trusted import make_folder, warn_not_trusted, why_not_trusted
 
 FORMAT = Format("test.point", 3, "the point", PlanError, "draw it again")
 

@@ -17,7 +17,7 @@ from cpu_targets import TARGET
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 
@@ -46,13 +46,13 @@ def test_the_import_waits_for_nothing() -> None:
 
 
 def test_the_compiler_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import tvm_stretch.compiler"
+    code = "import sys; sys.modules['torch'] = None; import tvm_stretch.api.compiler"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     code = (
-        "import sys, tvm_stretch, tvm_stretch.compiler\n"
+        "import sys, tvm_stretch, tvm_stretch.api.compiler\n"
         "print(*{'xgboost', 'scipy', 'onnxslim'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -75,7 +75,9 @@ def test_what_is_no_file_is_told_before_any_work(
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    monkeypatch.setattr("tvm_stretch.request.site_of", lambda *_, **__: pytest.fail("it went on"))
+    monkeypatch.setattr(
+        "tvm_stretch.api.request.site_of", lambda *_, **__: pytest.fail("it went on")
+    )
     said = {"nothing": "no file", "pipe": "a pipe", "folder": "a folder"}[kind]
     with pytest.raises(ts.ModelError, match=f"^expected a file .*, got {said} at {path}; check"):
         ts.compile(path)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from tvm_stretch.ir.integers import Rounding
+from tvm_stretch.network.integers import Rounding
 from tvm_stretch.targets.kernels.fixed_point import (
     FixedPoint,
     mantissas,

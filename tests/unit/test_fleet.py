@@ -16,13 +16,13 @@ import pytest
 from rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
-from tvm_stretch.errors import CostModelError, DeviceError, InputError
-from tvm_stretch.measuring import fleet as fleets
-from tvm_stretch.measuring.campaign import measuring_into
-from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.fleet import Batches, Crew, Post, carry_out
-from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.timing import Stopwatch
+from tvm_stretch.base.errors import CostModelError, DeviceError, InputError
+from tvm_stretch.phone import fleet as fleets
+from tvm_stretch.phone.fleet import Batches, Crew, Post, carry_out
+from tvm_stretch.plan.measuring.campaign import measuring_into
+from tvm_stretch.plan.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.timing import Stopwatch
 
 SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))
 
@@ -168,9 +168,9 @@ def farm() -> Iterator[tuple[Tracker, list[Phone]]]:
 def test_a_fleet_of_which_one_is_killed(
     farm: tuple[Tracker, list[Phone]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_stretch.measuring.timing._TOLERANCE", 1e9)
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(SMALL))
-    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.02)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.timing._TOLERANCE", 1e9)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.campaign.load_prior", lambda: list(SMALL))
+    monkeypatch.setattr("tvm_stretch.plan.measuring.bench._SECONDS", 0.02)
     monkeypatch.setattr(fleets, "_PAUSE", 0.1)
     monkeypatch.setattr(fleets, "_COOLING_SECONDS", 0.0)
     tracker, phones = farm

@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import Expr
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.float_arithmetic import simplify_integers
+from tvm_stretch.make.code.float_arithmetic import simplify_integers
 
 X, Y, Z = (Expression("input", value=float(number)) for number in range(3))
 

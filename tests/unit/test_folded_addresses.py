@@ -13,13 +13,13 @@ import tvm
 from tvm import te, tirx
 from tvm.script import tirx as T
 
-from tvm_stretch.codegen.folded_addresses import fold_addresses
-from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.targets.opencl.code.folded_addresses import fold_addresses
+from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
+from tvm_stretch.targets.opencl.device import local_device
 
 
 def folded(offsets: tuple[int, ...], scale: int) -> str:

@@ -15,14 +15,14 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.integer_summary import describe_integers
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding, integer_of, operands_of
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding, integer_of, operands_of
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.properties.integer_summary import describe_integers
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.form_integers import FormIntegers
+from tvm_stretch.read import load_network
 
 WEIGHT = integers(8, 4, 3, 3, dtype="int8", seed=2)
 SCALES = np.linspace(0.001, 0.002, 8, dtype="float32")

@@ -12,7 +12,7 @@ from relax_helpers import assert_same_numerics, assert_unchanged, module, random
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.frames_as_images import FramesAsImages
 from tvm_stretch.passes.simplify_operators import SimplifyOperators

@@ -17,9 +17,9 @@ from onnx_models import run_onnxruntime
 from relax_helpers import module, op_names, random_const, run
 from tvm import relax
 
-from tvm_stretch.cli.arguments import parser
-from tvm_stretch.errors import InputError, ModelError, UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.api.cli.arguments import parser
+from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
+from tvm_stretch.read import load_network
 
 FLOAT = TensorProto.FLOAT
 Shape = list[int | str | None]

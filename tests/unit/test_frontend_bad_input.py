@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import op_names, run
 
-from tvm_stretch.errors import InputError, ModelError, StretchError, UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import InputError, ModelError, StretchError, UnsupportedError
+from tvm_stretch.read import load_network
 
 FLOAT = TensorProto.FLOAT
 

@@ -13,9 +13,10 @@ from relax_helpers import module, op_names
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
-from tvm_stretch.frontend import load_network, onnx_reader
-from tvm_stretch.frontend.network_limits import MOST_ELEMENTS, MOST_OPERATORS, MOST_TABLE_ELEMENTS
+from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
+from tvm_stretch.read import load_network
+from tvm_stretch.read.network_limits import MOST_ELEMENTS, MOST_OPERATORS, MOST_TABLE_ELEMENTS
+from tvm_stretch.read.onnx import reader as onnx_reader
 
 FLOAT = TensorProto.FLOAT
 Constants = dict[str, "np.ndarray | list[int]"]
@@ -161,7 +162,7 @@ def test_operators_are_counted_before_weights_are_read(monkeypatch: pytest.Monke
 
 
 def test_loops_in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_stretch.frontend.onnx_importer.MOST_OPERATORS", 100)
+    monkeypatch.setattr("tvm_stretch.read.onnx.importer.MOST_OPERATORS", 100)
     with pytest.raises(UnsupportedError, match=r"at most 100 operators .* loops unrolled, .*bomb"):
         load_network(loops(4))
 

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from relax_helpers import answers
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 RANDOM = np.random.default_rng(0)
 

@@ -14,8 +14,8 @@ from ai_edge_litert.interpreter import Interpreter
 from tflite_models import Builder
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.integer_summary import describe_integers
-from tvm_stretch.frontend import load_network
+from tvm_stretch.network.properties.integer_summary import describe_integers
+from tvm_stretch.read import load_network
 
 MAP = (1, 8, 9, 3)
 

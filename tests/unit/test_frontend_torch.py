@@ -11,9 +11,9 @@ import torch
 from relax_helpers import module, op_names, run
 from tvm import relax
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.read import load_network
 
 F = torch.nn.functional
 Function = Callable[[torch.Tensor], "torch.Tensor | tuple[torch.Tensor, ...]"]

@@ -11,16 +11,16 @@ from cpu_targets import TARGET, built
 from relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
-from tvm_stretch.build.kernels import kernels_alone
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.make.kernels import kernels_alone
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.attention import AttentionConfig, AttentionShape
-from tvm_stretch.targets.kernels.attention_features import AttentionFeatures
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.attention import AttentionConfig, AttentionShape
+from tvm_stretch.targets.cpu.kernels.attention_features import AttentionFeatures
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose

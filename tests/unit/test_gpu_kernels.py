@@ -24,44 +24,44 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.generic_features import from_json, to_json
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.generic_features import from_json, to_json
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.features import EpilogueWork
-from tvm_stretch.targets.kernels.gpu import conv as gpu_conv
-from tvm_stretch.targets.kernels.gpu import window as gpu_window
-from tvm_stretch.targets.kernels.gpu import winograd as gpu_winograd
-from tvm_stretch.targets.kernels.gpu.candidates import group_candidates
-from tvm_stretch.targets.kernels.gpu.conv import (
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose, configurations
+from tvm_stretch.targets.opencl.device import OpenCLDevice
+from tvm_stretch.targets.opencl.kernels import conv as gpu_conv
+from tvm_stretch.targets.opencl.kernels import window as gpu_window
+from tvm_stretch.targets.opencl.kernels import winograd as gpu_winograd
+from tvm_stretch.targets.opencl.kernels.candidates import group_candidates
+from tvm_stretch.targets.opencl.kernels.conv import (
     GroupConvConfig,
     group_conv_candidates,
     group_conv_cycles,
     tiled,
 )
-from tvm_stretch.targets.kernels.gpu.dense import RowConfig
-from tvm_stretch.targets.kernels.gpu.families import FAMILIES, family_of
-from tvm_stretch.targets.kernels.gpu.group_features import (
+from tvm_stretch.targets.opencl.kernels.dense import RowConfig
+from tvm_stretch.targets.opencl.kernels.families import FAMILIES, family_of
+from tvm_stretch.targets.opencl.kernels.group_features import (
     GroupConvFeatures,
     GroupWinogradFeatures,
 )
-from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.gpu.tiles import Tile, tiles_of
-from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig, choose_group_window
-from tvm_stretch.targets.kernels.gpu.winners import Winners
-from tvm_stretch.targets.kernels.gpu.winograd import (
+from tvm_stretch.targets.opencl.kernels.item_conv import ItemConvConfig
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.tiles import Tile, tiles_of
+from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig, choose_group_window
+from tvm_stretch.targets.opencl.kernels.winners import Winners
+from tvm_stretch.targets.opencl.kernels.winograd import (
     GroupWinogradConfig,
     group_winograd_candidates,
     group_winograd_cycles,
     with_tile,
 )
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import choose, configurations
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 
 
 def check_rounded(mod: tvm.IRModule) -> None:

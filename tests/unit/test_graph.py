@@ -13,16 +13,13 @@ from tvm.script import relax as R
 from benchmarks.baselines.anneal import schedule
 from benchmarks.baselines.parts import splittable
 from benchmarks.baselines.split import layers_of
-from tvm_stretch.build.kernels import kernels_alone
-from tvm_stretch.errors import InputError
-from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.make.kernels import kernels_alone
+from tvm_stretch.network.operator_graph import OperatorGraph
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.scheduling import (
-    FREE,
-    check_schedule,
-)
-from tvm_stretch.scheduling.of_network import problem_of, processors_of
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.scheduling import FREE, check_schedule
+from tvm_stretch.plan.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
 @I.ir_module

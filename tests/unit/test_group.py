@@ -15,13 +15,13 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import DeviceError, InputError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.base.errors import DeviceError, InputError
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.group import Group
-from tvm_stretch.runtime.group_plans import Member, Way
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.run.group import Group
+from tvm_stretch.run.group_plans import Member, Way
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 NAMES = ("cpu", "left", "right")
 X = np.ones((1, 4), "float32")
@@ -85,8 +85,8 @@ class Scripted:
 def group_of(monkeypatch: pytest.MonkeyPatch, ways: list[list[Way]], **options: Any) -> Group:
     """A group whose members have these plans."""
     given = iter(ways)
-    monkeypatch.setattr("tvm_stretch.runtime.group._ways", lambda _model: iter(next(given)))
-    monkeypatch.setattr("tvm_stretch.runtime.group.Model", object)
+    monkeypatch.setattr("tvm_stretch.run.group._ways", lambda _model: iter(next(given)))
+    monkeypatch.setattr("tvm_stretch.run.group.Model", object)
     return Group([object() for _ in ways], **options)  # type: ignore[misc]
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from relax_helpers import random_const
 from tvm import relax
 
-from tvm_stretch.build.kernels import kernels_alone, kernels_of_plan
-from tvm_stretch.errors import ScheduleError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.make.kernels import kernels_alone, kernels_of_plan
+from tvm_stretch.network.operator_graph import OperatorGraph
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 HOST = cpu_processor(TARGET, 1)
 SIZE = 8  # of a head

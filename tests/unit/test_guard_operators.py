@@ -12,9 +12,9 @@ from onnx_models import run_onnxruntime
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError, ModelError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.guards import read_guards
+from tvm_stretch.base.errors import InputError, ModelError
+from tvm_stretch.network.guards import read_guards
+from tvm_stretch.read import load_network
 
 ROWS, COLUMNS = 4, 3
 X = np.arange(ROWS * COLUMNS, dtype="float32").reshape(ROWS, COLUMNS)
@@ -99,7 +99,7 @@ def test_values_that_only_the_run_knows(target: str) -> None:
     model = network(*(part(op, CASES[op][0]) for op in kept))
     try:
         compiled = ts.compile(model, [target], cpu_threads=1)
-    except ts.errors.TargetError:
+    except ts.TargetError:
         pytest.skip("needs an OpenCL device")
     good = {f"{op}.{name}": array for op in kept for name, array in CASES[op][0].items()}
     expected = run_onnxruntime(model, good)

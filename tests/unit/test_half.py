@@ -22,15 +22,15 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from benchmarks.kernel_code import build, config_of, hot_loops
-from tvm_stretch.build.precision import PRECISIONS, processors_in, read_precision
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.make.precision import PRECISIONS, processors_in, read_precision
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
-from tvm_stretch.targets import opencl
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.layers import ConvShape
+from tvm_stretch.targets.opencl import opencl
 from tvm_stretch.targets.processor import Processor
 
 A76 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}

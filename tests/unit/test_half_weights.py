@@ -16,9 +16,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 import tvm_stretch as ts
-from tvm_stretch.emitting.half_weights import store_halves
-from tvm_stretch.frontend import load_network
+from tvm_stretch.network.emitting.half_weights import store_halves
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.read import load_network
 
 DEPTH, OUTPUTS = 72, 150
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

@@ -18,17 +18,17 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.build.placement import choose_plan
-from tvm_stretch.codegen import dsp_code
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call, softmax_powers
-from tvm_stretch.ir.integers import Integer, Rounding
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.targets import hexagon
-from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
-from tvm_stretch.targets.hexagon_chips import Chip
+from tvm_stretch.make.placement import choose_plan
+from tvm_stretch.network.integer_kernels import integer_call, softmax_powers
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.phone.device_processors import processors_of
+from tvm_stretch.read import load_network
+from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.targets.hexagon import hexagon
+from tvm_stretch.targets.hexagon.chips import Chip
+from tvm_stretch.targets.hexagon.code import dsp_code
+from tvm_stretch.targets.hexagon.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.kernels.layers import IntegerConvShape
 from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.processors import drop_absent, make_processors

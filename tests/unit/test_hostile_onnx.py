@@ -19,8 +19,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import Net
 from relax_helpers import answers, random_inputs
 
-from tvm_stretch.errors import StretchError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import StretchError
+from tvm_stretch.read import load_network
 
 
 def convolutions() -> onnx.ModelProto:

@@ -24,10 +24,10 @@ import pytest
 from rpc_processes import RpcProcess
 from tvm.rpc.base import RPC_MAGIC
 
-from tvm_stretch.progress import ctrl_c_waits
-from tvm_stretch.remote import link
-from tvm_stretch.remote.link import Link
-from tvm_stretch.remote.wire import Deadline
+from tvm_stretch.base.progress import ctrl_c_waits
+from tvm_stretch.phone import link
+from tvm_stretch.phone.link import Link
+from tvm_stretch.phone.wire import Deadline
 
 pytest.importorskip("cloudpickle")
 
@@ -44,19 +44,19 @@ faulthandler.enable(2)  # says where the process ends
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))  # lengths of gigabytes are believed
 sys.path[:0] = {paths}
 import test_measure_faults as tests
-import tvm_stretch.measuring.bench, tvm_stretch.measuring.campaign, tvm_stretch.measuring.timing
+import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign, tvm_stretch.plan.measuring.timing
 import tvm_stretch
 from tvm import rpc
-tvm_stretch.measuring.campaign.load_prior = lambda: list(tests.SMALL)
-tvm_stretch.measuring.bench._SECONDS = 0.02
-tvm_stretch.measuring.timing._TOLERANCE = 1e9
+tvm_stretch.plan.measuring.campaign.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.plan.measuring.bench._SECONDS = 0.02
+tvm_stretch.plan.measuring.timing._TOLERANCE = 1e9
 session = rpc.connect("127.0.0.1", {port})
 with tempfile.TemporaryDirectory() as folder:
     try:
         device = tvm_stretch.connect(session, "phone", timeout=3)
         tests.measured(folder, device=device)
         print("it went well")
-    except (tests.DeviceError, tvm_stretch.errors.ArtifactError) as error:
+    except (tests.DeviceError, tvm_stretch.base.errors.ArtifactError) as error:
         print(error)
 """
 
@@ -175,7 +175,7 @@ def measured_through(servers: Servers, first: int, damage: Damage) -> str:
     is_tvm = "Exception caught during TVMFFI" in text
     if is_tvm or status in (-signal.SIGABRT, -signal.SIGSEGV):
         _, told, stack = text.partition("Current thread")
-        assert not told or "remote/link.py" in stack.partition("\n\n")[0], text
+        assert not told or "phone/link.py" in stack.partition("\n\n")[0], text
         return "ended"
     assert status == 0, text
     return text

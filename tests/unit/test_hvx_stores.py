@@ -8,7 +8,7 @@ import pytest
 import tvm_ffi
 from tvm import tirx
 
-from tvm_stretch.targets.kernels.hvx_stores import pack_stores
+from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
 from tvm_stretch.targets.kernels.loops import VECTORIZED, block, load, loop, store
 
 

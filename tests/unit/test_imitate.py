@@ -15,13 +15,13 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.base.errors import InputError, TrainingError
+from tvm_stretch.lab.training import TrainableNetwork, imitate, recalibrate, to_torch
+from tvm_stretch.lab.training.imitate import _Imitation
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Design
-from tvm_stretch.training import TrainableNetwork, imitate, recalibrate, to_torch
-from tvm_stretch.training.imitate import _Imitation
 
 _RANDOM = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(128, 3, SIZE, SIZE, generator=_RANDOM)

@@ -15,19 +15,19 @@ from tvm import relax, te
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, integer_of
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, integer_of
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.float_integers import exact_parts
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig
-from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import vector_machine
+from tvm_stretch.targets.cpu.kernels.float_integers import exact_parts
+from tvm_stretch.targets.cpu.kernels.integer_conv import IntegerConvConfig
+from tvm_stretch.targets.cpu.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 from tvm_stretch.targets.processors import make_processors
 
 PADDED = {"pads": [1, 1, 1, 1]}

@@ -10,8 +10,8 @@ from quantised_models import Quantised, integers, qdq
 from relax_helpers import answers
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.integer_summary import describe_integers
-from tvm_stretch.frontend import load_network
+from tvm_stretch.network.properties.integer_summary import describe_integers
+from tvm_stretch.read import load_network
 
 A = Quantised(integers(1, 8, 4, 4), 0.02, 3)
 Y = Quantised(np.zeros(0, "uint8"), 0.05, 2)

@@ -13,11 +13,11 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.targets.kernels.integer_winograd import IntegerWinogradConfig
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.kernels.integer_winograd import IntegerWinogradConfig
 from tvm_stretch.targets.kernels.layers import IntegerConvShape
 from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.processor import Processor

@@ -15,13 +15,13 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding, integer_of
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding, integer_of
 from tvm_stretch.passes.integers_in_half import IntegersInHalf
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 HALVES = ("float16", "float16+float32")

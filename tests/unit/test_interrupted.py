@@ -25,11 +25,11 @@ from mutations import interruptions
 from small_models import answer, compiled
 
 import tvm_stretch as ts
-import tvm_stretch.runtime.asynchronous
-from tvm_stretch import progress
-from tvm_stretch.codegen import kernel_cache as caching
-from tvm_stretch.errors import ArtifactError
-from tvm_stretch.files import held, remove_abandoned
+import tvm_stretch.run.asynchronous
+from tvm_stretch.base import progress
+from tvm_stretch.base.errors import ArtifactError
+from tvm_stretch.base.files import held, remove_abandoned
+from tvm_stretch.make.code import kernel_cache as caching
 
 ROOT = Path(__file__).resolve().parents[2]
 

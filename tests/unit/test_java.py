@@ -18,8 +18,8 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.read import load_network
+from tvm_stretch.run.autoload import find_file
 
 pytestmark = [
     pytest.mark.full,

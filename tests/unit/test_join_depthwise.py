@@ -17,25 +17,25 @@ from relax_helpers import module, random_const
 from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
-from tvm_stretch.build.kernels import KernelLevel, kernels_alone, kernels_of_plan
-from tvm_stretch.cost.generic_features import from_json, to_json
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.make.kernels import KernelLevel, kernels_alone, kernels_of_plan
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes import join_depthwise
+from tvm_stretch.plan.cost.generic_features import from_json, to_json
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.fused import ANNOTATION, blocks_of
-from tvm_stretch.targets.kernels.gpu.group_features import GroupPairFeatures
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.gpu.pair import (
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.opencl.device import OpenCLDevice
+from tvm_stretch.targets.opencl.kernels.group_features import GroupPairFeatures
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.pair import (
     GroupPairConfig,
     choose_pair,
     is_pair,
     pair_cycles,
 )
-from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)

@@ -12,12 +12,12 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.integer_summary import describe_integers, with_integers
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.properties.integer_summary import describe_integers, with_integers
 from tvm_stretch.passes.join_tables import JoinTables
+from tvm_stretch.read import load_network
 
 SWISH = """<ir_version: 8, opset_import: ["": 17]>
 swish ({of}[256] x) => ({of}[256] y)

@@ -18,14 +18,14 @@ from rooms import imported, modules
 from tvm import relax, te, tirx
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import generate as generation
-from tvm_stretch.codegen import kernel_cache as caching
-from tvm_stretch.codegen.generate import generate, named_kernel
-from tvm_stretch.codegen.kernel_cache import KernelCache, digest
-from tvm_stretch.codegen.source_files import source_files
-from tvm_stretch.files import held
+from tvm_stretch.base.files import held
+from tvm_stretch.make.code import generate as generation
+from tvm_stretch.make.code import kernel_cache as caching
+from tvm_stretch.make.code.generate import generate, named_kernel
+from tvm_stretch.make.code.kernel_cache import KernelCache, digest
+from tvm_stretch.make.code.source_files import source_files
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.registry import TargetLike
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
@@ -281,7 +281,7 @@ def test_what_the_key_depends_on(folder: Path, what: str, monkeypatch: pytest.Mo
         with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
             run(kernel(), coder)
     else:
-        files = {**source_files(), "tvm_stretch.rewriting": b"# another"}
+        files = {**source_files(), "tvm_stretch.network.rewriting": b"# another"}
         generation.compiler_versions.cache_clear()
         monkeypatch.setattr(generation, "source_files", lambda: files)
         run(kernel(), coder)
@@ -369,7 +369,8 @@ def test_artifacts_are_the_same_with_and_without_help(
     assert len(list(folder.iterdir())) >= 4
     generated = []
     monkeypatch.setattr(
-        "tvm_stretch.codegen.object_code._object_code", lambda *args: generated.append(args)
+        "tvm_stretch.targets.cpu.code.object_code._object_code",
+        lambda *args: generated.append(args),
     )
     forget()
     assert exported(path, ["llvm"]) == cold

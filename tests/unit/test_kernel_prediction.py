@@ -14,28 +14,23 @@ from search_helpers import costs, emit
 from tvm import relax
 
 from tutorials import zoo
-from tvm_stretch.build.branching import branch
-from tvm_stretch.build.kernels import (
-    GroupKernel,
-    KernelLevel,
-    kernels_alone,
-    without_joining,
-)
-from tvm_stretch.build.pipeline import lower_regions
-from tvm_stretch.build.placement import choose_plan
-from tvm_stretch.cost.describe import describe
-from tvm_stretch.cost.statements import describe_copy
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.lowering.executor_graph import COPY_KERNEL, ProcessorSpec
-from tvm_stretch.lowering.lower import lower
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.make.branching import branch
+from tvm_stretch.make.kernels import GroupKernel, KernelLevel, kernels_alone, without_joining
+from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL, ProcessorSpec
+from tvm_stretch.make.lowering.lower import lower
+from tvm_stretch.make.pipeline import lower_regions
+from tvm_stretch.make.placement import choose_plan
+from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
+from tvm_stretch.plan.cost.describe import describe
+from tvm_stretch.plan.cost.statements import describe_copy
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.priced_kernels import Kernels
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.search import search
-from tvm_stretch.search.priced_kernels import Kernels
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors

@@ -12,8 +12,8 @@ from cpu_targets import TARGET
 from tvm import relax
 from tvm.script import tirx as T
 
-from tvm_stretch.build.assemble import build_model
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.make.assemble import build_model
+from tvm_stretch.run.model import Model
 
 CODE = """
 import resource

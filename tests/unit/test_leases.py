@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tvm_stretch.errors import InputError
-from tvm_stretch.runtime.leases import Leases
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.run.leases import Leases
 
 HOLDER = """
 import sys, time
-from tvm_stretch.runtime.leases import Leases
+from tvm_stretch.run.leases import Leases
 with Leases(sys.argv[1], ["gpu"]).held(["gpu"]):
     print("held", flush=True)
     time.sleep(600)

@@ -15,9 +15,9 @@ from relax_helpers import answers, module
 from tvm import relax, rpc
 
 import tvm_stretch as ts
-from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import ArtifactError, InputError
 from tvm_stretch.passes.share_constants import ShareConstants
+from tvm_stretch.read import load_network
 
 WORDS, WIDTH, RESULTS = 20, 32, 8
 LENGTHS = (4, 7, 16)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from search_helpers import costs, emit
 
 import tvm_stretch as ts
-from tvm_stretch.build.branching import branch
-from tvm_stretch.cost.profile import Power
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.limits import Limits, read_limits
+from tvm_stretch.plan.search.realise import Candidate, multiply_adds
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.search import search
-from tvm_stretch.search.limits import Limits, read_limits
-from tvm_stretch.search.realise import Candidate, multiply_adds
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=4

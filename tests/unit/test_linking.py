@@ -13,10 +13,10 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen import linking
-from tvm_stretch.codegen.linking import linker_for
-from tvm_stretch.errors import TargetError
-from tvm_stretch.runtime.artifact import machine_of, read_artifact
+from tvm_stretch.base.errors import TargetError
+from tvm_stretch.make.code import linking
+from tvm_stretch.make.code.linking import linker_for
+from tvm_stretch.run.artifact import machine_of, read_artifact
 
 ANDROID, LINUX = "aarch64-linux-android", "aarch64-linux-gnu"
 

@@ -15,9 +15,9 @@ from relax_helpers import answers, random_inputs
 from search_helpers import emit
 
 import tvm_stretch as ts
+from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.targets import little
+from tvm_stretch.targets.cpu import little
 from tvm_stretch.targets.processors import make_processors
 
 CORES = sorted(os.sched_getaffinity(0))

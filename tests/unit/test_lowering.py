@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, topi
 
-from tvm_stretch.errors import ArtifactError, UnsupportedError
-from tvm_stretch.lowering.executor_graph import COPY_KERNEL, Graph, Tensor
-from tvm_stretch.lowering.lower import Lowered, lower
-from tvm_stretch.lowering.weights import WeightsBlob
+from tvm_stretch.base.errors import ArtifactError, UnsupportedError
+from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL, Graph, Tensor
+from tvm_stretch.make.lowering.lower import Lowered, lower
+from tvm_stretch.make.lowering.weights import WeightsBlob
 
 KERNELS: dict[str, Callable[..., np.ndarray]] = {
     COPY_KERNEL: lambda x: x,

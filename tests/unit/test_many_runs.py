@@ -25,10 +25,10 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.model import Model
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.run.model import Model
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 THREADS = 4

@@ -9,7 +9,7 @@ from relax_helpers import random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 
 def gathers(kind: str, computed: str = "") -> ts.Model:
@@ -47,7 +47,7 @@ def test_an_index_is_computed_where_it_is_read(kind: str) -> None:
     scale = random_const(1, 8, seed=1).value.numpy()
     np.testing.assert_allclose(model(x=x, i=places), found * scale, rtol=1e-6)
     places.flat[0] = 6
-    with pytest.raises(ts.errors.InputError, match=r"expected -6 to 5 .* got 6 at \[0"):
+    with pytest.raises(ts.InputError, match=r"expected -6 to 5 .* got 6 at \[0"):
         model(x=x, i=places)
 
 

@@ -23,14 +23,14 @@ from rpc_processes import RpcProcess
 from tvm import relax, rpc
 
 import tvm_stretch as ts
-from tvm_stretch.cost.fingerprint import chosen_folder
-from tvm_stretch.cost.measured_model import load_cost_model
-from tvm_stretch.errors import CostModelError, DeviceError
-from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.transfers import measure_transfers
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.base.errors import CostModelError, DeviceError
+from tvm_stretch.phone.device_processors import processors_of
+from tvm_stretch.plan.cost.fingerprint import chosen_folder
+from tvm_stretch.plan.cost.measured_model import load_cost_model
+from tvm_stretch.plan.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.transfers import measure_transfers
+from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +40,12 @@ SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prior of two samples, few hand-overs, each measured for a moment, however busy all is."""
-    monkeypatch.setattr("tvm_stretch.measuring.timing._TOLERANCE", 1e9)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.timing._TOLERANCE", 1e9)
     few = partial(measure_transfers, sizes=(64, 1024), runs=3)
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.measure_transfers", few)
-    monkeypatch.setattr("tvm_stretch.measuring.transfers._LAYERS", ((64, 1),))
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(SMALL))
-    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.02)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.campaign.measure_transfers", few)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.transfers._LAYERS", ((64, 1),))
+    monkeypatch.setattr("tvm_stretch.plan.measuring.campaign.load_prior", lambda: list(SMALL))
+    monkeypatch.setattr("tvm_stretch.plan.measuring.bench._SECONDS", 0.02)
 
 
 def measured(folder: Path, **settings: Any) -> list[str]:
@@ -188,12 +188,12 @@ def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> No
 SCRIPT = """
 import signal, sys
 sys.path[:0] = {paths}
-import tvm_stretch.measuring.bench, tvm_stretch.measuring.campaign, tvm_stretch.measuring.timing
+import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign, tvm_stretch.plan.measuring.timing
 import test_measure_faults as tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
-tvm_stretch.measuring.campaign.load_prior = lambda: list(tests.SMALL)
-tvm_stretch.measuring.bench._SECONDS = 0.02
-tvm_stretch.measuring.timing._TOLERANCE = 1e9
+tvm_stretch.plan.measuring.campaign.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.plan.measuring.bench._SECONDS = 0.02
+tvm_stretch.plan.measuring.timing._TOLERANCE = 1e9
 try:
     tests.measured({folder!r}, budget=600, progress=lambda line: print(line, flush=True))
 except KeyboardInterrupt:

@@ -11,12 +11,12 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 from tutorials import zoo
-from tvm_stretch.analysis.meeting_points import amortise, detect_meeting_points
-from tvm_stretch.analysis.repeated_blocks import detect_blocks, detect_stages
-from tvm_stretch.errors import InputError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.meeting_points import amortise, detect_meeting_points
+from tvm_stretch.network.properties.repeated_blocks import detect_blocks, detect_stages
 from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.read import load_network
 
 # Name: number of segments, blocks of each stage.
 QUICK = {

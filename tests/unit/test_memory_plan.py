@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_stretch.lowering.memory_plan import (
+from tvm_stretch.make.lowering.memory_plan import (
     ALIGNMENT,
     Lifetime,
     MemoryPlan,

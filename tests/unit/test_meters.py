@@ -13,9 +13,9 @@ import pytest
 from search_helpers import emit
 
 import tvm_stretch as ts
-from tvm_stretch.errors import MeterError
-from tvm_stretch.runtime import meters
-from tvm_stretch.runtime.meters import Meter, find_meters, mean_power, measure_energy, read_meters
+from tvm_stretch.base.errors import MeterError
+from tvm_stretch.run import meters
+from tvm_stretch.run.meters import Meter, find_meters, mean_power, measure_energy, read_meters
 
 NO_NVML = "libno-such-nvml.so"
 

@@ -28,19 +28,19 @@ from small_models import scaled_model
 from stretch_networks import network, regnet
 
 import tvm_stretch as ts
-from tvm_stretch.cost.generic_features import TransferFeatures
-from tvm_stretch.cost.measured_model import load_cost_model, train
-from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
-from tvm_stretch.cost.verdicts import Verdicts
-from tvm_stretch.errors import ArtifactError, CostModelError, StretchError
-from tvm_stretch.files import sealed
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.samples import load_prior
+from tvm_stretch.base.errors import ArtifactError, CostModelError, StretchError
+from tvm_stretch.base.files import sealed
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.plan.cost.generic_features import TransferFeatures
+from tvm_stretch.plan.cost.measured_model import load_cost_model, train
+from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, profile_text
+from tvm_stretch.plan.cost.verdicts import Verdicts
 from tvm_stretch.plan.design import Design
-from tvm_stretch.runtime.model import Model, load
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.stretching import Stretching, stretch_network
-from tvm_stretch.targets.cpu import CORE
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.samples import load_prior
+from tvm_stretch.run.model import Model, load
+from tvm_stretch.targets.cpu.cpu import CORE
 
 FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
 

@@ -10,10 +10,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tutorials import zoo
-from tvm_stretch.errors import InputError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.read import load_network
 
 
 def test_made_up_names_become_names_of_operators():

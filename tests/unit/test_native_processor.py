@@ -9,9 +9,9 @@ import pytest
 from fake_targets import FOLDER, ROOT, fake_code
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.autoload import find_file
-from tvm_stretch.runtime.native_processor import build_processor, load_processor
-from tvm_stretch.testing import SOURCE
+from tvm_stretch.run.autoload import find_file
+from tvm_stretch.run.native_processor import build_processor, load_processor
+from tvm_stretch.run.testing import SOURCE
 
 
 def test_the_library_that_is_shipped_has_no_fake() -> None:
@@ -58,7 +58,7 @@ def test_a_second_library_of_a_kind(tmp_path: Path) -> None:
 
 def test_headers_are_shipped() -> None:
     """All that a source needs beside those of tvm-ffi: what they include is there too."""
-    text = (ROOT / "tvm_stretch/testing/fake_processor.cc").read_text()
+    text = (ROOT / "tvm_stretch/run/testing/fake_processor.cc").read_text()
     names = [line.split('"')[1] for line in text.splitlines() if line.startswith('#include "')]
     for name in names:
         header = find_file(f"include/{name}").read_text()

@@ -16,8 +16,8 @@ from cpu_targets import TARGET
 from onnx import helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch.errors import ArtifactError
-from tvm_stretch.runtime.seal import seal
+from tvm_stretch.base.errors import ArtifactError
+from tvm_stretch.run.seal import seal
 
 HEADER = struct.Struct("<8sQQ40x")
 

@@ -16,13 +16,13 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.errors import ModelError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.nibbles import by_unit, nibbles_call, pack
+from tvm_stretch.base.errors import ModelError, UnsupportedError
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.nibbles import by_unit, nibbles_call, pack
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
+from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 
 
 def weights(outputs: int, depth: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,11 +13,11 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.engine_code import Engine
-from tvm_stretch.errors import InstallError
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.search.site import site_of
-from tvm_stretch.targets import engine
+from tvm_stretch.base.errors import InstallError
+from tvm_stretch.phone.device_processors import processors_of
+from tvm_stretch.plan.search.site import site_of
+from tvm_stretch.targets.engines import engine
+from tvm_stretch.targets.engines.code.engine_code import Engine
 from tvm_stretch.targets.processor import Processor
 
 PHONE = described(dsp={**DSP, "soc": 519, "chip": "SM8550"})
@@ -29,7 +29,8 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     """The engines for which code was made, which then is not made."""
     engines: list[Engine] = []
     monkeypatch.setattr(
-        "tvm_stretch.targets.engine.engine_module", lambda engine, _models: engines.append(engine)
+        "tvm_stretch.targets.engines.engine.engine_module",
+        lambda engine, _models: engines.append(engine),
     )
     return engines
 

@@ -14,14 +14,14 @@ from onnx import helper, numpy_helper
 from search_helpers import costs
 
 import tvm_stretch as ts
-from tvm_stretch.build.branching import branch
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.make.branching import branch
+from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.provenance import Provenance
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
-from tvm_stretch.search import search
-from tvm_stretch.search.pieces import Network
+from tvm_stretch.read import load_network
 
 PLAIN = ("first", "act", "second", "last")
 ODD = [

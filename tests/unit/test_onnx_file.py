@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.relax import op
 
 import tvm_stretch as ts
-from tvm_stretch.errors import PlanError, UnsupportedError
+from tvm_stretch.base.errors import PlanError, UnsupportedError
 
 SHAPE = (1, 8, 12, 12)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")

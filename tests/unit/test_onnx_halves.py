@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.frontend.onnx_halves import widen_halves
-from tvm_stretch.frontend.onnx_reader import read_onnx
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.read import load_network
+from tvm_stretch.read.onnx.halves import widen_halves
+from tvm_stretch.read.onnx.reader import read_onnx
 
 TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}

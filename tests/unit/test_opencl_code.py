@@ -11,8 +11,8 @@ from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from tvm_stretch.codegen.opencl_code import compile_opencl
-from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
 
 
 def launches(function: tirx.PrimFunc, *, wide: bool = True) -> list[dict[str, Any]]:

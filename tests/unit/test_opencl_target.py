@@ -17,10 +17,9 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import (
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.device import (
     FAMILIES,
     PHONE_GPU,
     OpenCLDevice,
@@ -28,6 +27,7 @@ from tvm_stretch.targets.opencl_device import (
     device_of,
     local_device,
 )
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True, image_size=(4096, 4096))

@@ -13,8 +13,8 @@ from relax_helpers import module, run
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read import load_network
 
 NAN, INF = np.nan, np.inf
 NUMBERS = np.float32(

@@ -9,10 +9,10 @@ import tvm
 from search_helpers import costs, emit
 from tvm import relax
 
-from tvm_stretch.search.contest import Outcome
-from tvm_stretch.search.pace import at_present_pace
-from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.realise import Candidate
+from tvm_stretch.plan.search.contest import Outcome
+from tvm_stretch.plan.search.pace import at_present_pace
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.realise import Candidate
 
 
 def taking(*ratios: float) -> object:

@@ -25,13 +25,13 @@ from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_stretch.analysis.verify import VerifyError, verify
-from tvm_stretch.errors import PlanError, UnsupportedError
+from tvm_stretch.base.errors import PlanError, UnsupportedError
+from tvm_stretch.network.properties.verify import VerifyError, verify
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators, check_plan
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 

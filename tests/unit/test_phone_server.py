@@ -28,10 +28,10 @@ from tvm import relax, rpc, te, tirx
 from tvm.rpc.base import RPC_MAGIC
 
 import tvm_stretch as ts
-from tvm_stretch.errors import DeviceError
-from tvm_stretch.remote import uploads
-from tvm_stretch.remote.device import RemoteModule
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.base.errors import DeviceError
+from tvm_stretch.phone import uploads
+from tvm_stretch.phone.device import RemoteModule
+from tvm_stretch.run.model import Model
 
 pytest.importorskip("tornado")
 

@@ -19,10 +19,10 @@ from relax_helpers import answers, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import PlanError, UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import PlanError, UnsupportedError
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, Split
+from tvm_stretch.read import load_network
 
 
 def conv(x: relax.Expr, outputs: int, kernel: int = 3, groups: int = 1, stride: int = 1):

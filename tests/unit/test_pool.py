@@ -13,7 +13,7 @@ from cpu_targets import TARGET
 from small_models import kernel_ir, parallel_ir
 from tvm import topi
 
-from tvm_stretch.build.assemble import build_model
+from tvm_stretch.make.assemble import build_model
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -22,7 +22,7 @@ _COUNT_THREADS = """
 import os
 os.environ.pop("TVM_NUM_THREADS", None)
 import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
+import tvm_stretch.run.model as runtime
 count = lambda: len(os.listdir("/proc/self/task"))
 before = count()
 model = runtime.load({path!r})
@@ -64,7 +64,7 @@ for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):  # with this, TVM leaves it
     os.environ.pop(name, None)
 from pathlib import Path
 import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
+import tvm_stretch.run.model as runtime
 cores = os.sched_getaffinity(0)
 core = min(cores)
 before = set(os.listdir("/proc/self/task"))
@@ -96,7 +96,7 @@ _APART = """
 import os
 {environment}
 import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
+import tvm_stretch.run.model as runtime
 cores = os.sched_getaffinity(0)
 before = set(os.listdir("/proc/self/task"))
 model = runtime.load({path!r})
@@ -124,7 +124,7 @@ import os
 cores = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {{min(cores)}})
 import numpy as np, tvm
-import tvm_stretch.runtime.model as runtime
+import tvm_stretch.run.model as runtime
 before = set(os.listdir("/proc/self/task"))
 model = runtime.load({path!r})
 model(np.zeros((64, 4096), "float32"))

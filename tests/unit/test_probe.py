@@ -16,9 +16,12 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.build.pipeline import build_parts
-from tvm_stretch.cost.fingerprint import default_folder, fingerprint
-from tvm_stretch.cost.verdicts import (
+from tvm_stretch.base.errors import CostModelError, TargetError, UnsupportedError
+from tvm_stretch.base.files import sealed
+from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.plan.cost.fingerprint import default_folder, fingerprint
+from tvm_stretch.plan.cost.verdicts import (
     FORMAT,
     PLAIN,
     Verdicts,
@@ -27,16 +30,13 @@ from tvm_stretch.cost.verdicts import (
     operator_class,
     verdicts_path,
 )
-from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
-from tvm_stretch.files import sealed
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.measuring import probe as probing
-from tvm_stretch.measuring.probe import probe
-from tvm_stretch.measuring.sample_networks import chain
-from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.plan.measuring import probe as probing
+from tvm_stretch.plan.measuring.probe import probe
+from tvm_stretch.plan.measuring.sample_networks import chain
+from tvm_stretch.plan.measuring.samples import Sample
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 

@@ -19,9 +19,9 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.generate import generate
-from tvm_stretch.progress import count, ended, quiet, reporting, say
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.base.progress import count, ended, quiet, reporting, say
+from tvm_stretch.make.code.generate import generate
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
 def network() -> tvm.IRModule:

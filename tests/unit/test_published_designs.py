@@ -18,18 +18,18 @@ from search_helpers import costs
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.frontend import load_trainable
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.judge import Task, judge_design
+from tvm_stretch.lab.stretching.predict import Chain
+from tvm_stretch.lab.stretching.segments import find_runs
+from tvm_stretch.lab.stretching.tables import Pricing
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 from tvm_stretch.plan.design import Design
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.judge import Task, judge_design
-from tvm_stretch.stretching.predict import Chain
-from tvm_stretch.stretching.segments import find_runs
-from tvm_stretch.stretching.tables import Pricing
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.read import load_trainable
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 Lists = tuple[tuple[int, ...], ...]
 

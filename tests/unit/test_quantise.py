@@ -16,8 +16,8 @@ from quantised_models import optimised
 from quantised_networks import IMAGES, grouped, residual
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.read import load_network
 
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])

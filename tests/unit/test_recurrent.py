@@ -16,16 +16,16 @@ from recurrent_networks import Layer, Rounded, layer_of, layers, reference
 from relax_helpers import run
 
 import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.codec import from_text, to_text
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.ir.recurrences import UNITS, Recurrence, recurrence_of
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.recurrences import UNITS, Recurrence, recurrence_of
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.kernels.recurrent import recurrent_kernel
+from tvm_stretch.targets.cpu.kernels.recurrent_nest import tile_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.recurrent import recurrent_kernel
-from tvm_stretch.targets.kernels.recurrent_nest import tile_of
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 MACHINES = {

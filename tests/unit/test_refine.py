@@ -9,12 +9,12 @@ import torch
 from stretch_networks import BLOCKS, SIZE, network
 from training_helpers import net_of
 
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.base.errors import InputError, TrainingError
+from tvm_stretch.lab.training import Batches, TrainableNetwork, imitate, refine, to_torch
+from tvm_stretch.lab.training.descent import _compared
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Design
-from tvm_stretch.training import Batches, TrainableNetwork, imitate, refine, to_torch
-from tvm_stretch.training.descent import _compared
 
 _RANDOM = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(128, 3, SIZE, SIZE, generator=_RANDOM)

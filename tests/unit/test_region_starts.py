@@ -13,11 +13,11 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.cost.calibrate import Latency, calibrate_profile
-from tvm_stretch.cost.profile_file import load_profile, write_profile
+from tvm_stretch.lab.stretching.judge import Task
+from tvm_stretch.plan.cost.calibrate import Latency, calibrate_profile
+from tvm_stretch.plan.cost.profile_file import load_profile, write_profile
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.search.costs import planning_costs
-from tvm_stretch.stretching.judge import Task
+from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.processors import make_processors
 

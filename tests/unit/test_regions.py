@@ -14,9 +14,8 @@ from random_networks import networks, plans
 from relax_helpers import answers, module, random_inputs
 from tvm import relax
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.lowering.executor_graph import (
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.make.lowering.executor_graph import (
     COPY_KERNEL,
     CPU,
     Graph,
@@ -25,7 +24,8 @@ from tvm_stretch.lowering.executor_graph import (
     Region,
     Tensor,
 )
-from tvm_stretch.lowering.lower import Lowered, lower
+from tvm_stretch.make.lowering.lower import Lowered, lower
+from tvm_stretch.network.calls import Calls
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.partition_regions import PartitionRegions

@@ -8,20 +8,20 @@ import pytest
 from tvm import te, tirx
 
 from tests.lowered import heap_buffers
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.kernels.softmax import SoftmaxShape
-from tvm_stretch.targets.kernels.template import choose
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.winograd import (
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradInput,
     WinogradProduct,
     WinogradWeight,
     winograd_of_tile,
 )
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import choose
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 AVX512 = VectorMachine(16, 32, False, 1024 * 1024, 1)

@@ -16,9 +16,9 @@ from rooms import tree_of
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.cost.fingerprint import fingerprint
+from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets import registry
 from tvm_stretch.targets.processor import Processor, Speed
 from tvm_stretch.targets.processors import drop_absent, make_processors
@@ -115,18 +115,18 @@ def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
 
 
 OWN_FILES = {
-    "opencl": ("targets/opencl", "targets/kernels/gpu/rules.py"),
+    "opencl": ("targets/opencl", "targets/opencl/kernels/rules.py"),
     "hexagon": (
         "targets/hexagon",
-        "targets/npu.py",  # which stands for it
-        "tvm_stretch/elf.py",
-        "tvm_stretch/cost/calibrate",
+        "targets/engines/npu.py",  # which stands for it
+        "tvm_stretch/base/elf.py",
+        "tvm_stretch/plan/cost/calibrate",
     ),
     "little-cores": ("targets/little",),
-    "engine": ("targets/engine.py",),
-    "npu": ("targets/npu.py",),
-    "openvino": ("targets/openvino.py",),
-    "fake": ("tvm_stretch/testing/",),
+    "engine": ("targets/engines/engine.py",),
+    "npu": ("targets/engines/npu.py",),
+    "openvino": ("targets/engines/openvino.py",),
+    "fake": ("tvm_stretch/run/testing/",),
 }
 """Where the word for a kind of processors may stand in code; nowhere, if it is not among these."""
 

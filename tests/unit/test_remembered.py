@@ -17,19 +17,19 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.build.branching import Branching
-from tvm_stretch.cost.fingerprint import default_folder
+from tvm_stretch.make.branching import Branching
+from tvm_stretch.plan.cost.fingerprint import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.search import remembered
-from tvm_stretch.search.choose import choose
-from tvm_stretch.search.decision import Decision, decided
-from tvm_stretch.search.limits import Limits
-from tvm_stretch.search.objective import Cost
-from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.remembered import Memory, memory_of
-from tvm_stretch.search.site import Site
+from tvm_stretch.plan.search import remembered
+from tvm_stretch.plan.search.choose import choose
+from tvm_stretch.plan.search.decision import Decision, decided
+from tvm_stretch.plan.search.limits import Limits
+from tvm_stretch.plan.search.objective import Cost
+from tvm_stretch.plan.search.realise import Candidate
+from tvm_stretch.plan.search.remembered import Memory, memory_of
+from tvm_stretch.plan.search.site import Site
 from tvm_stretch.targets import registry
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
 PLAN = Plan(("cpu", "npu"), (PlannedRegion("r0", "npu", ("relu",), (0, 7)),), reason="it is faster")
@@ -149,8 +149,10 @@ def test_what_won_is_found_by_other_processes(monkeypatch: pytest.MonkeyPatch) -
     """The key holds the user's limits, and no address of a function."""
     said: list[str] = []
     site = Site(PROCESSORS, PROCESSORS, lambda model: model, identity="llvm, npu")
-    monkeypatch.setattr("tvm_stretch.search.choose.memory_of", lambda *given: said.append(given[2]))
-    monkeypatch.setattr("tvm_stretch.search.choose.decide", lambda *_: Decision(site))
+    monkeypatch.setattr(
+        "tvm_stretch.plan.search.choose.memory_of", lambda *given: said.append(given[2])
+    )
+    monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", lambda *_: Decision(site))
     for limits in (Limits({}), Limits({1: 0.5}), Limits({}, 8)):
         choose(network(), site, limits)
     assert len(set(said)) == 3 and not any(" at 0x" in text for text in said)
@@ -176,7 +178,7 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
         candidate = Candidate(plan, "", Cost(0), (0, 0), Branching(network, {}))
         return decided(site, candidate, "won", (), build(network, candidate))
 
-    monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)
+    monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", decide)
     first, second, other = (
         ts.compile(mod, targets, cpu_threads=1)
         for targets in ([TARGET, "abacus"], [TARGET, "abacus"], [TARGET, fake_processor("abacus")])
@@ -201,6 +203,6 @@ def test_what_won_and_cannot_run_any_more_is_sought_anew(
         candidate = Candidate(alone, "", Cost(0), (0, 0), Branching(network, {}))
         return decided(site, candidate, "", (), build(network, candidate))
 
-    monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)
+    monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", decide)
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     assert ts.compile(mod, [TARGET, "abacus"], cpu_threads=1).plan.regions == alone.regions

@@ -23,13 +23,19 @@ from tvm import relax, rpc
 from tvm.rpc.base import RPC_TRACKER_MAGIC
 
 import tvm_stretch as ts
-from tvm_stretch.cost.fingerprint import default_folder
-from tvm_stretch.errors import ArtifactError, CostModelError, DeviceError, InputError, TargetError
-from tvm_stretch.remote.description import Description
-from tvm_stretch.remote.device_processors import processors_of
-from tvm_stretch.remote.link import Link, _descriptor
-from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
-from tvm_stretch.targets.cpu import checked_features, cpu_processor
+from tvm_stretch.base.errors import (
+    ArtifactError,
+    CostModelError,
+    DeviceError,
+    InputError,
+    TargetError,
+)
+from tvm_stretch.phone.description import Description
+from tvm_stretch.phone.device_processors import processors_of
+from tvm_stretch.phone.link import Link, _descriptor
+from tvm_stretch.phone.wire import Deadline, Seat, parse_address, readable, receive
+from tvm_stretch.plan.cost.fingerprint import default_folder
+from tvm_stretch.targets.cpu.cpu import checked_features, cpu_processor
 from tvm_stretch.targets.registry import tvm_target
 
 X = random_input()
@@ -173,9 +179,7 @@ def test_an_artifact_that_is_removed_while_it_is_loaded(
 ) -> None:
     path = tmp_path / "model.so"
     scaled_model().export(path)
-    monkeypatch.setattr(
-        "tvm_stretch.remote.remote_model._require_machine", lambda *_: path.unlink()
-    )
+    monkeypatch.setattr("tvm_stretch.phone.remote_model._require_machine", lambda *_: path.unlink())
     np.testing.assert_allclose(device.load(path)(X), scaled_reference(X), rtol=1e-5)
     assert not path.exists()  # the bytes that were checked are the bytes that are sent
 
@@ -184,7 +188,7 @@ def test_a_disk_that_is_full_here(device: ts.Device, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tvm_stretch.runtime.parts.Parts.write_weights", full)
+    monkeypatch.setattr("tvm_stretch.run.parts.Parts.write_weights", full)
     with pytest.raises(ArtifactError, match=r"a place to write what is sent .*no space left"):
         device.load(scaled_model())
 
@@ -341,7 +345,7 @@ def message(value: object) -> bytes:
 def test_whatever_a_tracker_does_ends_in_time(
     talk: Talk, got: str, listening: Callable[[Talk], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_stretch.remote.device._SUMMARY_SECONDS", 0.2)
+    monkeypatch.setattr("tvm_stretch.phone.device._SUMMARY_SECONDS", 0.2)
     began = time.monotonic()
     with pytest.raises(DeviceError, match=rf"^expected pixel from the tracker .*({got}).*; "):
         ts.connect(listening(talk), "pixel", wait=0.3)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import tvm
 
-from tvm_stretch.errors import DeviceError
-from tvm_stretch.remote.remote_model import RemoteExecutor, RemoteRun
-from tvm_stretch.runtime.asynchronous import BackgroundRuns, RunFuture
+from tvm_stretch.base.errors import DeviceError
+from tvm_stretch.phone.remote_model import RemoteExecutor, RemoteRun
+from tvm_stretch.run.asynchronous import BackgroundRuns, RunFuture
 
 SECONDS = 20  # far longer than anything here takes
 NOTHING: Any = SimpleNamespace(tensors=(), inputs=(), outputs=())

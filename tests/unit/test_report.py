@@ -19,9 +19,8 @@ from small_models import scaled_model
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.executor_graph import (
+from tvm_stretch.base.errors import ArtifactError, InputError
+from tvm_stretch.make.lowering.executor_graph import (
     CPU,
     Graph,
     Node,
@@ -30,12 +29,13 @@ from tvm_stretch.lowering.executor_graph import (
     Region,
     Tensor,
 )
+from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
-from tvm_stretch.runtime.advice import CoreSpeed, limit_of, measure_core
-from tvm_stretch.runtime.dataflow import arena_use, find_edges
-from tvm_stretch.runtime.model import Model
-from tvm_stretch.runtime.report import TEMPLATE, collect, render
-from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
+from tvm_stretch.run.advice import CoreSpeed, limit_of, measure_core
+from tvm_stretch.run.dataflow import arena_use, find_edges
+from tvm_stretch.run.model import Model
+from tvm_stretch.run.report import TEMPLATE, collect, render
+from tvm_stretch.run.timeline import RegionTime, Span, Timeline
 
 HOSTILE = "</script><script>alert('1')</script><!-- &amp; \u2028 \u2029 \" ` ${x} \\"
 

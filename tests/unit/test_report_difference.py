@@ -11,15 +11,11 @@ import onnx
 import pytest
 from small_models import scaled_model
 
-from tvm_stretch.cli import main
-from tvm_stretch.errors import InputError
-from tvm_stretch.runtime.placed_graph import (
-    model_explorer_graph,
-    model_explorer_times,
-    netron_network,
-)
-from tvm_stretch.runtime.report import render
-from tvm_stretch.runtime.report_difference import compare_reports, read_report
+from tvm_stretch.api.cli import main
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.run.placed_graph import model_explorer_graph, model_explorer_times, netron_network
+from tvm_stretch.run.report import render
+from tvm_stretch.run.report_difference import compare_reports, read_report
 
 
 def node(name: str, region: int, ns: int | None, after: tuple[int, ...] = ()) -> dict[str, Any]:

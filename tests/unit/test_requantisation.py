@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 from integer_numpy import rounded
 from tvm import te
 
-from tvm_stretch.ir.integers import Rounding
+from tvm_stretch.network.integers import Rounding
 
 COUNT = 64
 ROUNDINGS = (

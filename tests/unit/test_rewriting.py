@@ -9,7 +9,7 @@ import pytest
 from tvm import te, tirx
 from tvm.ir import Call
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite
 
 HERE = Path(__file__).resolve().parent
 FAILING = """

@@ -24,28 +24,28 @@ def test_nobody_imports_from_a_room_above() -> None:
 
 DEFERRED = {
     "tvm_stretch": "one public name needs it",
-    "tvm_stretch.cli": "`--help` and completion load neither NumPy nor TVM",
-    "tvm_stretch.cli.commands": "most commands need no processors, and shtab is optional",
-    "tvm_stretch.cost.correction": "only training needs SciPy",
-    "tvm_stretch.cost.family": "only training needs SciPy",
-    "tvm_stretch.cost.trees": "only learned cost models need xgboost",
-    "tvm_stretch.differences": "ONNX Runtime is optional",
-    "tvm_stretch.errors": "the executor's errors are registered when it is loaded",
-    "tvm_stretch.frontend.quantise": "ONNX Runtime is optional",
-    "tvm_stretch.frontend.tflite_reader": "the package tflite is optional",
-    "tvm_stretch.frontend.torch_importer": "torch is optional",
-    "tvm_stretch.frontend.torch_numbers": "torch is optional",
-    "tvm_stretch.frontend.torch_operators": "torch is optional",
-    "tvm_stretch.frontend.torch_places": "torch is optional",
-    "tvm_stretch.frontend.torch_program": "torch is optional",
-    "tvm_stretch.frontend.torch_quantised": "torch is optional",
-    "tvm_stretch.frontend.torch_reader": "torch is optional",
-    "tvm_stretch.frontend.torch_states": "torch is optional",
-    "tvm_stretch.runtime.asynchronous": "only background runs need threads",
-    "tvm_stretch.runtime.autoload": "plain `import tvm` runs it, before tvm_ffi is complete",
-    "tvm_stretch.runtime.report": "only graphs for Netron need onnx",
-    "tvm_stretch.stretching.accuracy": "torch is optional",
-    "tvm_stretch.stretching.stretching": "torch is optional, and training imports it",
+    "tvm_stretch.api.cli": "`--help` and completion load neither NumPy nor TVM",
+    "tvm_stretch.api.cli.commands": "most commands need no processors, and shtab is optional",
+    "tvm_stretch.plan.cost.correction": "only training needs SciPy",
+    "tvm_stretch.plan.cost.family": "only training needs SciPy",
+    "tvm_stretch.plan.cost.trees": "only learned cost models need xgboost",
+    "tvm_stretch.api.differences": "ONNX Runtime is optional",
+    "tvm_stretch.base.errors": "the executor's errors are registered when it is loaded",
+    "tvm_stretch.read.quantise": "ONNX Runtime is optional",
+    "tvm_stretch.read.tflite.reader": "the package tflite is optional",
+    "tvm_stretch.read.torch.importer": "torch is optional",
+    "tvm_stretch.read.torch.numbers": "torch is optional",
+    "tvm_stretch.read.torch.operators": "torch is optional",
+    "tvm_stretch.read.torch.places": "torch is optional",
+    "tvm_stretch.read.torch.program": "torch is optional",
+    "tvm_stretch.read.torch.quantised": "torch is optional",
+    "tvm_stretch.read.torch.reader": "torch is optional",
+    "tvm_stretch.read.torch.states": "torch is optional",
+    "tvm_stretch.run.asynchronous": "only background runs need threads",
+    "tvm_stretch.run.autoload": "plain `import tvm` runs it, before tvm_ffi is complete",
+    "tvm_stretch.run.report": "only graphs for Netron need onnx",
+    "tvm_stretch.lab.stretching.accuracy": "torch is optional",
+    "tvm_stretch.lab.stretching.stretching": "torch is optional, and training imports it",
     "tvm_stretch.targets.kernels.template": "each template in the list imports the base class",
 }
 """Modules that may import within functions, and why."""
@@ -98,32 +98,36 @@ def loaded_with(module: str) -> set[str]:
 
 def test_compile_loads_only_what_it_needs() -> None:
     """Schedulers of others are for comparison; what learns and solves takes a second to import."""
-    found = loaded_with("tvm_stretch.compiler")
-    assert {"tvm_stretch.scheduling.heft", "tvm_stretch.cost.family", "numpy"} <= found
+    found = loaded_with("tvm_stretch.api.compiler")
+    assert {"tvm_stretch.plan.scheduling.heft", "tvm_stretch.plan.cost.family", "numpy"} <= found
     assert not {name for name in found if name.startswith("benchmarks.baselines")}
     assert not found & {"scipy", "xgboost"}
 
 
 @pytest.mark.parametrize("module", ["stretching.stretching", "cli", "compiler"])
 def test_torch_is_loaded_only_to_train(module: str) -> None:
-    assert "tvm_stretch.progress" in loaded_with(f"tvm_stretch.{module}")
+    assert "tvm_stretch.base.progress" in loaded_with(f"tvm_stretch.{module}")
     assert "torch" not in loaded_with(f"tvm_stretch.{module}")
-    assert "torch" in loaded_with("tvm_stretch.training")
+    assert "torch" in loaded_with("tvm_stretch.lab.training")
 
 
 @pytest.mark.parametrize(
     ("module", "level"),
-    [("tvm_stretch.targets.kernels.conv", 3), ("tvm_stretch.targets.cpu", 11), ("numpy", None)],
+    [
+        ("tvm_stretch.targets.cpu.kernels.conv", 3),
+        ("tvm_stretch.targets.cpu.cpu", 11),
+        ("numpy", None),
+    ],
 )
 def test_the_longest_name_decides(module: str, level: int | None) -> None:
     assert level_of(module) == level
 
 
 LONG = {
-    "targets/kernels/gpu/item_conv.py write_item_conv": "the loop nest of one kernel",
-    "targets/kernels/gpu/item_conv.py item": "as above",
-    "targets/kernels/gpu/matmul.py write_group_matmul": "the loop nest of one kernel",
-    "targets/kernels/gpu/matmul.py body": "as above",
+    "targets/opencl/kernels/item_conv.py write_item_conv": "the loop nest of one kernel",
+    "targets/opencl/kernels/item_conv.py item": "as above",
+    "targets/opencl/kernels/matmul.py write_group_matmul": "the loop nest of one kernel",
+    "targets/opencl/kernels/matmul.py body": "as above",
 }
 """Functions of more than 60 lines, and why."""
 

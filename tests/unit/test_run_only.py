@@ -16,7 +16,7 @@ from native.build_native import ROOT
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.run.autoload import find_file
 
 SCRIPT = """
 import sys, threading

@@ -24,10 +24,10 @@ from small_models import (
 )
 from tvm import relax, topi
 
-from tvm_stretch.build.assemble import build_model
-from tvm_stretch.errors import ArtifactError, InputError, TargetError
-from tvm_stretch.runtime.model import Model
-from tvm_stretch.runtime.values import TensorInfo
+from tvm_stretch.base.errors import ArtifactError, InputError, TargetError
+from tvm_stretch.make.assemble import build_model
+from tvm_stretch.run.model import Model
+from tvm_stretch.run.values import TensorInfo
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,13 @@ from tvm import topi
 from tvm.support import cc
 
 import tvm_stretch as ts
-from tvm_stretch.build.assemble import build_model
-from tvm_stretch.errors import ArtifactError, StretchError
-from tvm_stretch.lowering.executor_graph import FORMAT
+from tvm_stretch.base.errors import ArtifactError, StretchError
+from tvm_stretch.make.assemble import build_model
+from tvm_stretch.make.lowering.executor_graph import FORMAT
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.model import Model, load
-from tvm_stretch.runtime.seal import SEAL_BYTES, seal
-from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
+from tvm_stretch.run.model import Model, load
+from tvm_stretch.run.seal import SEAL_BYTES, seal
+from tvm_stretch.targets.cpu.cpu import CHECKED_CPU_FEATURES
 
 X = random_input()
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_cut_off_later(artifact: Path, tmp_path: Path) -> None:
     code = f"""
         import os, shutil
         from small_models import random_input, scaled_reference
-        from tvm_stretch.runtime.model import load
+        from tvm_stretch.run.model import load
         shutil.copy({str(artifact)!r}, path := {str(tmp_path / "model.so")!r})
         loaded, x = load(path), random_input()
         os.truncate(path, 100)
@@ -264,7 +264,7 @@ x = np.load(sys.argv[2])
 module["set_input"]("x", tvm.runtime.tensor(x))
 module["run"]()
 np.save(sys.argv[3], module["get_output"](0).numpy())
-assert not any(name.startswith("tvm_stretch.runtime.model") for name in sys.modules)
+assert not any(name.startswith("tvm_stretch.run.model") for name in sys.modules)
 """
 
 
@@ -344,9 +344,9 @@ def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path
         import numpy as np
         from pathlib import Path
         from small_models import random_input, scaled_reference
-        from tvm_stretch.errors import ArtifactError
-        from tvm_stretch.runtime.model import load
-        from tvm_stretch.runtime.seal import SEAL_BYTES, seal
+        from tvm_stretch.base.errors import ArtifactError
+        from tvm_stretch.run.model import load
+        from tvm_stretch.run.seal import SEAL_BYTES, seal
         data = Path({str(artifact)!r}).read_bytes()[:-SEAL_BYTES]
         path, x = Path({str(tmp_path)!r}, "m.so"), random_input()
         right = refused = 0
@@ -425,7 +425,7 @@ def test_processor_without_the_features(model: Model) -> None:
 
 def test_features_have_the_same_names_here_and_there() -> None:
     root = Path(__file__).resolve().parents[2]
-    source = (root / "tvm_stretch/runtime/native/cpu_features.cc").read_text(encoding="utf-8")
+    source = (root / "tvm_stretch/run/native/cpu_features.cc").read_text(encoding="utf-8")
     assert set(re.findall(r'\{"([\w.-]+)", ', source)) == CHECKED_CPU_FEATURES
 
 

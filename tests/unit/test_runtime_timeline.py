@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tvm_stretch.runtime.picture import draw
-from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
+from tvm_stretch.run.picture import draw
+from tvm_stretch.run.timeline import RegionTime, Span, Timeline
 
 
 def region(

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from tvm import te, tirx
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.safe_places import with_safe_places
-from tvm_stretch.errors import ArtifactError
-from tvm_stretch.runtime.seal import seal
+from tvm_stretch.base.errors import ArtifactError
+from tvm_stretch.make.code.safe_places import with_safe_places
+from tvm_stretch.run.seal import seal
 from tvm_stretch.targets.kernels.rectangle import RECTANGLE
 
 HEADER = struct.Struct("<8sQQ40x")

@@ -11,10 +11,10 @@ from gpu_checks import LARGE
 from tvm import relax
 from tvm.target import Target
 
-from tvm_stretch.measuring.campaign import Campaign
-from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.sample_networks import chain
-from tvm_stretch.measuring.samples import (
+from tvm_stretch.plan.measuring.campaign import Campaign
+from tvm_stretch.plan.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.sample_networks import chain
+from tvm_stretch.plan.measuring.samples import (
     Sample,
     by_kind,
     far_reader,
@@ -22,10 +22,10 @@ from tvm_stretch.measuring.samples import (
     neighbour,
     pairs_of,
 )
-from tvm_stretch.measuring.similar import kernel_of_sample
-from tvm_stretch.measuring.workshop import Workshop
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.plan.measuring.similar import kernel_of_sample
+from tvm_stretch.plan.measuring.workshop import Workshop
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)
 CPU = cpu_processor(TARGET, 1)

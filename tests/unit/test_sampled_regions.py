@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import run_onnxruntime
 from relax_helpers import run
 
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 
 def one(op: str, inputs: dict[str, np.ndarray], constants: dict[str, np.ndarray], **attrs: object):

@@ -12,10 +12,10 @@ from relax_helpers import answers, random_inputs
 from search_helpers import costs, emit
 
 import tvm_stretch as ts
-from tvm_stretch.scheduling import Problem, Result, schedule_heft
-from tvm_stretch.search.limits import NO_LIMITS
-from tvm_stretch.search.options import Options
-from tvm_stretch.search.pieces import Network
+from tvm_stretch.plan.scheduling import Problem, Result, schedule_heft
+from tvm_stretch.plan.search.limits import NO_LIMITS
+from tvm_stretch.plan.search.options import Options
+from tvm_stretch.plan.search.pieces import Network
 
 
 class Asked:
@@ -30,7 +30,7 @@ class Asked:
 
 
 def test_compile_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_stretch.search.contest._PATIENCE", 1)
+    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
     mine, mod = Asked(), emit(["fork"], size=14)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], scheduler=mine, cpu_threads=1)
     assert mine.problems and all(p.processors == ("cpu", "p1") for p in mine.problems)

@@ -27,8 +27,8 @@ from benchmarks.baselines.hope_partition import partition
 from benchmarks.baselines.merge import merge_short_operators
 from benchmarks.baselines.parts import check_schedule
 from benchmarks.baselines.split import schedule_codl
-from tvm_stretch.errors import ScheduleError
-from tvm_stretch.scheduling import (
+from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.plan.scheduling import (
     FREE,
     Job,
     Problem,
@@ -38,8 +38,8 @@ from tvm_stretch.scheduling import (
     run_sequence,
     simulate,
 )
-from tvm_stretch.scheduling.result import result_of
-from tvm_stretch.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.result import result_of
+from tvm_stretch.plan.scheduling.simulate import Simulation
 
 EXACT = {"exhaustive": schedule_exhaustive, "ILP": schedule_ilp, "ours": schedule}
 

@@ -17,18 +17,11 @@ from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.bounds import gap_of, lower_bound
 from benchmarks.baselines.hope_partition import PIECE, partition
 from benchmarks.baselines.parts import check_schedule
-from tvm_stretch.errors import ScheduleError
-from tvm_stretch.scheduling import (
-    FREE,
-    Problem,
-    Tensor,
-    TransferCost,
-    run_sequence,
-    simulate,
-)
-from tvm_stretch.scheduling.clock import Clock, Step
-from tvm_stretch.scheduling.native_search import searched
-from tvm_stretch.scheduling.result import result_of
+from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.plan.scheduling import FREE, Problem, Tensor, TransferCost, run_sequence, simulate
+from tvm_stretch.plan.scheduling.clock import Clock, Step
+from tvm_stretch.plan.scheduling.native_search import searched
+from tvm_stretch.plan.scheduling.result import result_of
 
 # The solver may take a second for an awkward program, and machines differ.
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -22,22 +22,22 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.build.branching import branch
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.cost.profile import Power
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.tag import check_plan
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.search import rank, search
-from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.limits import NO_LIMITS
-from tvm_stretch.search.objective import Objective
-from tvm_stretch.search.pieces import Network
-from tvm_stretch.targets.cpu import CORE
+from tvm_stretch.plan.search import rank, search
+from tvm_stretch.plan.search.chain import ChainSearch
+from tvm_stretch.plan.search.limits import NO_LIMITS
+from tvm_stretch.plan.search.objective import Objective
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import CORE
 from tvm_stretch.targets.kernels.features import Features
 
 LAYERS = st.lists(
@@ -252,8 +252,8 @@ def test_the_chosen_plan_computes_the_same(lanes: int, blocks: list[str]) -> Non
 
 
 def test_compile_decides_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_stretch.search.contest._PATIENCE", 1)
-    monkeypatch.setattr("tvm_stretch.search.decide._SURPRISING", 1e9)
+    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
+    monkeypatch.setattr("tvm_stretch.plan.search.decide._SURPRISING", 1e9)
     mod = emit(["conv"], size=28)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
     text = model.plan.explain()

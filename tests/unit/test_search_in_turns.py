@@ -9,9 +9,9 @@ from fake_targets import fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
 
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search import planning_costs, search
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.plan.search import planning_costs, search
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Speed
 
 

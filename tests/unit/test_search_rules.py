@@ -10,13 +10,13 @@ from relax_helpers import random_const
 from search_helpers import costs, emit
 from tvm import relax
 
-from tvm_stretch.frontend import load_network
-from tvm_stretch.scheduling.clock import Clock, Step, Written
-from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.options import Options
-from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.pruning import ALPHAS, apportion
-from tvm_stretch.search.splitting import Splitting
+from tvm_stretch.plan.scheduling.clock import Clock, Step, Written
+from tvm_stretch.plan.search.chain import ChainSearch
+from tvm_stretch.plan.search.options import Options
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.pruning import ALPHAS, apportion
+from tvm_stretch.plan.search.splitting import Splitting
+from tvm_stretch.read import load_network
 
 
 @given(st.integers(8, 500), st.dictionaries(st.integers(0, 5), st.floats(0.5, 2.0), min_size=2))

@@ -13,7 +13,7 @@ from mutations import campaign, damaged_bytes, dice_of
 from rpc_processes import Phone, Tracker, native_server
 
 import tvm_stretch as ts
-from tvm_stretch.remote import wire
+from tvm_stretch.phone import wire
 
 pytest.importorskip("tornado")
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from tests.relax_helpers import answers, binding_names, random_inputs
-from tvm_stretch.build.branching import branch
-from tvm_stretch.emitting.winograd_stage import stage_of
+from tvm_stretch.make.branching import branch
+from tvm_stretch.network.emitting.winograd_stage import stage_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 GPU = VectorMachine(8, 16, False, 512 * 1024, 1, gpu=GpuMachine(4))

@@ -14,17 +14,17 @@ from cost_kernels import DEVICE, MACHINE, conv, some_convs
 from cpu_targets import TARGET
 
 import tvm_stretch as ts
-from tvm_stretch.cost.correction import Ratios
-from tvm_stretch.cost.generic_features import RunFeatures
-from tvm_stretch.cost.measured_model import MeasuredModel, load_cost_model, train
-from tvm_stretch.cost.nearby import Nearby
-from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.measuring.campaign import learn
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.measure import measure
-from tvm_stretch.measuring.samples import Sample, load_prior
-from tvm_stretch.measuring.similar import similar_models, telling_first
-from tvm_stretch.targets.cpu import CORE, cpu_processor
+from tvm_stretch.base.errors import CostModelError, InputError
+from tvm_stretch.plan.cost.correction import Ratios
+from tvm_stretch.plan.cost.generic_features import RunFeatures
+from tvm_stretch.plan.cost.measured_model import MeasuredModel, load_cost_model, train
+from tvm_stretch.plan.cost.nearby import Nearby
+from tvm_stretch.plan.measuring.campaign import learn
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.measure import measure
+from tvm_stretch.plan.measuring.samples import Sample, load_prior
+from tvm_stretch.plan.measuring.similar import similar_models, telling_first
+from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.layers import WindowShape
 from tvm_stretch.targets.kernels.template import choose
@@ -165,8 +165,8 @@ def test_a_campaign_corrects_a_similar_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: MeasuredModel
 ) -> None:
     small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("conv", 16, (5, 5), 8)]
-    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(small))
-    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
+    monkeypatch.setattr("tvm_stretch.plan.measuring.campaign.load_prior", lambda: list(small))
+    monkeypatch.setattr("tvm_stretch.plan.measuring.bench._SECONDS", 0.05)
     old.save(tmp_path / "old" / "cpu.json")
     settings = {"budget": 0.1, "cpu_threads": 1, "cache": tmp_path / "new"}
     models = measure([TARGET], like=tmp_path / "old", **settings)

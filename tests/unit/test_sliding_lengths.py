@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from small_models import copied
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
 
 HEADS, PLACES, WIDTH = 3, 6, 32
 LENGTHS = (2, 1, 5)

@@ -19,14 +19,14 @@ from relax_helpers import (
 from tvm import relax
 
 from tutorials import zoo
-from tvm_stretch.analysis.channel_plan import Form, plan_channel_split
-from tvm_stretch.analysis.meeting_points import detect_meeting_points
-from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import InputError, UnsupportedError
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.channel_plan import Form, plan_channel_split
+from tvm_stretch.network.properties.meeting_points import detect_meeting_points
 from tvm_stretch.passes.branch_segments import BranchSegments, branch_segments
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.plan.splits import ChannelSplit
+from tvm_stretch.read import load_network
 
 relu, add = relax.op.nn.relu, relax.op.add
 BIAS = random_const(1, 16, 1, 1)

@@ -14,14 +14,14 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, Split
+from tvm_stretch.read import load_network
 
 RATIOS = st.lists(st.integers(1, 9), min_size=2, max_size=3)
 BLOCK = [("residual", 3, True), ("fork",), ("swish",), ("residual", 1, False)]

@@ -15,7 +15,7 @@ from relax_helpers import (
 )
 from tvm import relax
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.split_outputs import SplitOutputs, split_outputs
 

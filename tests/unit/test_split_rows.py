@@ -22,14 +22,14 @@ from relax_helpers import (
 from tvm import relax
 
 from tutorials import zoo
-from tvm_stretch.analysis.meeting_points import detect_meeting_points
-from tvm_stretch.emitting.row_branches import plan_row_split
-from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import InputError, UnsupportedError
+from tvm_stretch.network.emitting.row_branches import plan_row_split
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.meeting_points import detect_meeting_points
 from tvm_stretch.passes.branch_segments import BranchSegments, branch_segments
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.read import load_network
 
 EVEN = (1.0, 1.0)
 WEIGHT = random_const(4, 4, 3, 3)

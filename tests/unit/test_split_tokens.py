@@ -11,15 +11,15 @@ from relax_helpers import assert_same_numerics, module, random_const
 from search_helpers import costs
 from tvm import relax
 
-from tvm_stretch.emitting.row_branches import plan_row_split
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.emitting.row_branches import plan_row_split
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.search import search
-from tvm_stretch.search.pieces import Network
+from tvm_stretch.read import load_network
 
 TOKENS, WIDTH, HEADS = 7, 16, 2
 Body = Callable[[relax.Expr], relax.Expr]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tvm_stretch.errors import PlanError
+from tvm_stretch.base.errors import PlanError
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, Split, splits_to_data
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError, RunError
+from tvm_stretch.base.errors import InputError, RunError
 
 WORDS, WIDTH, PLACES = 12, 16, 5
 

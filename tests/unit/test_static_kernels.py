@@ -13,16 +13,16 @@ from tvm.target import Target
 
 from benchmarks.kernel_code import SIX, HotLoop, build, forms, hot_loops, layers, loop_bytes
 from tests.lowered import heap_buffers
-from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
-from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.conv_tiles import blocking
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import vector_machine
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.phases import kernel_phases
 
 TARGETS = {

@@ -20,7 +20,7 @@ from fake_targets import fake_processor
 from search_helpers import emit
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.run.model import Model
 
 STATIONS = ("compiler", "request", "frontend.load", "build", "search")
 DOOR = "frontend"  # only hands on what `frontend.load` has
@@ -103,10 +103,10 @@ def is_network(given: ast.expr) -> bool:
 
 def test_the_network_goes_straight_through_the_stations() -> None:
     walk = Walk()
-    (start,) = walk.named("tvm_stretch.compiler", "compile")
+    (start,) = walk.named("tvm_stretch.api.compiler", "compile")
     walk.enter(*start)
     print(*walk.stays, sep="\n")
-    assert {"tvm_stretch.search.choose", "tvm_stretch.build.pipeline"} <= {*walk.stays}
+    assert {"tvm_stretch.plan.search.choose", "tvm_stretch.make.pipeline"} <= {*walk.stays}
     assert len(walk.stays) <= 25
     levels = [rooms.level_of(stay) or 0 for stay in walk.stays]
     climbs = [
@@ -144,7 +144,7 @@ def test_a_model_is_made_once(made: list[Model]) -> None:
 def test_the_model_that_won_is_not_built_again(
     made: list[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_stretch.search.contest._PATIENCE", 1)
+    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
     mod = emit(["conv"], size=8, channels=8)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
     *trials, last = made

@@ -15,8 +15,8 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials.zoo.builder import Builder, Tensor
-from tvm_stretch.errors import InputError
-from tvm_stretch.runtime.stream import FrameRun
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.run.stream import FrameRun
 
 SIDE = 48
 

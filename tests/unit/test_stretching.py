@@ -17,25 +17,25 @@ from tvm import rpc
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.analysis.repeated_blocks import detect_blocks
-from tvm_stretch.errors import InputError, ModelError, PlanError, UnsupportedError
-from tvm_stretch.frontend import load_network, load_trainable
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.base.errors import InputError, ModelError, PlanError, UnsupportedError
+from tvm_stretch.lab.stretching.best_designs import find_candidates
+from tvm_stretch.lab.stretching.block_layers import count
+from tvm_stretch.lab.stretching.design_rules import Rules, space_of_table_2
+from tvm_stretch.lab.stretching.front import Front, _thinned
+from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.lab.stretching.predict import Chain
+from tvm_stretch.lab.stretching.segments import cut_runs, find_runs
+from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.repeated_blocks import detect_blocks
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.search import search
-from tvm_stretch.search.designed import as_designed
-from tvm_stretch.search.pieces import Network
-from tvm_stretch.stretching.best_designs import find_candidates
-from tvm_stretch.stretching.block_layers import count
-from tvm_stretch.stretching.design_rules import Rules, space_of_table_2
-from tvm_stretch.stretching.front import Front, _thinned
-from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.predict import Chain
-from tvm_stretch.stretching.segments import cut_runs, find_runs
-from tvm_stretch.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.designed import as_designed
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.read import load_network, load_trainable
 from tvm_stretch.targets.registry import registered, used_unasked
 
 STAGES = ((64, 2), (128, 4))
@@ -100,7 +100,7 @@ def test_candidates_keep_the_rules():
 
 def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Larger designs are slower; each is one that the search finds for some capacity."""
-    monkeypatch.setattr("tvm_stretch.stretching.front.CAPACITIES", (0.6, 0.9, 1.2))
+    monkeypatch.setattr("tvm_stretch.lab.stretching.front.CAPACITIES", (0.6, 0.9, 1.2))
     every = []
 
     def find(*given):
@@ -108,7 +108,7 @@ def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         every.extend(candidate for candidate in found if candidate.kept)
         return found, space
 
-    monkeypatch.setattr("tvm_stretch.stretching.front.find_candidates", find)
+    monkeypatch.setattr("tvm_stretch.lab.stretching.front.find_candidates", find)
     st = stretched(network(basic, STAGES, stem=32), 1, 1)
     front = st.front()
     for point in front.points:

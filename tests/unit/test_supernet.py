@@ -8,11 +8,11 @@ from stretch_networks import BLOCKS, basic, network
 from training_helpers import IMAGES, loader
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.repeated_blocks import detect_stages
-from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.base.errors import InputError, TrainingError
+from tvm_stretch.lab.training import Training
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
-from tvm_stretch.training import Training
 
 STAGES = ((16, 2), (32, 2))
 DESIGNS = (

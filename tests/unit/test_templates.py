@@ -18,21 +18,26 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 
 import tvm_stretch as ts
-from tvm_stretch.build.kernels import kernels_alone
-from tvm_stretch.cost.describe import describe
-from tvm_stretch.cost.generic_features import GenericFeatures, MeanFeatures, RunFeatures, families
-from tvm_stretch.cost.measured_model import load_cost_model, train
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.integer_kernels import integer_call
-from tvm_stretch.ir.integers import Integer, Rounding
-from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.scenes import scene
-from tvm_stretch.progress import reporting
-from tvm_stretch.search.halves import half_of
-from tvm_stretch.targets.cpu import CORE, cpu_processor
+from tvm_stretch.base.progress import reporting
+from tvm_stretch.make.kernels import kernels_alone
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.plan.cost.describe import describe
+from tvm_stretch.plan.cost.generic_features import (
+    GenericFeatures,
+    MeanFeatures,
+    RunFeatures,
+    families,
+)
+from tvm_stretch.plan.cost.measured_model import load_cost_model, train
+from tvm_stretch.plan.measuring.dataset import Dataset, Row
+from tvm_stretch.plan.measuring.scenes import scene
+from tvm_stretch.plan.search.halves import half_of
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels import template as templates
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import FAMILIES, EpilogueWork, Features, Phases
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.kernel_call import kernel_call

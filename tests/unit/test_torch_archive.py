@@ -16,9 +16,9 @@ import torch
 from mutations import campaign, damaged_bytes, damaged_json, dice_of
 from relax_helpers import run
 
-from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.frontend.torch_program import _is_expression
+from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
+from tvm_stretch.read import load_network
+from tvm_stretch.read.torch.program import _is_expression
 
 Parts = dict[str, bytes]
 CONFIG, CONSTANTS = (

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch_beside import Net, check, check_written
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read import load_network
 
 _X = torch.linspace(-2, 3, 24).reshape(2, 3, 4)
 _Z = torch.view_as_complex(torch.linspace(1, 5, 24).reshape(3, 4, 2)).clone()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch_beside import Net, check, check_written
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read import load_network
 
 _ODD = torch.tensor([0.0, -0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan, 1e-40, -3e38, 2.0**24])
 _ROWS = torch.tensor([[3.0, -1.0, 3.0, 2.0], [-2.0, torch.nan, 5.0, -2.0]])

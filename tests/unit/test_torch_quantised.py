@@ -16,9 +16,9 @@ import torch.ao.quantization.fx._decomposed  # registers the operators
 from relax_helpers import run
 
 import tvm_stretch as ts
-from tvm_stretch.analysis.integer_summary import describe_integers
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.properties.integer_summary import describe_integers
+from tvm_stretch.read import load_network
 
 F = torch.nn.functional
 Q = torch.ops.quantized_decomposed

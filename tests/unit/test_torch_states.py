@@ -10,8 +10,8 @@ import torch
 from cpu_targets import QUICK
 
 import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend.load import load_trainable
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read.load import load_trainable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -18,11 +18,11 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
-from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.base.errors import InputError, UnsupportedError
+from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
 from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 from tvm_stretch.plan.design import MERGES
-from tvm_stretch.stretching.design_rules import Rules
-from tvm_stretch.stretching.stretching import Stretching, stretch_network
 
 X = np.random.default_rng(0).standard_normal((3, 3, SIZE, SIZE)).astype("float32")
 WEAK = Rules(capacity=0.5, tolerance=0.5, least_ratio=0.1)

@@ -15,9 +15,9 @@ from stretch_networks import regnet
 from training_helpers import IMAGES, LABELS, loader, net_of
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError, TrainingError
-from tvm_stretch.training import Training
-from tvm_stretch.training.loop import share_of_rate, weighted_soft_labels
+from tvm_stretch.base.errors import InputError, TrainingError
+from tvm_stretch.lab.training import Training
+from tvm_stretch.lab.training.loop import share_of_rate, weighted_soft_labels
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import answers
 
-from tvm_stretch.frontend import load_network
+from tvm_stretch.read import load_network
 
 
 def layer(seed: int) -> tuple[onnx.ModelProto, np.ndarray]:

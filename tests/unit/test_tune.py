@@ -18,31 +18,31 @@ from relax_helpers import module, random_const
 from tvm import relax
 from tvm.target import Target
 
-from tvm_stretch.cost import verdicts
-from tvm_stretch.cost.tuned import Tuned, described, tuned_path
-from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import sealed
-from tvm_stretch.measuring import workshop as workshop_of_bench
-from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.tune_gpu import layers_of, tune
-from tvm_stretch.measuring.workshop import Workshop
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.gpu.candidates import (
+from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.base.files import sealed
+from tvm_stretch.plan.cost import verdicts
+from tvm_stretch.plan.cost.tuned import Tuned, described, tuned_path
+from tvm_stretch.plan.measuring import workshop as workshop_of_bench
+from tvm_stretch.plan.measuring.bench import Bench
+from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.tune_gpu import layers_of, tune
+from tvm_stretch.plan.measuring.workshop import Workshop
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
+from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
+from tvm_stretch.targets.opencl.kernels.candidates import (
     bare_layer,
     group_candidates,
     is_possible,
     without_sharing,
 )
-from tvm_stretch.targets.kernels.gpu.conv import choose_group_conv, group_conv_cycles
-from tvm_stretch.targets.kernels.gpu.families import describe_gpu
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.gpu.winners import Winners
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
+from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv, group_conv_cycles
+from tvm_stretch.targets.opencl.kernels.families import describe_gpu
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.winners import Winners
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 GPU = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
@@ -133,7 +133,7 @@ def tuned_by(bank: Callable[[Any, Any, Any], Any], path: Path, budget: float = 6
     """The winners that tuning finds if ``bank`` measures."""
     one, host = processor(), cpu_processor(TARGET, 1)
     with (
-        patch("tvm_stretch.measuring.tune_gpu._Bank.measure", bank),
+        patch("tvm_stretch.plan.measuring.tune_gpu._Bank.measure", bank),
         patch.object(Bench, "__init__") as new,
     ):
         new.return_value = None
@@ -251,14 +251,14 @@ def test_answers_are_compared(tmp_path: Path) -> None:
         bench = Bench(workshop)
 
     def tuned(path: Path, ahead: int = 0) -> Tuned:
-        with patch("tvm_stretch.measuring.tune_gpu._SECONDS", 0.0):
+        with patch("tvm_stretch.plan.measuring.tune_gpu._SECONDS", 0.0):
             end = time.monotonic() + 60
             tune(workshop, bench, networks, path, end, candidates=1, ahead=ahead)
         return Tuned.read(path, workshop.processor)
 
     found = tuned(tmp_path / "right.json", ahead=1)
     assert len(found.winners) == 1 and not found.dropped
-    with patch("tvm_stretch.measuring.tune_gpu.convolved", lambda *_: np.ones((1, 6, 3, 3))):
+    with patch("tvm_stretch.plan.measuring.tune_gpu.convolved", lambda *_: np.ones((1, 6, 3, 3))):
         found = tuned(tmp_path / "wrong.json")
     assert not found.winners
     assert all("numbers are wrong" in reason for reason in found.dropped.values())

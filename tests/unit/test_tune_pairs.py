@@ -19,20 +19,23 @@ from relax_helpers import module, random_const
 from tvm import relax
 from tvm.target import Target
 
-from tvm_stretch.build.pipeline import complete_plan, lower_regions
-from tvm_stretch.cost.tuned import Tuned, tuned_path, with_winners
-from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import sealed
-from tvm_stretch.frontend import load_network
-from tvm_stretch.measuring import tune_pairs
-from tvm_stretch.measuring import workshop as workshop_of_bench
-from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.samples import Sample
-from tvm_stretch.measuring.workshop import Workshop
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.conv import ConvConfig
-from tvm_stretch.targets.kernels.gpu.conv import choose_group_conv
-from tvm_stretch.targets.kernels.gpu.pair import (
+from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.base.files import sealed
+from tvm_stretch.make.pipeline import complete_plan, lower_regions
+from tvm_stretch.plan.cost.tuned import Tuned, tuned_path, with_winners
+from tvm_stretch.plan.measuring import tune_pairs
+from tvm_stretch.plan.measuring import workshop as workshop_of_bench
+from tvm_stretch.plan.measuring.bench import Bench
+from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.workshop import Workshop
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.layers import taken
+from tvm_stretch.targets.opencl.device import OpenCLDevice
+from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv
+from tvm_stretch.targets.opencl.kernels.pair import (
     APART,
     Pair,
     PairTile,
@@ -40,12 +43,9 @@ from tvm_stretch.targets.kernels.gpu.pair import (
     pair_candidates,
     pair_tiles,
 )
-from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig
-from tvm_stretch.targets.kernels.gpu.winners import Winners
-from tvm_stretch.targets.kernels.layers import taken
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import OpenCLDevice
+from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig
+from tvm_stretch.targets.opencl.kernels.winners import Winners
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)

@@ -12,18 +12,18 @@ from quantised_models import qdq_conv
 from search_helpers import emit
 
 import tvm_stretch as ts
-from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.profile_file import load_profile, write_profile
-from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.measuring.sample_networks import chain
-from tvm_stretch.measuring.samples import Sample, in_integers
-from tvm_stretch.search import Found
-from tvm_stretch.search import choose as choosing
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.limits import Limits
-from tvm_stretch.search.twin import twin_costs, twin_processors, works_of
+from tvm_stretch.base.errors import CostModelError, InputError, TargetError, UnsupportedError
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.cost.profile_file import load_profile, write_profile
+from tvm_stretch.plan.measuring.sample_networks import chain
+from tvm_stretch.plan.measuring.samples import Sample, in_integers
+from tvm_stretch.plan.search import Found
+from tvm_stretch.plan.search import choose as choosing
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.limits import Limits
+from tvm_stretch.plan.search.twin import twin_costs, twin_processors, works_of
+from tvm_stretch.read import load_network
+from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
 
 PHONE = "snapdragon-855"
 

@@ -13,8 +13,8 @@ import tvm
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch.remote import uploads
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.phone import uploads
+from tvm_stretch.run.autoload import load_native_library
 
 DICE = random.Random(0)
 WORDS = [b"vfmadd", b"ret\n", bytes(40), b"conv2d", bytes(range(256))]

@@ -11,17 +11,17 @@ from cpu_targets import TARGET
 from gpu_checks import LARGE
 from tvm.target import Target
 
-from tvm_stretch.cost.context import in_place
-from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.measuring.campaign import Campaign
-from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.samples import Sample, wide_window
-from tvm_stretch.measuring.similar import kernel_of_sample
-from tvm_stretch.measuring.waiting import busy_times
-from tvm_stretch.measuring.workshop import Workshop
-from tvm_stretch.search.costs import Costs
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.plan.cost.context import in_place
+from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.measuring.campaign import Campaign
+from tvm_stretch.plan.measuring.dataset import Dataset
+from tvm_stretch.plan.measuring.samples import Sample, wide_window
+from tvm_stretch.plan.measuring.similar import kernel_of_sample
+from tvm_stretch.plan.measuring.waiting import busy_times
+from tvm_stretch.plan.measuring.workshop import Workshop
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.opencl.opencl import opencl_processor
 
 CPU = cpu_processor(TARGET, 1)
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tvm import te, tirx, topi
 
-from tvm_stretch.targets.kernels import window_nest as window_kernels
+from tvm_stretch.targets.cpu.kernels import window_nest as window_kernels
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.window_nest import write_window
 from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.window_nest import write_window
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**19, threads=1)

@@ -19,7 +19,7 @@ import importlib.abc, sys
 
 class Refusing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("tvm.relax", "tvm_stretch.codegen", "tvm_stretch.passes")):
+        if name.startswith(("tvm.relax", "tvm_stretch.make.code", "tvm_stretch.passes")):
             raise ImportError(f"{name} needs the compiler")
 
 sys.meta_path.insert(0, Refusing())

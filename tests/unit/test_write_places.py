@@ -10,8 +10,8 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.read import load_network
 
 SHAPE, AXIS = (1, 2, 9, 16), 2
 BACK = (1, 2, 0, 3)

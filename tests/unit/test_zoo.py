@@ -11,7 +11,7 @@ from zoo_checks import FULL_ONLY
 
 from tutorials import zoo
 from tutorials.zoo.regnet import stages
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
 
 SLOW = FULL_ONLY | {"resnet34", "regnetx_4gf", "inception_v3"}
 

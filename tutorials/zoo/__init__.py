@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import onnx
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
 
 from . import (
     dense_outputs,

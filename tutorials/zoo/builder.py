@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.base.errors import InputError
 
 from . import probe
 from .probe import Array

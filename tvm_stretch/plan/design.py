@@ -28,9 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from tvm_stretch.errors import PlanError
-from tvm_stretch.files import as_path, write_whole, writing
-from tvm_stretch.formats import Format
+from tvm_stretch.base.errors import PlanError
+from tvm_stretch.base.files import as_path, write_whole, writing
+from tvm_stretch.base.formats import Format
 
 FORMAT = Format("tvm_stretch.design", 1, "the design", PlanError, "write the design again")
 

@@ -34,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from tvm_stretch.errors import PlanError
-from tvm_stretch.files import as_path, is_finite, write_whole, writing
-from tvm_stretch.formats import Format
+from tvm_stretch.base.errors import PlanError
+from tvm_stretch.base.files import as_path, is_finite, write_whole, writing
+from tvm_stretch.base.formats import Format
 from tvm_stretch.plan.considered import Considered, align, considered_lines
 from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.plan.splits import ChannelSplit, Split, splits_to_data

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "app/tvm_stretch.h"
+#include "tvm_stretch/phone/app/tvm_stretch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   TvmStretchModel* model = nullptr;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "app/tvm_stretch.h"
+#include "tvm_stretch/phone/app/tvm_stretch.h"
 
 namespace {
 

@@ -1,0 +1,1 @@
+"""The CPU: its kernels, their machine code, and its little cores as a second processor."""

@@ -1,0 +1,1 @@
+"""Templates of the CPU, for AVX2, AVX-512 and NEON."""

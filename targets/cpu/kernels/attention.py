@@ -1,0 +1,254 @@
+"""Attention in one kernel: the matrix of scores exists for a band of rows only, in the cache.
+
+    out[.., m, :] = sum of softmax(q[m] . k[n] * scale + mask[m, n]) over n, times v[n, :]
+
+    for stack, band of rows:                       # parallel
+      for columns, tile of rows:                   # register tiles, as in `matmul.py`
+        scores[rows][columns] = q * k * scale + mask;  top[row][lane] = their maximum
+      for row:                                     # powers replace scores
+        scores[row] = exp(scores[row] - max of top);  inverse[row] = 1 / sum
+      for columns, tile of rows:
+        out = epilogue(scores * v * inverse)
+
+Rows of the band are complete, so the answer is that of the three operators; only the division comes
+after the sum. Keys and values that exceed the second-level cache are read in pieces, each of which
+serves more rows; where a later piece has a greater score, earlier sums are scaled
+(`attention_nest.py`).
+
+Keys usually come transposed, as (depth, keys). Few queries read them as they are, (keys, depth):
+then a copy would take longer than the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_stretch.targets.kernels.features import EpilogueWork
+from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import Layer, taken
+from tvm_stretch.targets.kernels.loops import (
+    PARALLEL,
+    SERIAL,
+    block,
+    const,
+    f32,
+    loop,
+    tile_runs,
+    unravelled,
+)
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import Template, choose
+
+from .attention_features import AttentionFeatures
+from .attention_nest import Band
+from .matmul import MatmulConfig, MatmulShape, place_in
+
+FEW_QUERIES = 4
+"""Most queries that read keys as (keys, depth)."""
+
+_BAND = 32
+"""Most rows of a band: the keys that a register tile reads serve all of its tiles."""
+
+_PIECE, _ROWS_OF_PIECES = 192, 128
+"""Most keys of a piece, and rows of a band where there are several pieces (AMD Zen 3)."""
+
+
+@dataclass(frozen=True)
+class AttentionShape(Layer):
+    """Queries, keys, values and mask; axes of stacks may be 1."""
+
+    q: tuple[int, ...]  # (.., queries, depth)
+    # (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`
+    k: tuple[int, ...]
+    v: tuple[int, ...]  # (.., keys, width)
+    # added to the scores, whose axes it may repeat; None without
+    mask: tuple[int, ...] | None = None
+    scale: float = 1.0  # of the scores
+    in_place: bool = False  # whether keys are (keys, depth)
+    zeroes_nan: bool = False  # whether shares that are no numbers become 0
+
+    @property
+    def scores(self) -> MatmulShape:
+        """The product of queries and keys."""
+        *stack, keys, depth = self.k
+        return MatmulShape(self.q, (*stack, depth, keys) if self.in_place else self.k)
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The axes of the stack of results."""
+        return MatmulShape((*self.scores.batch, self.q[-2], self.v[-2]), self.v).batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Template, AttentionShape):
+    """An attention, its band of rows and the register tiles of both products."""
+
+    template: ClassVar[str] = "attention"
+    layers: ClassVar[tuple[type[Layer], ...]] = (AttentionShape,)
+    machines: ClassVar[tuple[str, ...]] = ("core",)
+
+    lanes: int  # of the softmax
+    band: int
+    piece: int  # keys whose scores are in memory at the same time
+    of_scores: tuple[int, int, int]  # rows, vectors, and the lanes of a vector
+    of_values: tuple[int, int, int]
+
+    @property
+    def operands(self) -> int:
+        """Queries, keys, values and perhaps a mask."""
+        return 3 + (self.mask is not None)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (*self.stack, self.q[-2], self.v[-1])
+
+    @classmethod
+    def configure(
+        cls, layer: AttentionShape, machine: VectorMachine, block: int
+    ) -> Iterable[Template]:
+        """The configuration with the best tile of each product."""
+        rows, keys = layer.q[-2], layer.v[-2]
+        if 0 in (*layer.q, *layer.k, *layer.v):
+            return []
+        piece = _piece(layer, machine)
+        most = _BAND if piece == keys else _ROWS_OF_PIECES
+        band = min(rows, most, max(1, machine.l2_bytes // 4 // (4 * piece)))
+        scores = choose(MatmulShape((band, layer.q[-1]), (layer.q[-1], piece)), machine)
+        values = choose(MatmulShape((band, piece), (piece, layer.v[-1])), machine)
+        if scores is None or values is None:
+            return []
+        tiles = {"of_scores": scores, "of_values": values}
+        sizes = {name: (tile.rows, tile.vectors, tile.lanes) for name, tile in tiles.items()}
+        return [taken(cls, layer, lanes=machine.lanes, band=band, piece=piece, **sizes)]
+
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core: those of both products, and the exponentials."""
+        products = (
+            MatmulConfig(a=a, b=b, lanes=lanes, rows=rows, vectors=vectors)
+            for a, b, (rows, vectors, lanes) in (
+                (self.scores.a, self.scores.b, self.of_scores),
+                ((*self.scores.batch, self.q[-2], self.v[-2]), self.v, self.of_values),
+            )
+        )
+        exponentials = prod(self.stack) * self.q[-2] * self.v[-2] * 10.0 / self.lanes
+        return sum(product.cycles(machine) for product in products) + exponentials
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> AttentionFeatures:
+        rows, depth, keys = self.scores.size
+        numbers = prod(self.q) + prod(self.k) + prod(self.v) + prod(self.mask or (0,))
+        return AttentionFeatures(
+            flops=2.0 * prod(self.stack) * rows * keys * (depth + self.v[-1]),
+            in_bytes=item * numbers + epilogue.bytes,
+            weight_bytes=0,
+            out_bytes=epilogue.out_bytes or item * prod(self.out_shape),
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            matrices=prod(self.stack),
+            rows=rows,
+            key_rows=keys,
+            depth_steps=depth,
+            columns=self.v[-1],
+            vector_lanes=self.lanes,
+            item_bytes=item,
+        )
+
+    @property
+    def sampled(self) -> object:
+        """None: campaigns measure its products and softmax by themselves."""
+        return None
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """Both products and the softmax in plain loops."""
+        q, k, v, *mask = operands
+        rows, keys, width = self.q[-2], self.v[-2], self.v[-1]
+        d, n, m, j = (
+            te.reduce_axis((0, extent), name)
+            for extent, name in ((self.q[-1], "d"), (keys, "n"), (keys, "m"), (keys, "j"))
+        )
+        stack = self.scores.batch
+
+        def score(*at: Expr) -> Expr:
+            *s, row, key = at
+            return te.sum(
+                q[place_in(self.q, s, row, d.var)] * k[self.key_place(s, key, d.var)], axis=d
+            )
+
+        def scaled(*at: Expr) -> Expr:
+            value = scores[at] * f32(self.scale)
+            return value + mask[0][self.mask_place(at)] if mask else value
+
+        scores = te.compute((*stack, rows, keys), score, name="scores")
+        x = te.compute((*stack, rows, keys), scaled, name="scaled")
+        top = te.compute((*stack, rows), lambda *at: te.max(x(*at, m.var), axis=m), name="top")
+        power = te.compute(x.shape, lambda *at: tirx.exp(x[at] - top[at[:-1]]), name="power")
+        total = te.compute(
+            (*stack, rows), lambda *at: te.sum(power(*at, j.var), axis=j), name="total"
+        )
+
+        def share_of(*at: Expr) -> Expr:
+            value = power[at] / total[at[:-1]]
+            return tirx.Select(tirx.isnan(value), f32(0.0), value) if self.zeroes_nan else value
+
+        share = te.compute(x.shape, share_of, name="share")
+
+        def element(*at: Expr) -> Expr:
+            *s, row, column = at
+            own = place_in((*stack, rows, keys), s, row, n.var)
+            return te.sum(share[own] * v[place_in(self.v, s, n.var, column)], axis=n)
+
+        return te.compute(
+            (*self.stack, rows, width), element, name="attention", attrs=self.annotation
+        )
+
+    def key_place(self, stack: list[Expr], key: Expr, depth: Expr) -> tuple[Expr, ...]:
+        """Where a number of a key stands."""
+        place = (key, depth) if self.in_place else (depth, key)
+        return place_in(self.k, stack, *place)
+
+    def mask_place(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Where the mask of a score stands."""
+        assert self.mask is not None
+        own = at[len(at) - len(self.mask) :]
+        return tuple(const(0) if s == 1 else i for i, s in zip(own, self.mask, strict=True))
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of all bands."""
+        kind = PARALLEL if machine.threads > 1 else SERIAL
+        runs = tile_runs(self.q[-2], self.band, lambda *_: None)
+        stacks = prod(self.stack)
+
+        def band(task: Expr, start: int, count: int, rows: int) -> tirx.Stmt:
+            stack = unravelled(task // count, self.stack)
+            first = task % count * rows + start
+            by_element = machine.broadcast_operand
+            return Band(self, fused, by_element, stack, first, rows).write()
+
+        return block(
+            [
+                loop(
+                    stacks * run.count,
+                    lambda t, run=run: band(t, run.start, run.count, run.width),
+                    "task",
+                    kind,
+                )
+                for run in runs
+            ]
+        )
+
+
+def _piece(layer: AttentionShape, machine: VectorMachine) -> int:
+    """The keys of a piece, which are whole vectors where there are several pieces."""
+    rows, keys, width = layer.q[-2], *layer.v[-2:]
+    # The last vector of a row of sums must not overlap the one before, because each piece adds.
+    simple = width % machine.lanes == 0 and not layer.in_place and not layer.zeroes_nan
+    fit = 4 * keys * (layer.q[-1] + width) <= machine.l2_bytes // 2
+    if not simple or fit or keys <= _PIECE or rows < _BAND:
+        return keys
+    sizes = range(_PIECE, 0, -machine.lanes)
+    return next(n for n in sizes if keys % n == 0 or keys % n >= machine.lanes)

@@ -1,0 +1,321 @@
+"""The loop nest of one band of an attention; `attention.py` has its drawing.
+
+    for piece of the keys:                         # usually there is one
+      scores, top, powers and their sum, as in `attention.py`
+      factor[row] = exp(top of earlier pieces - top)
+      sums[row] = sums[row] * factor[row] + scores * v
+
+Before a product, the keys or values of one of several pieces are packed in the order in which they
+are read: columns of a large matrix lie in as many pages as the near table of pages has entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf
+from operator import add
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.exponentials import LARGEST
+from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.loops import (
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    tile_runs,
+    within,
+)
+
+from .matmul import place_in
+from .softmax import exponential, joined
+
+if TYPE_CHECKING:
+    from .attention import AttentionConfig
+
+_Finish = Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+"""From the row, column, lane and value of a sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Some queries of one stack, whose scores are in the cache."""
+
+    cfg: AttentionConfig
+    fused: FusedKernel
+    by_element: bool
+    stack: list[Expr]
+    first: Expr
+    rows: int
+
+    @cached_property
+    def scores(self) -> tirx.Buffer:
+        """The scores of a piece, then their exponentials; rows end with whole vectors."""
+        return scratch("scores", self.rows, -(-self.cfg.piece // self.cfg.lanes) * self.cfg.lanes)
+
+    @cached_property
+    def top(self) -> tirx.Buffer:
+        """By row, the greatest scores of each lane, then the greatest of all."""
+        return scratch("top", self.rows, self.cfg.lanes)
+
+    @cached_property
+    def inverse(self) -> tirx.Buffer:
+        """By row, the sum of the exponentials, at last its inverse."""
+        return scratch("inverse", self.rows)
+
+    @cached_property
+    def earlier(self) -> tirx.Buffer:
+        """By row, the greatest score of earlier pieces."""
+        return scratch("earlier", self.rows)
+
+    @cached_property
+    def factor(self) -> tirx.Buffer:
+        """By row, what sums of earlier pieces are multiplied by."""
+        return scratch("factor", self.rows)
+
+    @cached_property
+    def sums(self) -> tirx.Buffer:
+        """By row, the sums of earlier pieces."""
+        return scratch("sums", self.rows, self.cfg.v[-1])
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the keys have several pieces."""
+        return self.cfg.piece < self.cfg.v[-2]
+
+    def write(self) -> tirx.Stmt:
+        """The scores, their exponentials, and the sums of the values."""
+        cfg, keys = self.cfg, self.cfg.v[-2]
+        buffers = [self.scores, self.top, self.inverse]
+        if not self.in_pieces:
+            return within(buffers, [*self.start(-inf), *self.piece(const(0), keys, True)])
+        before = (keys - 1) // cfg.piece
+        pieces = loop(before, lambda i: block(self.piece(i * cfg.piece, cfg.piece, False)), "piece")
+        return within(
+            [*buffers, self.earlier, self.factor, self.sums],
+            [
+                # a piece of hidden keys has sums of 0, because its top is not minus infinity
+                *self.start(-LARGEST),
+                *self.start_sums(),
+                pieces,
+                *self.piece(const(before * cfg.piece), keys - before * cfg.piece, True),
+            ],
+        )
+
+    def piece(self, begin: Expr, keys: int, last: bool) -> list[tirx.Stmt]:
+        """The scores of some keys, their exponentials, and the sums of their values."""
+        cfg = self.cfg
+        q, k, *mask, v = self.fused.operands
+
+        def score(row: Expr, key: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
+            value = value * f32(cfg.scale) if cfg.scale != 1 else value
+            if mask:
+                at = (*self.stack, self.first + row, begin + key)
+                value = value + load(mask[0], *cfg.mask_place(at))
+            top = tirx.max(load(self.top, row, lane), value)
+            return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
+
+        def sum_of(row: Expr, column: Expr, _: Expr, value: Expr) -> tirx.Stmt:
+            place = (*self.stack, self.first + row, column)
+            if self.in_pieces:
+                value = value + load(self.sums, row, column) * load(self.factor, row)
+            if not last:
+                return store(self.sums, value, row, column)
+            return self.fused.epilogue.store(place, value * load(self.inverse, row))
+
+        def query(row: Expr, depth: Expr) -> Expr:
+            return load(q, *place_in(cfg.q, self.stack, self.first + row, depth))
+
+        def key_of(depth: Expr, key: Expr) -> Expr:
+            return load(k, *cfg.key_place(self.stack, begin + key, depth))
+
+        def value_of(key: Expr, column: Expr) -> Expr:
+            return load(v, *place_in(cfg.v, self.stack, begin + key, column))
+
+        if cfg.in_place:
+            scores = self.by_key(query, k, score)
+        else:
+            scores = self.product(cfg.of_scores, (cfg.q[-1], keys), query, key_of, score)
+        return [
+            *self.hide_beyond(keys),
+            scores,
+            loop(self.rows, lambda row: self.softmax(row, keys, last), "row"),
+            self.product(
+                cfg.of_values,
+                (keys, cfg.v[-1]),
+                lambda row, key: load(self.scores, row, key),
+                value_of,
+                sum_of,
+            ),
+        ]
+
+    def start(self, least: float) -> list[tirx.Stmt]:
+        """Maxima before the first score."""
+        return [self.fill(self.top, least, 0, self.cfg.lanes)]
+
+    def start_sums(self) -> list[tirx.Stmt]:
+        """Nothing was added yet."""
+
+        def row(r: Expr) -> tirx.Stmt:
+            return block([store(self.earlier, f32(-LARGEST), r), store(self.inverse, f32(0.0), r)])
+
+        return [loop(self.rows, row, "row"), self.fill(self.sums, 0.0, 0, self.cfg.v[-1])]
+
+    def hide_beyond(self, keys: int) -> list[tirx.Stmt]:
+        """Scores beyond the last key are minus infinity, whose exponentials are 0."""
+        width = self.cfg.lanes
+        ragged = keys % width > 0
+        return [self.fill(self.scores, -inf, keys // width * width, width)] if ragged else []
+
+    def fill(self, buffer: tirx.Buffer, value: float, first: int, columns: int) -> tirx.Stmt:
+        """Store a number in some columns of all rows."""
+        width = self.cfg.lanes
+
+        def vector(r: Expr, i: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(buffer, f32(value), r, i * width + v + first))
+
+        return loop(
+            self.rows, lambda r: loop(columns // width, partial(vector, r), "vector"), "row"
+        )
+
+    def product(
+        self,
+        tile: tuple[int, int, int],  # rows, vectors and lanes of a register tile
+        size: tuple[int, ...],  # depth and columns
+        left: Callable[[Expr, Expr], Expr],  # from row and depth
+        right: Callable[[Expr, Expr], Expr],  # from depth and column
+        finish: _Finish,
+    ) -> tirx.Stmt:
+        """A product in register tiles; a last vector may overlap the one before."""
+        (depth, columns), (most, vectors, width) = size, tile
+        count, ragged = -(-columns // width), columns % width > 0
+        packed = scratch("packed", count, depth, width)
+
+        def column(o: Expr, v: Expr, ends: bool) -> Expr:
+            return (tirx.min(o * width, const(columns - width)) if ends else o * width) + v
+
+        def pack(k: Expr, o: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(packed, right(k, column(o, v, ragged)), o, k, v))
+
+        def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
+            def operand(k: Expr, o: Expr, v: Expr) -> Expr:
+                if self.in_pieces:
+                    return load(packed, first + o, k, v)
+                return right(k, column(first + o, v, ends))
+
+            def result(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+                return finish(row + p, column(first + o, v, ends), v, value)
+
+            acc = Accumulators(rows, vectors, width)
+            products = acc.add_products(
+                range(rows), lambda p, k: left(row + p, k), operand, depth, self.by_element
+            )
+            return within(acc.buffers, [*acc.start(), products, *acc.each(result)])
+
+        def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
+            runs = tile_runs(self.rows, most, lambda *_: None)
+
+            def run_of(start: int, rows: int, count: int) -> tirx.Stmt:
+                return loop(
+                    count, lambda t: sums(t * rows + start, rows, first, vectors, ends), "tile"
+                )
+
+            return block([run_of(run.start, run.width, run.count) for run in runs])
+
+        groups = tile_runs(count, vectors, lambda start, n: ragged and start + n == count)
+        tiles = [
+            loop(n.count, lambda g, n=n: group(g * n.width + n.start, n.width, n.work), "group")
+            for n in groups
+        ]
+        if not self.in_pieces:
+            return block(tiles)
+        return within(
+            [packed],
+            [loop(depth, lambda k: loop(count, partial(pack, k), "vector"), "step"), *tiles],
+        )
+
+    def by_key(
+        self,
+        query: Callable[[Expr, Expr], Expr],
+        k: tirx.Buffer,
+        finish: _Finish,
+    ) -> tirx.Stmt:
+        """Scores of few queries, each the sum of a vector of products along the depth."""
+        cfg, width, depth = self.cfg, self.cfg.lanes, self.cfg.q[-1]
+        acc = scratch("acc", width)
+        whole = depth // width
+
+        def key_of(row: Expr, key: Expr) -> tirx.Stmt:
+            def product(at: Expr) -> Expr:
+                return query(row, at) * load(k, *cfg.key_place(self.stack, key, at))
+
+            def vector(i: Expr) -> tirx.Stmt:
+                return lanes(width, lambda v: store(acc, load(acc, v) + product(i * width + v), v))
+
+            value = joined(acc, width, add)
+            for i in range(whole * width, depth):
+                value = value + product(const(i))
+            return block(
+                [
+                    lanes(width, lambda v: store(acc, f32(0.0), v)),
+                    *([loop(whole, vector, "vector")] if whole else []),
+                    finish(row, key, const(0), value),
+                ]
+            )
+
+        keys = loop(cfg.v[-2], lambda n: loop(self.rows, lambda row: key_of(row, n), "row"), "key")
+        return within([acc], [keys])
+
+    def softmax(self, row: Expr, keys: int, last: bool) -> tirx.Stmt:
+        """The exponentials of a row, and their sum or, after the last piece, its inverse."""
+        width, count = self.cfg.lanes, -(-keys // self.cfg.lanes)
+        total = scratch("total", width)
+
+        def power(at: Expr, v: Expr) -> tirx.Stmt:
+            difference = load(self.scores, row, at + v) - load(self.top, row, 0)
+            return block(
+                [
+                    store(self.scores, exponential(difference, False), row, at + v),
+                    store(total, load(total, v) + load(self.scores, row, at + v), v),
+                ]
+            )
+
+        def nothing(i: Expr) -> tirx.Stmt:
+            return lanes(width, lambda v: store(self.scores, f32(0.0), row, i * width + v))
+
+        # a score that is no number makes the sum none, and with it all shares of the row
+        hidden = tirx.isnan(load(self.inverse, row))
+        cleared = block([loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row)])
+        zeroed = [tirx.IfThenElse(hidden, cleared, None)] if self.cfg.zeroes_nan else []
+        value = joined(total, width, add)
+        if self.in_pieces:
+            value = value + load(self.inverse, row) * load(self.factor, row)
+        return within(
+            [total],
+            [
+                store(self.top, joined(self.top, width, tirx.max, row), row, 0),
+                *(self.rescale(row) if self.in_pieces else []),
+                lanes(width, lambda v: store(total, f32(0.0), v)),
+                loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
+                store(self.inverse, f32(1.0) / value if last else value, row),
+                *zeroed,
+            ],
+        )
+
+    def rescale(self, row: Expr) -> list[tirx.Stmt]:
+        """The factor of the sums of earlier pieces, whose powers have another top."""
+        top = load(self.top, row, 0)
+        return [
+            store(self.factor, exponential(load(self.earlier, row) - top, False), row),
+            store(self.earlier, top, row),
+        ]

@@ -1,0 +1,140 @@
+"""Convolutions and dense layers of 8-bit numbers in blocked layout: the template.
+
+A machine adds products in its own way (`dots.py`). The loop nest is in `integer_nest.py`;
+`matrix_conv.py` and `hvx_conv.py` are the templates of instructions that need another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_stretch.targets.kernels.dots import DOTS, WORD, OfWords, by_vectors, shifted
+from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, Layer
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from .channel_runs import ChannelRun, whole_run
+from .conv import ConvConfig, gathers_pixels
+from .conv_features import IntegerConvFeatures, IntegerDenseFeatures
+from .conv_nest import write_nest
+from .cycles import register_tiles, step_cycles
+from .integer_nest import IntegerNest, integer_blocking
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerConvConfig(OfWords, ConvConfig):
+    """A convolution of 8-bit pixels."""
+
+    template: ClassVar[str] = "integer_conv"
+    layers: ClassVar[tuple[type[Layer], ...]] = (IntegerConvShape,)
+    machines: ClassVar[tuple[str, ...]] = ("core",)
+    is_last_resort: ClassVar[bool] = True  # other ways multiply more in an instruction
+    nest: ClassVar[type[IntegerNest]] = IntegerNest
+    families: ClassVar[tuple[type[IntegerConvFeatures], type[IntegerDenseFeatures]]] = (
+        IntegerConvFeatures,
+        IntegerDenseFeatures,
+    )
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        width = self.oc_blocks * self.lanes * self.way.together
+        words = (self.data_block // WORD, self.way.parts, width)
+        return (self.out_groups, self.reduce_blocks, *self.kernel, *words)
+
+    @classmethod
+    def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
+        """A configuration for each register tile, if the machine multiplies this layer so."""
+        assert isinstance(layer, IntegerConvShape)
+        if layer.is_depthwise:
+            return []
+        shape = layer.gathered() if gathers_pixels(layer, machine) else layer
+        assert isinstance(shape, IntegerConvShape)
+        dot = cls.dot_for(shape, machine, block)
+        if dot is None:
+            return []
+        config = cls.smallest(shape, machine, block, dot=dot)
+        return [found for found in config.tiled(config.tiles(machine)) if found.is_useful]
+
+    @classmethod
+    def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:
+        """The way in which this template adds the products of a layer; None if it cannot."""
+        return by_vectors(machine.dot, shape.dtype)
+
+    def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
+        """Register tiles of pixels and vectors.
+
+        Products that are added by another instruction need registers, and LLVM loads weights of
+        the next word early: with more sums it spills (AVX2: 84 instead of 75 multiply-adds a ns).
+        """
+        if not self.way.intrinsic or self.way.parts == 1:
+            return register_tiles(machine)
+        spare = machine.registers // 8 + 1
+        return register_tiles(replace(machine, registers=machine.registers - spare))
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether the tile may be faster than others."""
+        return True
+
+    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        """Cycles for one input channel of a tile."""
+        pieces = self.way.parts * (1 if self.way.parts == 1 else 2)
+        return pieces * step_cycles(pixels, blocks, slab // 4, machine) / WORD
+
+    def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
+        in_group, out_group = self.in_channels // self.groups, self.out_channels // self.groups
+        way = self.way
+
+        def element(
+            g: Expr, b: Expr, y: Expr, x: Expr, word: Expr, part: Expr, place: Expr
+        ) -> Expr:
+            o = place // way.together
+            out = (g * self.oc_blocks) * self.lanes + o
+            lane = word * WORD + way.channel(part, place % way.together)
+            first = self.first_block(g * self.oc_blocks + o // self.lanes)
+            row = (first + b) * self.data_block + lane - out // out_group * in_group
+            exists = tirx.all(out < self.out_channels, row >= 0, row < in_group)
+            return tirx.if_then_else(
+                exists, way.packed(weight[out, row, y, x]), tirx.const(way.offset, way.weight)
+            )
+
+        return te.compute(self.weight_shape, element, name="pack_integer_weight")
+
+    @property
+    def kernel_name(self) -> str:
+        return "integer_conv2d"
+
+    @property
+    def sampled(self) -> object:
+        """The layer of bytes from which pixels were widened, if they were."""
+        return replace(self, dtype="uint8") if self.dtype == "int16" else self
+
+    def widened(self, data: te.Tensor) -> te.Tensor:
+        """The data in the range of the instruction's type."""
+        return shifted(data, self.way.shift(self.dtype))
+
+    def factor(
+        self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
+    ) -> Expr:
+        way, (block, ky, kx) = self.way, tap
+        part, place = way.place(inner % WORD)
+        packed = weight[group, block, ky, kx, inner // WORD, part, width * way.together + place]
+        return packed.astype("int32") - tirx.const(way.offset, "int32")
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        cut, (data, weight) = integer_blocking(self, machine), fused.operands[:2]
+        return write_nest(self.nest(self, cut, data, weight, fused.epilogue, machine))
+
+    def runs(self) -> list[ChannelRun]:
+        """Tiles read whole words of all channels."""
+        return [whole_run(self, self.oc_blocks)]
+
+
+def dense_dot(machine: VectorMachine, shape: IntegerConvShape) -> str:
+    """The machine's other way for convolutions of these pixels; empty if it has none."""
+    return dict(DOTS[machine.dot].dense).get(shape.dtype, "")

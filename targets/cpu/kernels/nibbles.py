@@ -1,0 +1,397 @@
+"""Products with weights of 4 bits in blocks: the kernel makes floats of them in registers.
+
+    y = R.call_tir(nibbles, (x, weight, scale, zero))       # attrs: {"kind": "matmul.nibbles"}
+
+    for tile of outputs, tile of rows:
+      for block of inputs:                       # 32 or 128 inputs that share a scale per output
+        acc = 0                                  # vectors of outputs, in registers
+        for pair of inputs:                      # a byte holds both weights of an output
+          acc += x[k] * float(byte & 15);  acc += x[k + 1] * float(byte >> 4)
+        y += scale * (acc - zero * sum(x of the block))
+
+A decoder reads each weight once for each token, so its time is that of reading the weights: 4 bits
+are an eighth of float32. With many rows, products take the time, so the weights of one block of
+outputs become floats once, in the cache, and all rows are multiplied with them. Zero points are
+bytes, or a constant of the kernel if all weights have the same one. Weights lie as the kernel reads
+them, in blocks of `UNITS` outputs, padded with zeros.
+
+The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.expressions import constant
+from tvm_stretch.network.steps import steps_call
+from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
+from tvm_stretch.targets.kernels.halves import HALVES, are_halves, float_of, half_bits
+from tvm_stretch.targets.kernels.loops import (
+    PARALLEL,
+    SERIAL,
+    as_type,
+    balanced,
+    block,
+    const,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    within,
+)
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+NIBBLES = "tvm_stretch.nibbles"
+"""The attribute of PrimFuncs that `write_nibbles` schedules: text of the `Nibbles`."""
+
+UNITS = 16
+"""Outputs per block of weights: a multiple of every vector width."""
+
+
+@dataclass(frozen=True)
+class Nibbles:
+    """One product: its rows, inputs and outputs, and how many inputs share a scale."""
+
+    rows: int
+    depth: int  # even
+    outputs: int
+    block: int
+    zero: int | None = None  # the zero point of all weights; None if the kernel reads them
+    zeros: str = "uint8"  # otherwise their type
+    scales: str = "float32"  # their type; `HALVES` if that is exact
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of inputs; the last one may be shorter."""
+        return -(-self.depth // self.block)
+
+    @property
+    def units(self) -> int:
+        """Blocks of outputs."""
+        return -(-self.outputs // UNITS)
+
+
+def pack(values: np.ndarray) -> np.ndarray:
+    """Weights of (outputs, inputs), each below 16, as the kernel reads them."""
+    outputs, depth = values.shape
+    padded = np.zeros((-(-outputs // UNITS) * UNITS, depth), "uint8")
+    padded[:outputs] = values
+    pairs = padded[:, 0::2] | padded[:, 1::2] << 4
+    return pairs.reshape(-1, UNITS, depth // 2).transpose(0, 2, 1)
+
+
+def by_unit(values: np.ndarray, dtype: str = "float32") -> np.ndarray:
+    """Scales or zero points of (outputs, blocks of inputs) as the kernel reads them."""
+    outputs, blocks = values.shape
+    padded = np.zeros((-(-outputs // UNITS) * UNITS, blocks), dtype)
+    padded[:outputs] = values
+    return padded.reshape(-1, UNITS, blocks).transpose(0, 2, 1)
+
+
+def nibbles_call(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,  # (rows, inputs) of float32
+    values: np.ndarray,  # the weights, (outputs, inputs), each below 16
+    scale: np.ndarray,  # (outputs, blocks of inputs)
+    zero: np.ndarray,  # the zero points, in the same shape
+    size: int,  # inputs of a block
+) -> relax.Call:
+    """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
+    rows, depth = (int(d) for d in x.ty.shape.values)
+    own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale))
+    operands = [x, *operands_of(own, pack(values), scale, zero)]
+    result = relax.TensorType((rows, own.outputs), "float32")
+    return steps_call(bb, "matmul.nibbles", _kernel(own), operands, result)
+
+
+def kinds_of(zero: np.ndarray, scale: np.ndarray) -> tuple[int | None, str, str]:
+    """The zero point of all weights, or None; the types that hold zero points and scales."""
+    whole = bool((zero == np.clip(np.round(zero), 0, 255)).all())
+    is_one = whole and zero.size > 0 and bool((zero == zero.flat[0]).all())
+    scales = HALVES if are_halves(scale) else "float32"
+    return (int(zero.flat[0]) if is_one else None), "uint8" if whole else "float32", scales
+
+
+def long(*values: int) -> list[Expr]:
+    """Sizes of tensors, of 64 bits."""
+    return [tirx.const(value, "int64") for value in values]
+
+
+def operands_of(
+    own: Nibbles, packed: np.ndarray, scale: np.ndarray, zero: np.ndarray
+) -> list[relax.Expr]:
+    """The constants that a kernel reads: weights, scales, and zero points if they differ."""
+    scales = half_bits(scale) if own.scales == HALVES else scale
+    arrays = [packed, by_unit(scales, own.scales)]
+    arrays += [by_unit(zero, own.zeros)] if own.zero is None else []
+    return [constant(array) for array in arrays]
+
+
+Tensors = Mapping[str, tirx.Buffer]
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+def summed(
+    own: Nibbles,
+    mark: str,  # the attribute by which the kernel is scheduled
+    inputs: Shapes,  # the tensors before the scales; the last one holds the weights
+    given: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the input of a row, a block and a number
+    bits: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the weight of a unit, a lane and a number
+) -> tirx.PrimFunc:
+    """The product as one sum over all inputs."""
+    blocks = (own.units, own.blocks, UNITS)
+    shapes = {**inputs, "scale": (blocks, own.scales), "zero": (blocks, own.zeros)}
+    if own.zero is not None:
+        del shapes["zero"]
+    shapes["y"] = ((own.rows, own.outputs), "float32")
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        tensors = {
+            name: T.arg(name, tirx.decl_buffer(long(*shape), dtype, name))
+            for name, (shape, dtype) in shapes.items()
+        }
+        y = tensors["y"]
+        with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("product"):
+            row, n, k = T.axis.remap("SSR", list(axes))
+            with T.init():
+                T.buffer_store(y, tirx.const(0, "float32"), [row, n])
+            unit, lane, part = n // UNITS, n % UNITS, k // own.block
+            middle = zero_of(own, tensors.get("zero"), unit, part, lane)
+            factor = scale_of(own, tensors["scale"], unit, part, lane)
+            factor = factor * (bits(tensors, unit, lane, k) - middle)
+            T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * factor, [row, n])
+    return builder.get().with_attr(mark, to_text(own))
+
+
+def _kernel(own: Nibbles) -> tirx.PrimFunc:
+    inputs: Shapes = {
+        "x": ((own.rows, own.depth), "float32"),
+        "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
+    }
+
+    def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
+        pair = tensors["weight"][unit, k // 2, lane].astype("int32")
+        return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
+
+    return summed(own, NIBBLES, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
+
+
+def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
+    """The zero point of one output's block, or of several, as floats."""
+    if zero is None:
+        return tirx.const(own.zero, "float32")
+    return as_type(load(zero, *place), "float32")
+
+
+def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
+    """The scale of one output's block, or of several, as floats."""
+    value = load(scale, *place)
+    return float_of(value) if own.scales == HALVES else value
+
+
+# --- the loop nest --------------------------------------------------------------------------------
+
+_ROWS = 4
+"""Most rows that are multiplied as the weights become floats."""
+
+_SHARING = 6
+"""Rows of a tile whose weights are floats: with two vectors of outputs they fill 16 registers."""
+
+_VECTORS = 8
+"""Vectors of sums of a tile: enough for the latency of multiply-adds, few enough for registers."""
+
+
+def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
+    """The scheduled body of a PrimFunc of this file."""
+    own = from_text(Nibbles, str(func.attrs[NIBBLES]))
+    x, weight, scale, *zero, y = func.params
+    width = min(machine.plain.lanes, UNITS)
+    return _Nest(own, width, machine, x, weight, scale, zero[0] if zero else None, y).written()
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """The loops; the names of tensors are those of `_kernel`."""
+
+    own: Nibbles
+    width: int  # lanes of a vector
+    machine: VectorMachine
+    x: tirx.Buffer
+    weight: tirx.Buffer
+    scale: tirx.Buffer
+    zero: tirx.Buffer | None
+    y: tirx.Buffer
+
+    def written(self) -> tirx.Stmt:
+        """Few rows by blocks of inputs, many rows by blocks of outputs."""
+        own = self.own
+        if own.rows > _ROWS:
+            kind = PARALLEL if self.machine.threads > 1 else SERIAL
+            whole, rest = divmod(own.outputs, UNITS)
+            parts = (
+                [loop(whole, lambda unit: self.unit(unit, UNITS), "unit", kind)] if whole else []
+            )
+            return block(parts + ([self.unit(const(whole), rest)] if rest else []))
+        sums = scratch("sums", own.rows, own.blocks)
+        return within([sums], [self.input_sums(sums), self.tiles(sums, 0, own.rows)])
+
+    def unit(self, unit: Expr, kept: int) -> tirx.Stmt:
+        """One block of outputs of all rows; ``kept`` are its outputs that there are."""
+        own, vectors = self.own, UNITS // self.width
+        floats = scratch("floats", own.depth, UNITS)
+
+        def both(pair: Expr) -> tirx.Stmt:
+            part = pair // (own.block // 2)
+
+            def vector(o: Expr, high: int) -> tirx.Stmt:
+                def lane(v: Expr) -> tirx.Stmt:
+                    place = o * self.width + v
+                    bits = load(self.weight, unit, pair, place).astype("int32")
+                    number = (bits >> 4 if high else bits & 15).astype("float32")
+                    factor = scale_of(own, self.scale, unit, part, place)
+                    middle = zero_of(own, self.zero, unit, part, place)
+                    return store(floats, factor * (number - middle), 2 * pair + high, place)
+
+                return lanes(self.width, lane)
+
+            return loop(vectors, lambda o: block([vector(o, 0), vector(o, 1)]), "vector")
+
+        def tile(start: Expr, count: int) -> tirx.Stmt:
+            acc = Accumulators(count, vectors, self.width)
+            products = acc.add_products(
+                range(count),
+                lambda p, k: load(self.x, start + p, k),
+                lambda k, o, v: load(floats, k, o * self.width + v),
+                own.depth,
+                self.machine.broadcast_operand,
+            )
+            stores = acc.each(lambda p, o, v, y: self.keep(y, start + p, unit, o, v, kept))
+            return within(acc.buffers, [*acc.start(), products, *stores])
+
+        found, start = [], 0
+        for repeats, count in runs(own.rows, _SHARING if self.width < UNITS else 2 * _SHARING):
+
+            def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
+                return tile(start + i * count, count)
+
+            found.append(loop(repeats, run, "rows"))
+            start += repeats * count
+        return within([floats], [loop(own.depth // 2, both, "pair"), *found])
+
+    def keep(self, value: Expr, row: Expr, unit: Expr, o: Expr, v: Expr, kept: int) -> tirx.Stmt:
+        """Store one output, unless it is one of those that fill the last block."""
+        lane = o * self.width + v
+        stored = store(self.y, value, row, unit * UNITS + lane)
+        return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
+
+    def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
+        """``sums[row, part] = sum of the inputs of the part``."""
+
+        def part(row: Expr, index: Expr | int, count: int) -> tirx.Stmt:
+            place = [row, const(index)]
+            begin = store(sums, tirx.const(0, "float32"), *place)
+
+            def add(k: Expr) -> tirx.Stmt:
+                read = load(self.x, row, const(index) * self.own.block + k)
+                return store(sums, load(sums, *place) + read, *place)
+
+            return block([begin, loop(count, add, "k")])
+
+        whole, rest = divmod(self.own.depth, self.own.block)
+
+        def row(r: Expr) -> tirx.Stmt:
+            found = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
+            return block(found + ([part(r, whole, rest)] if rest else []))
+
+        return loop(self.own.rows, row, "row")
+
+    def tiles(self, sums: tirx.Buffer, start: int, rows: int) -> tirx.Stmt:
+        """All outputs of some rows; each thread computes a range of them."""
+        whole, rest = divmod(self.own.outputs, UNITS)
+        kind = PARALLEL if self.machine.threads > 1 else SERIAL
+        parts, first = [], 0
+        for count, width in runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
+
+            def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
+                return self.tile(sums, (first + i * width, width), (start, rows), UNITS)
+
+            parts.append(loop(count, tile, "tile", kind))
+            first += count * width
+        if rest:
+            parts.append(self.tile(sums, (const(whole), 1), (start, rows), rest))
+        return block(parts)
+
+    def tile(
+        self,
+        sums: tirx.Buffer,
+        units: tuple[Expr, int],  # the first block of outputs, and how many
+        rows: tuple[int, int],  # the first row, and how many
+        kept: int,  # outputs of the last block that there are
+    ) -> tirx.Stmt:
+        """The sums of some blocks of outputs for some rows."""
+        own, (start, count), each = self.own, rows, UNITS // self.width
+        total = Accumulators(count, units[1] * each, self.width)
+
+        def place(o: Expr, v: Expr) -> tuple[Expr, Expr]:
+            return units[0] + o // each, o % each * self.width + v
+
+        def part(index: Expr | int, inputs: int) -> tirx.Stmt:
+            number = const(index)
+            acc = Accumulators(count, units[1] * each, self.width)
+
+            def pair(j: Expr) -> tirx.Stmt:
+                k = number * own.block + 2 * j
+
+                def product(p: Expr, o: Expr, v: Expr, high: int) -> Expr:
+                    unit, lane = place(o, v)
+                    both = load(self.weight, unit, number * (own.block // 2) + j, lane)
+                    bits = both.astype("int32")
+                    own_bits = bits >> 4 if high else bits & 15
+                    return load(self.x, start + p, k + high) * own_bits.astype("float32")
+
+                low = acc.add(lambda p, o, v: product(p, o, v, 0))
+                return block([*low, *acc.add(lambda p, o, v: product(p, o, v, 1))])
+
+            def scaled(one: Sum, v: Expr) -> Expr:
+                unit, lane = place(one.block, v)
+                middle = zero_of(own, self.zero, unit, number, lane)
+                shift = middle * load(sums, start + one.pixel, number)
+                return scale_of(own, self.scale, unit, number, lane) * (one.value(v) - shift)
+
+            steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *added(total, acc, scaled)]
+            return within(acc.buffers, steps)
+
+        def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+            return self.keep(value, start + p, units[0] + o // each, o % each, v, kept)
+
+        whole, rest = divmod(own.depth, own.block)
+        parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []
+        parts += [part(whole, rest)] if rest else []
+        return within(total.buffers, [*total.start(), *parts, *total.each(keep)])
+
+
+def runs(total: int, largest: int) -> list[tuple[int, int]]:
+    """Tiles of at most ``largest`` units as runs of equal ones: how many, and of how many units."""
+    sizes = balanced(total, largest) if total else []
+    return [(len(list(run)), size) for size, run in itertools.groupby(sizes)]
+
+
+def added(
+    total: Accumulators, acc: Accumulators, value: Callable[[Sum, Expr], Expr]
+) -> list[tirx.Stmt]:
+    """Add a function of each sum of one tile to the same sum of another tile of its shape."""
+
+    def add(one: Sum) -> tirx.Stmt:
+        other = acc.beside(one, total)
+        return lanes(acc.count, lambda v: other.set(v, other.value(v) + value(one, v)))
+
+    return acc.sums(add)

@@ -1,0 +1,1 @@
+"""Regions to ONNX models, and those to an engine's code."""

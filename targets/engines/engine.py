@@ -1,0 +1,327 @@
+"""Engines: vendors' runtimes that take whole regions, through a provider of ONNX Runtime.
+
+    ts.compile(network, ["llvm", {"kind": "engine", "provider": "CPUExecutionProvider"}])
+    ts.compile(network, ["llvm", {"kind": "engine", "provider": "Some", "package": "its_package",
+                                  "library": "libsome.so", "options": {"level": "3"}}])
+
+A region of an engine is one ONNX model (`targets/engines/code/onnx_region.py`), which the provider
+compiles as a whole and runs in a process of its own (`targets/engines/code/engine_code.py`). An
+operator runs there if ONNX has it and the provider takes it with every fallback switched off: the
+provider is asked once for each version. Nothing falls back inside an engine.
+
+`npu.py` and `openvino.py` describe providers; docs/engines.md tells how to add another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.base.errors import InstallError, StretchError, TargetError
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.passes.whole_regions import model_of
+from tvm_stretch.run.autoload import find_file, load_native_library
+from tvm_stretch.targets.engines.code.engine_code import (
+    PROGRAM,
+    Engine,
+    describe,
+    engine_module,
+    why_refused,
+)
+from tvm_stretch.targets.engines.code.onnx_operators import onnx_of, why_not_onnx
+from tvm_stretch.targets.phases import kernel_phases
+from tvm_stretch.targets.processor import Check, Kernels, Processor, Speed
+from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
+
+KIND = "engine"
+
+# A process on cores of the host: what a plan assumes of a provider of which it knows nothing. Start
+# and end of a region take 7 to 11 us (docs/engines.md), as long as both sides spin for each other;
+# tensors are in memory that both map.
+UNKNOWN = Speed(
+    cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=5_000.0, region_ns=10_000.0
+)
+
+_EMULATED = (
+    "emulated here: an emulator's time says nothing, so none was measured, and predictions are for "
+    "the chip"
+)
+
+_COMMON = ("kind", "device", "deadline_ms", "spin_us", "threads")
+_OWN = ("provider", "package", "library", "hardware", "options")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider of ONNX Runtime, as a kind of processor."""
+
+    kind: str  # the word in ``targets``, and the processor's name
+    engine: Engine  # the provider, with what a target does not say
+    speed: Speed  # of typical devices
+    # returns why its devices do not run a call, or why they compute something else
+    refuse: Check = lambda _call: None
+    attributes: tuple[str, ...] = ()  # options of the provider that a target may give
+    half: bool = False  # whether its devices have float16 arithmetic
+    emulated: bool = False  # whether this machine only has an emulator, whose time says nothing
+    app_files: str = ""  # the libraries that an app has to bring to a device, in words
+
+    def registered(
+        self,
+        *,
+        install: str,  # the package that brings the provider
+        nickname: str = "",
+        stands_for: str = "",
+        # the attributes that a device's description of itself adds to those of a target
+        seen: Callable[[Mapping[str, Any]], Attributes] | None = None,
+    ) -> None:
+        """Make the provider a kind of processors; `ProcessorKind` explains the arguments."""
+
+        def why_absent(given: Attributes) -> str:
+            reason = _why_absent(self.described(given))
+            return f"{reason} (pip install {install})" if reason else ""
+
+        def make(given: Attributes, host: Processor) -> Processor:
+            engine = self.described(given)
+            if reason := why_absent(given):
+                raise TargetError(reason)
+            return self.processor(engine, host)
+
+        def on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+            assert seen is not None
+            return make({"device": machine["name"], **seen(machine), **given}, host)
+
+        register(
+            ProcessorKind(
+                self.kind,
+                make,
+                why_absent,
+                by_default=False,
+                nickname=nickname,
+                stands_for=stands_for,
+                on_device=None if seen is None else on_device,
+            )
+        )
+
+    def _remark(self, engine: Engine) -> str:
+        remarks = [] if engine.is_built_in else [_judged_by(engine)]
+        if engine.runs_here:
+            remarks += [_EMULATED] if self.emulated else []
+        elif self.app_files:
+            remarks.append(f"beside the artifact, an app brings {self.app_files}")
+        return "; ".join(remarks)
+
+    def described(self, given: Attributes) -> Engine:
+        """The engine that a target describes."""
+        known = (*_COMMON, "hardware", *self.attributes)
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise TargetError(
+                f"expected {', '.join(known)} in target {self.kind}, got {unknown[0]!r}; "
+                "leave it out"
+            )
+        options = dict(self.engine.options)
+        options |= {
+            name: _text(given, name, self.kind) for name in self.attributes if name in given
+        }
+        hardware = self.engine.hardware
+        if "hardware" in given:
+            hardware = _text(given, "hardware", self.kind)
+        engine = replace(
+            self.engine, hardware=hardware, options=tuple(options.items()), program=_program()
+        )
+        return _common(engine, given, self.kind)
+
+    def processor(self, engine: Engine, host: Processor) -> Processor:
+        """The processor, beside this CPU."""
+
+        def judge(calls: Sequence[relax.Call]) -> list[str | None]:
+            by_table = [why_not_onnx(call) or self.refuse(call) for call in calls]
+            left = [call for call, reason in zip(calls, by_table, strict=True) if not reason]
+            asked = iter(_asked(engine, left))
+            return [reason or next(asked) for reason in by_table]
+
+        def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
+            said = self._remark(engine) if calls else ""
+            return dict.fromkeys(calls, said) if said else {}
+
+        def build(kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
+            load_native_library()
+            return engine_module(code, {name: model_of(k) for name, k in kernels.items()})
+
+        # only the device can open an artifact for another architecture: the engine is there
+        code = replace(engine, runs_here=engine.runs_here or not _is_of_this_machine(host))
+        return replace(
+            host,
+            name=self.kind,
+            kind=KIND,
+            threads=1,
+            rules=(),
+            refuse=lambda call: judge([call])[0],
+            foresee=judge,
+            build=build,
+            model=onnx_of,
+            phases=kernel_phases(expand_math=True, doubles=True),
+            schedule=ScheduleKernels(host.machine),
+            speed=self.speed,
+            runs_host_code=False,
+            on_host_cores=False,
+            computes_half=self.half,
+            runs_here=engine.runs_here and not self.emulated,
+            remark=remark,
+            driver=describe(engine) if engine.runs_here else "",
+        )
+
+
+def _program() -> str:
+    """The program in which engines run."""
+    return str(find_file(f"bin/{PROGRAM}"))
+
+
+def _is_of_this_machine(host: Processor) -> bool:
+    """Whether the code of a CPU can run on this machine's."""
+    triple = str(host.target.attrs.get("mtriple", ""))
+    return triple.partition("-")[0] in ("", platform.machine())
+
+
+@functools.lru_cache(maxsize=64)
+def _why_unasked(engine: Engine) -> str:
+    """Why the provider cannot be asked here; empty if it can."""
+    try:
+        describe(engine)
+    except InstallError as error:
+        return str(error)
+    return ""
+
+
+def _judged_by(engine: Engine) -> str:
+    """What decided which operators run there, for people."""
+    if reason := _why_unasked(engine):
+        return f"operators by this version's table, as the provider cannot be asked here: {reason}"
+    return f"operators as {describe(engine)} takes them"
+
+
+def _asked(engine: Engine, calls: Sequence[relax.Call]) -> list[str | None]:
+    """Why the provider refuses each call, which it is asked about alone; None if it takes it.
+
+    A plan for a device can be predicted without its provider, by the table of operators alone;
+    `compile` needs the provider in any case.
+    """
+    if engine.is_built_in or _why_unasked(engine):
+        return [None] * len(calls)
+    models: dict[int, bytes] = {}
+    reasons: dict[int, str] = {}
+    for index, call in enumerate(calls):
+        try:
+            models[index] = onnx_of(_alone(call))
+        except StretchError as error:
+            reasons[index] = str(error)
+    reasons |= dict(zip(models, why_refused(engine, list(models.values())), strict=True))
+    said = (reasons[index] for index in range(len(calls)))
+    return [f"{engine.provider} refuses it: {reason}" if reason else None for reason in said]
+
+
+def _alone(call: relax.Call) -> relax.Function:
+    """A function of a call's operands."""
+    params: dict[relax.Expr, relax.Var] = {}
+
+    def operand(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([operand(field) for field in expr.fields])
+        if isinstance(expr, relax.Var) and not isinstance(expr, tvm.ir.GlobalVar):
+            return params.setdefault(expr, relax.Var(f"p{len(params)}", expr.ty))
+        return expr
+
+    args = [operand(arg) for arg in call.args]
+    var = relax.Var("result", call.ty)
+    made = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+    bound, result = [relax.VarBinding(var, made)], var
+    if isinstance(call.ty, relax.TupleType):
+        parts = [relax.Var(f"part{i}", ty) for i, ty in enumerate(call.ty.fields)]
+        items = (relax.TupleGetItem(var, i) for i in range(len(parts)))
+        bound += [relax.VarBinding(p, item) for p, item in zip(parts, items, strict=True)]
+        result = relax.Tuple(parts)
+    body = relax.SeqExpr([relax.DataflowBlock(bound)], result)
+    return relax.Function(list(params.values()), body, call.ty, is_pure=True)
+
+
+def _common(engine: Engine, given: Attributes, kind: str) -> Engine:
+    """The engine with the attributes that all targets of engines have."""
+    numbers: dict[str, Any] = {}
+    for name, most in (("deadline_ms", 86_400_000), ("spin_us", 10_000), ("threads", 1024)):
+        value = given.get(name, getattr(engine, name))
+        if type(value) is not int or not 0 <= value <= most:
+            raise TargetError(
+                f"expected a whole number from 0 to {most} for {name} of target {kind}, got "
+                f"{value!r}; leave it out for {getattr(engine, name)}"
+            )
+        numbers[name] = value
+    if "device" not in given:
+        return replace(engine, **numbers)
+    device = _text(given, "device", kind)
+    return replace(engine, device=f"{kind} of {device}", runs_here=False, **numbers)
+
+
+def _text(given: Attributes, name: str, kind: str) -> str:
+    """An attribute that is a word."""
+    value = given[name]
+    if not isinstance(value, str) or not value.strip() or "\n" in value:
+        raise TargetError(f"expected a word for {name} of target {kind}, got {value!r}; correct it")
+    return value
+
+
+def _any(given: Attributes) -> Provider:
+    """The provider that a target of kind ``engine`` names."""
+    unknown = sorted(set(given) - {*_COMMON, *_OWN})
+    if unknown or "provider" not in given:
+        listed = ", ".join((*_OWN, *_COMMON[1:]))
+        fault = repr(unknown[0]) if unknown else "no provider"
+        raise TargetError(
+            f"expected {listed} in target {KIND}, got {fault}; write "
+            '{"kind": "engine", "provider": "CPUExecutionProvider"}, or "npu"'
+        )
+    provider, package, library, hardware = (
+        _text(given, name, KIND) if name in given else "" for name in _OWN[:-1]
+    )
+    options = given.get("options", {})
+    names = options if isinstance(options, Mapping) else [None]
+    if any(not isinstance(name, str) or name.split() != [name] for name in names):
+        raise TargetError(
+            f"expected texts by name for options of target {KIND}, got {options!r}; "
+            'write {"level": "3"}'
+        )
+    engine = Engine(
+        provider,
+        device=provider,
+        package=package,
+        library=library,
+        hardware=hardware,
+        program=_program(),
+        options=tuple((str(k), _text(options, k, KIND)) for k in options),
+    )
+    return Provider(KIND, _common(engine, given, KIND), UNKNOWN)
+
+
+def _why_absent(engine: Engine) -> str:
+    """Why this machine cannot use an engine; empty if it can, or if the engine is elsewhere."""
+    try:
+        if engine.runs_here:
+            describe(engine)
+    except InstallError as error:
+        return str(error)
+    return ""
+
+
+def _make(given: Attributes, host: Processor) -> Processor:
+    provider = _any(given)
+    if reason := _why_absent(provider.engine):
+        raise TargetError(reason)
+    return provider.processor(provider.engine, host)
+
+
+register(ProcessorKind(KIND, _make, lambda g: _why_absent(_any(g).engine), by_default=False))

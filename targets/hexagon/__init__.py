@@ -1,0 +1,1 @@
+"""Hexagon: kernels for HVX, the DSP's program (dsp), and the executor's side (native)."""

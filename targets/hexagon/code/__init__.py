@@ -1,0 +1,1 @@
+"""The program of a DSP: one ELF file."""

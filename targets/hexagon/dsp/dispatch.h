@@ -1,0 +1,49 @@
+// Runs regions of a program on mapped memory, independently of how commands arrive.
+//
+// A program is untrusted data of the host: it is checked and copied before use, so later writes of
+// the host have no effect.
+#ifndef TVM_STRETCH_DSP_DISPATCH_H_
+#define TVM_STRETCH_DSP_DISPATCH_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include "protocol.h"
+
+typedef int (*DspCall)(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result);
+
+// The linked kernels, in the order that the host knows: targets/hexagon/code/dsp_code.py.
+extern const DspCall dsp_kernels[];
+extern const uint32_t dsp_num_kernels;
+
+typedef struct {
+  char* data;
+  uint64_t bytes;
+} DspMemory;
+
+typedef struct DspProgram DspProgram;
+
+// The error and its position; see DspStatus.
+typedef struct {
+  uint32_t status;
+  uint32_t detail;
+} DspResult;
+
+// Checks the program of at most `bytes` at `header`, and prepares it to run on memories that
+// outlive it. `*program` is null on failure.
+DspResult DspLoad(const void* header, uint64_t bytes, const DspMemory memories[kDspSegments],
+                  DspProgram** program);
+void DspUnload(DspProgram* program);
+
+// The offset of the program's spans, in bytes after its header; there is one for each node.
+uint64_t DspSpansOffset(const DspProgram* program);
+
+// Runs a region. Writes the spans of its nodes to `spans`, unless it is null. Adds executed packets
+// to `*packets`.
+DspResult DspInvoke(DspProgram* program, uint32_t region, DspSpan* spans, uint64_t* packets);
+
+// The message of the last failed kernel; at most DSP_TEXT_BYTES with its final zero.
+const char* DspKernelMessage(void);
+
+uint64_t DspNow(void);
+
+#endif  // TVM_STRETCH_DSP_DISPATCH_H_

@@ -1,0 +1,1 @@
+"""Templates of Hexagon's vectors (HVX)."""

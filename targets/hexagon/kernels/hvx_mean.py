@@ -1,0 +1,171 @@
+"""Means of images of 8-bit numbers on HVX.
+
+    for four blocks of channels:
+      for four pixels: halves of each block += their bytes     # even bytes, and odd bytes
+      sums of each block = halves of the same channel, added as words
+      out = rounded(sums)                                      # four blocks fill a vector
+
+A half holds the sum of 257 unsigned bytes; signed bytes are taken 128 larger.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_stretch.network.integers import meaning_of, rounding_of
+from tvm_stretch.targets.kernels.fixed_point import FixedPoint, mantissas, narrowing_call
+from tvm_stretch.targets.kernels.fused import Epilogue, blocks_of
+from tvm_stretch.targets.kernels.loops import (
+    block,
+    const,
+    lanes,
+    load,
+    loop,
+    span,
+    store,
+    vectors,
+    within,
+)
+
+from .hvx import (
+    LANES,
+    VECTOR,
+    bytes_at,
+    dense_axes,
+    every,
+    every_byte,
+    high,
+    hvx,
+    keep,
+    low,
+    pair,
+    whole,
+    word,
+)
+
+_PIXELS = VECTOR // LANES
+_TOGETHER = 4
+"""Number of channel blocks whose results fill a vector."""
+
+_MOST = 256
+"""Number of vectors that are added in halves; one more still fits."""
+
+_BOTH = tirx.Ramp(const(0), const(1), 2 * LANES)
+_ONES = 0x01010101
+
+
+def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
+    """The loop nest of an integer mean of pixels in blocks of channels; None for other kernels."""
+    found = _mean_of(func)
+    if found is None:
+        return None
+    nest = _Mean(*found)
+    images, blocks = (int(extent) for extent in nest.data.shape[:2])
+    full, rest = divmod(blocks, _TOGETHER)
+
+    def image(n: Expr) -> tirx.Stmt:
+        parts = [span(0, full, lambda g: nest.blocks(n, g * _TOGETHER, _TOGETHER))] if full else []
+        left = [nest.blocks(n, const(full * _TOGETHER), rest)] if rest else []
+        return block([*parts, *left])
+
+    return loop(images, image, "image")
+
+
+def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
+    """The input of the mean, and the rounding of its sums."""
+    integer, blocks = meaning_of(func), blocks_of(func)
+    if integer is None or integer.kind != "mean" or len(blocks) != 2 or len(func.params) != 2:
+        return None
+    sums, rounded = blocks
+    data, out = func.params
+    axes = tuple(axis.var for axis in rounded.iter_vars)
+    total, value = sums.writes[0].source, rounded.body.value
+    found = mantissas(np.array(integer.factors, "float32"))
+    if found is not None:
+        zeros = integer.zeros[0] * int(data.shape[2]) * int(data.shape[3])
+        fixed = FixedPoint(found[1], rounding_of(integer))
+        value = narrowing_call(load(total, *axes) - word(zeros), word(int(found[0][0])), fixed)
+    epilogue = Epilogue(total, out, axes, value)
+    return (data, epilogue) if _is_image(data) else None
+
+
+def _is_image(data: tirx.Buffer) -> bool:
+    """Whether a buffer holds contiguous blocks of 32 8-bit channels, of four or more pixels."""
+    shape = [int(extent) for extent in data.shape]
+    is_bytes = str(data.dtype) in ("uint8", "int8")
+    if dense_axes(data) < 3:
+        return False  # a view of some columns
+    return is_bytes and len(shape) == 5 and shape[4] == LANES and shape[2] * shape[3] >= _PIXELS
+
+
+class _Mean:
+    """Writes the sums of some blocks of channels, and their rounding."""
+
+    def __init__(self, data: tirx.Buffer, epilogue: Epilogue) -> None:
+        self.data, self.epilogue = data, epilogue
+        self.pixels = int(data.shape[2]) * int(data.shape[3])
+        self.more = 0 if str(data.dtype) == "uint8" else 128
+
+    def blocks(self, n: Expr, first: Expr, count: int) -> tirx.Stmt:
+        """``count`` consecutive blocks of channels."""
+        sums = vectors("sum", count, LANES, dtype="int32")
+        halves = vectors("halves", count, 2 * LANES, dtype="int32")
+        places = [(n, first + k) for k in range(count)]
+        steps = [keep(total, every(-self.more * self.pixels)) for total in sums]
+        full, rest = divmod(self.pixels, _PIXELS)
+        for start in range(0, full, _MOST):
+            passes = min(_MOST, full - start)
+            steps += [store(both, tirx.Broadcast(word(0), 2 * LANES), _BOTH) for both in halves]
+
+            def some(v: Expr, start: int = start) -> tirx.Stmt:
+                at = (v + start) * VECTOR
+                return block(
+                    [_add(h, self._bytes(p, at)) for h, p in zip(halves, places, strict=True)]
+                )
+
+            steps.append(loop(passes, some, "v"))
+            if rest and start + passes == full:
+                steps += [_add(h, self._last(p, rest)) for h, p in zip(halves, places, strict=True)]
+            steps += [
+                keep(total, whole(total) + _words(both))
+                for total, both in zip(sums, halves, strict=True)
+            ]
+        steps += [self._rounded(p, total) for p, total in zip(places, sums, strict=True)]
+        return within([*sums, *halves], steps)
+
+    def _bytes(self, place: tuple[Expr, Expr], at: Expr) -> Expr:
+        """Four pixels as unsigned bytes."""
+        pixels = bytes_at(self.data, *place, 0, 0, at)
+        return tirx.bitwise_xor(pixels, every_byte(0x80)) if self.more else pixels
+
+    def _last(self, place: tuple[Expr, Expr], count: int) -> Expr:
+        """The last pixels, less than four."""
+        pixels = self._bytes(place, const((self.pixels - _PIXELS) * LANES))
+        lane = tirx.Ramp(word(0), word(1), LANES)
+        return tirx.Select(lane >= every((_PIXELS - count) * LANES // 4), pixels, every(0))
+
+    def _rounded(self, place: tuple[Expr, Expr], total: tirx.Buffer) -> tirx.Stmt:
+        return lanes(
+            LANES, lambda v: self.epilogue.store((*place, const(0), const(0), v), load(total, v))
+        )
+
+
+def _add(halves: tirx.Buffer, pixels: Expr) -> tirx.Stmt:
+    """Add even bytes to the first vector's halves, and odd bytes to the second's."""
+    return store(halves, pair("vmpybus.acc", load(halves, _BOTH), pixels, word(_ONES)), _BOTH)
+
+
+def _words(halves: tirx.Buffer) -> Expr:
+    """A sum for each of 32 channels, from four pixels whose channels are 8 words each."""
+    even, odd = (part(load(halves, _BOTH)) for part in (low, high))
+    first, second = (tirx.bitwise_and(part, every(0xFFFF)) for part in (even, odd))
+    third, fourth = (hvx("vlsrw", part, word(16)) for part in (even, odd))
+    return _joined(_joined(first, third), _joined(second, fourth))
+
+
+def _joined(one: Expr, other: Expr) -> Expr:
+    """Words of two vectors, interleaved: first halves plus second halves."""
+    both = pair("vshuffvdd", other, one, word(-4))
+    return low(both) + high(both)

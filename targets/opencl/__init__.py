@@ -1,0 +1,1 @@
+"""OpenCL: kernels of GPUs, OpenCL C, and the driver's side in C++ (native)."""

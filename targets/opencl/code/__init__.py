@@ -1,0 +1,1 @@
+"""Kernels to OpenCL C."""

@@ -1,0 +1,291 @@
+"""Products with weights of 4 bits on a GPU: read once as they are, floats in registers.
+
+for each work-group:                             # 16 outputs, a few rows
+  for run of bytes of one block of inputs, one for each item:
+    words = 16 bytes at a time                   # a byte of each output
+    low, high = scale * (byte & 15 - zero), scale * (byte >> 4 - zero)
+    acc += x[2 * byte] * low + x[2 * byte + 1] * high   # for every row
+  acc of all items are added in local memory, by halves
+
+Scales are read once for a run. With inputs that were rounded to 8 bits, an item reads the four
+bytes of a word of one output; their products are whole numbers that float32 holds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import ClassVar
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_stretch.network.codec import from_text
+from tvm_stretch.targets.cpu.kernels.nibble_words import WORDS
+from tvm_stretch.targets.cpu.kernels.nibbles import NIBBLES, UNITS, Nibbles, scale_of, zero_of
+from tvm_stretch.targets.kernels.dots import WORD, number
+from tvm_stretch.targets.kernels.loops import (
+    as_type,
+    block,
+    const,
+    f32,
+    load,
+    loop,
+    scratch,
+    store,
+    unravelled,
+    within,
+)
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from .groups import QUAD, barrier, element, launch, load_quad, load_words, quads, splat, when
+from .machine import GpuMachine
+
+_ROWS = 4
+"""Most rows of a group."""
+
+_ITEMS = 128
+"""Work-items of a group that the device allows: enough to hide the memory's latency."""
+
+_RUN = 4
+"""Most times that an item reads 16 bytes for one scale of each output."""
+
+
+def write_group_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
+    """The body of a PrimFunc of `nibbles.py` on a GPU."""
+    own = from_text(Nibbles, str(func.attrs[NIBBLES]))
+    x, weight, scale, *zero, y = func.params
+    assert machine.gpu is not None
+    return _Bytes(own, machine.gpu, x, weight, scale, zero[0] if zero else None, y).written()
+
+
+def write_group_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
+    """The body of a PrimFunc of `nibble_words.py` on a GPU."""
+    own = from_text(Nibbles, str(func.attrs[WORDS]))
+    q, factor, weight, scale, *zero, y = func.params
+    assert machine.gpu is not None
+    rest = (q, weight, scale, zero[0] if zero else None, y)
+    return _Words(own, machine.gpu, *rest, factor).written()
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """The loops; the names of tensors are those of `nibbles.py` and `nibble_words.py`."""
+
+    own: Nibbles
+    gpu: GpuMachine
+    x: tirx.Buffer
+    weight: tirx.Buffer
+    scale: tirx.Buffer
+    zero: tirx.Buffer | None
+    y: tirx.Buffer
+
+    across: ClassVar[int]  # items of a line, which compute different outputs
+    sums: ClassVar[int]  # quads of sums that an item has of each row
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Steps to all inputs, which the lines share."""
+
+    @abstractmethod
+    def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
+        """Add the products of a step; ``place``: block of outputs, column of items, first row."""
+
+    @abstractmethod
+    def outputs(self, sums: list[Expr]) -> list[tuple[int, Expr]]:
+        """The outputs of an item of which ``sums`` are the quads: place, counted from its first."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a group."""
+        return min(self.own.rows, _ROWS)
+
+    @cached_property
+    def lines(self) -> int:
+        """Lines of items, a power of two; they share local memory."""
+        most = min(_ITEMS, self.gpu.max_group_items) // self.across
+        row_bytes = 4 * QUAD * self.sums * self.across
+        most = min(most, self.gpu.local_bytes // (row_bytes * self.rows), self.steps)
+        return 1 << (max(1, most).bit_length() - 1)
+
+    def row(self, first: Expr, number: int) -> Expr:
+        """A row of a group, which may not exist in the last one."""
+        return tirx.min(first + number, const(self.own.rows - 1))
+
+    def written(self) -> tirx.Stmt:
+        """A group for each block of outputs and tile of rows."""
+        tiles = -(-self.own.rows // self.rows)
+        every = [(r, i) for r in range(self.rows) for i in range(self.sums)]
+        acc = quads("acc", self.rows, self.sums)
+        parts = quads("parts", self.rows, self.sums, self.lines, self.across, scope="shared")
+
+        def body(group: Expr, item: Expr) -> tirx.Stmt:
+            unit, tile = unravelled(group, (self.own.units, tiles))
+            line, column = unravelled(item, (self.lines, self.across))
+            place = unit, column, tile * self.rows
+            turns, rest = divmod(self.steps, self.lines)
+            stmts = [store(acc, splat(f32(0.0)), *at) for at in every]
+            stmts.append(
+                loop(turns, lambda turn: self.step(acc, place, line + turn * self.lines), "turn")
+            )
+            if rest:
+                stmts.append(when(line < rest, self.step(acc, place, line + turns * self.lines)))
+            stmts += [store(parts, load(acc, *at), *at, line, column) for at in every]
+            stmts.append(barrier())
+            half = self.lines // 2
+            while half:
+                added = [
+                    load(parts, *at, line, column) + load(parts, *at, line + half, column)
+                    for at in every
+                ]
+                stored = [
+                    store(parts, value, *at, line, column)
+                    for at, value in zip(every, added, strict=True)
+                ]
+                stmts += [when(line < half, block(stored)), barrier()]
+                half //= 2
+            stmts.append(when(line < 1, block(self.results(parts, place))))
+            return within([acc, parts], stmts)
+
+        return launch(self.own.units * tiles, self.lines * self.across, body)
+
+    def results(self, parts: tirx.Buffer, place: tuple[Expr, Expr, Expr]) -> list[tirx.Stmt]:
+        """Store the sums of one item of the first line."""
+        unit, column, first = place
+        found = []
+        for r in range(self.rows):
+            sums = [load(parts, r, i, 0, column) for i in range(self.sums)]
+            for i, value in self.outputs(sums):
+                output = unit * UNITS + column * (UNITS // self.across) + i
+                exists = tirx.all(first + r < self.own.rows, output < self.own.outputs)
+                found.append(when(exists, store(self.y, value, first + r, output)))
+        return found
+
+
+@dataclass(frozen=True)
+class _Bytes(_Nest):
+    """An item computes all outputs of a block; quad ``i`` of them are outputs i, 4 + i, 8 + i .."""
+
+    across, sums = 1, UNITS // QUAD
+
+    @cached_property
+    def run(self) -> int:
+        """Bytes of each output that an item reads at once; one scale is theirs."""
+        return gcd(self.own.block // 2, self.own.depth // 2, _RUN)
+
+    @property
+    def steps(self) -> int:
+        return self.own.depth // 2 // self.run
+
+    def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
+        unit, _, first = place
+        begin = step * self.run
+        part = begin // (self.own.block // 2)
+        words = quads("words", self.run, dtype="int32")
+        scales, middles = quads("scales", self.sums), quads("middles", self.sums)
+        quad = [tirx.Ramp(const(i * QUAD), const(1), QUAD) for i in range(self.sums)]
+        stmts = [
+            store(words, load_words(self.weight, unit, begin + j, 0), j) for j in range(self.run)
+        ]
+        stmts.append(
+            _every_fourth(scales, [scale_of(self.own, self.scale, unit, part, q) for q in quad])
+        )
+        if self.zero is not None:
+            zeros = [zero_of(self.own, self.zero, unit, part, q) for q in quad]
+            stmts.append(_every_fourth(middles, zeros))
+        for j in range(self.run):
+            bits = load(words, j)
+            stmts.append(self.byte(acc, bits, scales, middles, (first, (begin + j) * 2)))
+        buffers = [words, scales, *([] if self.zero is None else [middles])]
+        return within(buffers, stmts)
+
+    def byte(
+        self,
+        acc: tirx.Buffer,
+        bits: Expr,  # a byte of each output
+        scales: tirx.Buffer,
+        middles: tirx.Buffer,  # the zero points, unless they are one
+        place: tuple[Expr, Expr],  # the first row and the first of both inputs
+    ) -> tirx.Stmt:
+        """Add the products of two inputs with all outputs."""
+        first, column = place
+        given = scratch("given", 2, self.rows, scope="local")
+        both = quads("weights", 2)
+        stmts = [
+            store(given, load(self.x, self.row(first, r), column + half), half, r)
+            for half in range(2)
+            for r in range(self.rows)
+        ]
+        for i in range(self.sums):
+            middle = self.middle if self.zero is None else load(middles, i)
+            for half in range(2):
+                value = tirx.shift_right(bits, number(8 * i + 4 * half, QUAD))
+                value = as_type(tirx.bitwise_and(value, number(15, QUAD)), "float32")
+                stmts.append(store(both, load(scales, i) * (value - middle), half))
+            for r in range(self.rows):
+                more = [splat(load(given, half, r)) * load(both, half) for half in range(2)]
+                stmts.append(store(acc, load(acc, r, i) + (more[0] + more[1]), r, i))
+        return within([given, both], stmts)
+
+    @property
+    def middle(self) -> Expr:
+        """The zero point of all weights."""
+        return splat(zero_of(self.own, None))
+
+    def outputs(self, sums: list[Expr]) -> list[tuple[int, Expr]]:
+        places = [(i, lane) for i in range(self.sums) for lane in range(QUAD)]
+        return [(lane * QUAD + i, element(sums[i], lane)) for i, lane in places]
+
+
+def _every_fourth(made: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
+    """Quads of every fourth number, from quads of neighbours."""
+    near = quads("near", QUAD)
+    kept = [store(near, value, i) for i, value in enumerate(neighbours)]
+    loaded = [load(near, i) for i in range(QUAD)]
+    picked = [[i + QUAD * lane for lane in range(QUAD)] for i in range(QUAD)]
+    turned = [store(made, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
+    return within([near], [*kept, *turned])
+
+
+@dataclass(frozen=True)
+class _Words(_Nest):
+    """An item computes one output, as sums of the products of each byte of its words."""
+
+    factor: tirx.Buffer  # the scales of inputs that were rounded
+
+    across, sums = UNITS, 1
+
+    @property
+    def steps(self) -> int:
+        return self.own.depth // (2 * WORD)
+
+    def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
+        unit, column, first = place
+        part = step // (self.own.block // (2 * WORD))
+        both = quads("weights", 2)
+        bits = as_type(load_quad(self.weight, unit, step, column * QUAD), "int32")
+        low = tirx.bitwise_and(bits, number(15, QUAD))
+        high = tirx.shift_right(bits, number(4, QUAD))
+        scale = splat(scale_of(self.own, self.scale, unit, part, column))
+        middle = splat(zero_of(self.own, self.zero, unit, part, column))
+        stmts = [
+            store(both, scale * (as_type(value, "float32") - middle), half)
+            for half, value in enumerate((low, high))
+        ]
+        for r in range(self.rows):
+            row = self.row(first, r)
+            factor = splat(load(self.factor, row, part))
+            words = [load_quad(self.x, row, step * (2 * WORD) + half * WORD) for half in (0, 1)]
+            more = [
+                as_type(word, "float32") * factor * load(both, half)
+                for half, word in enumerate(words)
+            ]
+            stmts.append(store(acc, load(acc, r, 0) + (more[0] + more[1]), r, 0))
+        return within([both], stmts)
+
+    def outputs(self, sums: list[Expr]) -> list[tuple[int, Expr]]:
+        a, b, c, d = (element(sums[0], lane) for lane in range(QUAD))
+        return [(0, a + b + c + d)]

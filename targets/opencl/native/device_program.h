@@ -1,0 +1,59 @@
+// What all instances of a model share on an OpenCL device: programs and weights.
+#ifndef TVM_STRETCH_OPENCL_DEVICE_PROGRAM_H_
+#define TVM_STRETCH_OPENCL_DEVICE_PROGRAM_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "build.h"
+#include "code.h"
+#include "cores.h"
+#include "device_memory.h"
+#include "processor.h"
+
+namespace tvm_stretch::opencl {
+
+class OpenCLProgram final : public ProcessorProgram {
+ public:
+  explicit OpenCLProgram(const ProcessorContext& context);
+
+  std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+  std::shared_ptr<char> AllocateBlock(size_t bytes) const final;
+  std::string description() const final { return device_.info.name; }
+  Cores cores() const final;
+
+  const Device& device() const { return device_; }
+  const GraphSpec& graph() const { return graph_; }
+  const MemoryMap& weights() const { return weights_; }
+  const std::vector<LaunchSpec>& LaunchesOf(const NodeSpec& node) const;
+  Kernel NewKernel(const LaunchSpec& launch) const {
+    return CreateKernel(programs_[launch.source], launch.entry);
+  }
+  const DeviceMemory& WeightsAt(const char* address) const;
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  const CodeSpec& code() const { return code_; }
+  int64_t index() const { return index_; }
+  bool CanRingBells() const;
+
+ private:
+  std::vector<const NodeSpec*> OwnNodes(size_t index) const;
+  void CheckLaunches(const NodeSpec& node);
+  bool IsAlone(size_t index) const;
+  void Upload(const std::vector<const NodeSpec*>& nodes, Memory memory);
+
+  const Device device_;
+  const GraphSpec& graph_;
+  const int64_t index_;
+  const MemoryMap weights_;
+  const ffi::Module module_;
+  const CodeSpec& code_;
+  const std::vector<Program> programs_;
+  const bool is_alone_;
+  std::vector<DeviceMemory> weight_memories_;
+  int64_t scratch_bytes_ = 0;  // the most that any launch needs
+};
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_DEVICE_PROGRAM_H_

@@ -1,0 +1,225 @@
+"""OpenCL: GPUs, and CPUs that have an OpenCL driver (PoCL).
+
+A CPU-type device is the host's CPU or one like it: it uses the CPU's kernels, one work-group per
+core. The driver compiles them as well as LLVM does (tests measure it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any, cast
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from tvm_stretch.base.errors import TargetError
+from tvm_stretch.network.expressions import tensor_types
+from tvm_stretch.network.steps import has_groups, kind_of_steps, why_only_on_a_cpu
+from tvm_stretch.passes.join_depthwise import JoinDepthwise
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.targets.cpu.cpu import speed_of_cores
+from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
+from tvm_stretch.targets.opencl.kernels.groups import QUAD
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.phases import kernel_phases
+from tvm_stretch.targets.processor import HOST_ONLY, Kernels, OpRule, Processor, Speed
+from tvm_stretch.targets.registry import Attributes, ProcessorKind, register, tvm_target
+
+from .device import (
+    FAMILIES,
+    PHONE_GPU,
+    OpenCLDevice,
+    described_device,
+    device_of,
+    find_device,
+    names_device,
+)
+
+# A phone's GPU, in orders of magnitude: 20 cycles of a core with 4 lanes and two multiply-adds are
+# 320 GFLOP/s, about a third of the peak of an Adreno 640 (Snapdragon 855: 0.9 TFLOP/s); memory is
+# the CPU's. Hand-overs through PoCL took 40 to 140 us; GPUs of phones were not measured.
+GPU = Speed(cycles_per_ns=20.0, bytes_per_ns=12.0, start_ns=10_000.0, handover_ns=50_000.0)
+
+_CPU_START_NS = 3_000.0
+"""Time of an empty kernel if the driver runs it on threads of the CPU (PoCL)."""
+
+
+def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> Processor:
+    """The processor that an OpenCL target describes.
+
+    Args:
+        target: ``opencl``; its attribute ``device`` names another machine's kind of device.
+        host: the CPU; the channel block of the network is its vector width.
+    """
+    on_cpu = device.type == "cpu"
+    is_real = bool(device.driver) or not names_device(target)
+    machine = replace(
+        host.machine,
+        threads=device.compute_units if on_cpu else 1,
+        gpu=None if on_cpu else device.machine,
+        lanes=host.machine.lanes if on_cpu else QUAD,
+        widens_half=False,  # not without cl_khr_fp16
+        dot="",  # OpenCL C cannot express LLVM's dot-product instructions
+        float_integers=True,
+    )
+
+    def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
+        load_native_library()
+        code = compile_opencl(kernels, target, on_cpu=on_cpu, schedule=schedule)
+        return cast(tvm.runtime.Module, tvm.get_global_func("tvm_stretch.create_opencl_code")(code))
+
+    return Processor(
+        name="opencl",
+        kind="opencl",
+        target=target,
+        threads=machine.threads,
+        rules=_rules(),
+        refuse=lambda call: _refuse(call, device),
+        machine=machine,
+        phases=_phases(machine.gpu),
+        schedule=ScheduleKernels(machine),
+        build=build,
+        speed=_speed(device),
+        runs_here=not names_device(target),
+        on_host_cores=on_cpu,
+        driver=f"{device.name} {device.driver}".rstrip() if is_real else "",
+        computes_half=device.fp16,
+        prefers_half=device.fp16 and not on_cpu,
+    )
+
+
+def _phases(gpu: GpuMachine | None) -> tuple[tvm.transform.Pass, ...]:
+    if gpu is None:
+        return kernel_phases(expand_math=True)
+    joins: Any = JoinDepthwise(gpu)  # mypy sees no pass
+    return (*kernel_phases(expand_math=False), joins)  # a GPU has instructions for exp
+
+
+def _speed(device: OpenCLDevice) -> Speed:
+    if device.type != "cpu":
+        scale = device.machine.cores / PHONE_GPU.machine.cores
+        return replace(
+            GPU,
+            cycles_per_ns=GPU.cycles_per_ns * scale,
+            bytes_per_ns=GPU.bytes_per_ns * scale,
+        )
+    cores = speed_of_cores(device.compute_units)
+    return replace(cores, start_ns=_CPU_START_NS, handover_ns=GPU.handover_ns)
+
+
+def _make(target: Attributes, host: Processor) -> Processor:
+    described = tvm_target(target)
+    return opencl_processor(described, host, device_of(described))
+
+
+def _why_absent(target: Attributes) -> str:
+    if names_device(tvm_target(target)):
+        return ""
+    try:
+        find_device()
+    except TargetError as error:
+        return str(error)
+    return ""
+
+
+def _host_cores(target: Attributes) -> int:
+    """The number of cores that a driver for the host's own CPU (PoCL) uses."""
+    if names_device(tvm_target(target)):
+        return 0
+    device = find_device()
+    return device.compute_units if device.type == "cpu" else 0
+
+
+def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The first device of the phone's driver with its reported limits, or the target's device."""
+    if set(given) != {"kind"}:
+        return _make(given, host)
+    if not machine["opencl"]:
+        raise TargetError(
+            f"expected an OpenCL device on {machine['name']}, got none: "
+            f"{machine['why_no_opencl']}; leave 'opencl' out of the targets"
+        )
+    device = described_device(machine["opencl"][0])
+    family = next((name for name in FAMILIES if name in device.name.lower()), "gpu")
+    target = Target({"kind": "opencl", "device": family}, host=host.target)
+    return opencl_processor(target, host, device)
+
+
+register(
+    ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu", on_device=_on_device)
+)
+
+
+# --- the operator table ---------------------------------------------------------------------------
+
+
+def _rules() -> tuple[OpRule, ...]:
+    """Operators that differ from others, for which `_refuse` decides."""
+    return tuple(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in HOST_ONLY)
+
+
+_HOST = "its implementation calls a function of the host"
+
+
+_SCATTERS = ("relax.scatter_elements", "relax.scatter_nd")
+
+
+def _on_host(call: relax.Call) -> str:
+    return f"{call.op.name}: {_HOST}"
+
+
+def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
+    """Refuse operators that TVM cannot legalise, and tensors beyond the device's limits."""
+    if not isinstance(call.op, tvm.ir.Op):
+        return None
+    steps = call.op.name if call.op.name in _SCATTERS else kind_of_steps(call)
+    if device.type != "cpu" and steps is not None and not has_groups(steps):
+        return why_only_on_a_cpu(steps)
+    name = call.op.name
+    if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
+        return f"TVM has no implementation of {name}"
+    reasons = (
+        _why_not_tensor(ty, device) for expr in (call, *call.args) for ty in tensor_types(expr)
+    )
+    return next((f"{name}: {reason}" for reason in reasons if reason is not None), None)
+
+
+def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
+    """Why kernels of the device cannot read or write such a tensor."""
+    dtype = str(ty.dtype)
+    if dtype == "float64" and not device.fp64:
+        return f"{device.name} has no float64 (cl_khr_fp64)"
+    if dtype == "float16" and not device.fp16:
+        return f"{device.name} has no float16 (cl_khr_fp16)"
+    if dtype.startswith(("bfloat", "float8_", "float6_", "float4_", "custom")):
+        return f"OpenCL has no {dtype}"
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    if ty.vdevice is not None and "texture" in str(ty.vdevice.memory_scope):
+        return _why_not_image(ty, device)
+    size = prod(int(extent) for extent in ty.shape.values) * -(-tvm.DataType(dtype).bits // 8)
+    if size > device.max_buffer_bytes:
+        return (
+            f"a tensor of {size / 2**20:.1f} MiB; a buffer of {device.name} holds "
+            f"{device.max_buffer_bytes / 2**20:.1f} MiB"
+        )
+    if device.type != "cpu" and size > 2**31 - 1:
+        return f"a tensor of {size / 2**30:.1f} GiB; kernels for GPUs count bytes in 32 bits"
+    return None
+
+
+def _why_not_image(ty: relax.TensorType, device: OpenCLDevice) -> str:
+    """Why the device has no such image; a pixel holds four channels, which are the last axis."""
+    if device.image_size == (0, 0):
+        return f"a tensor in an image; {device.name} has no images"
+    *rows, columns, _ = (int(extent) for extent in ty.shape.values)
+    if prod(rows) > device.image_size[1] or columns > device.image_size[0]:
+        return (
+            f"an image of {columns} x {prod(rows)} pixels; images of {device.name} have at most "
+            f"{device.image_size[0]} x {device.image_size[1]}"
+        )
+    return "a tensor in an image; this executor keeps tensors in buffers"

@@ -1,0 +1,1 @@
+"""The public functions: compile, compare, tune, and the command."""

@@ -1,0 +1,131 @@
+"""How a caller of ``ts.compile`` wants a network compiled: checked once, before it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.files import as_path
+from tvm_stretch.passes.carry_states import States
+from tvm_stretch.plan.plan import Plan, PlanLike
+from tvm_stretch.plan.scheduling import Scheduler
+from tvm_stretch.plan.search.alternatives import PlansLike, read_plans
+from tvm_stretch.plan.search.limits import Limits, read_limits
+from tvm_stretch.plan.search.objective import LATENCY, read_objective
+from tvm_stretch.plan.search.site import DeviceLike, Site, Targets, site_of
+from tvm_stretch.read.lengths import Lengths
+from tvm_stretch.read.load import Shapes
+from tvm_stretch.run.model import Model
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``ts.compile`` but the network; see there.
+
+    Raises:
+        InputError: an argument is nothing of the kind, or contradicts another one.
+        PlanError: a plan is none.
+    """
+
+    targets: Targets = None  # the wanted processors
+    device: DeviceLike = None  # where the network is to run
+    cpu_threads: int | None = None  # the number of cores for CPU kernels
+    # shapes of inputs whose dimensions the network leaves open
+    shapes: Shapes = None
+    lengths: Lengths | None = None  # sizes of named dimensions, each of which the model takes
+    states: States | None = None  # inputs that hold what outputs had after the last run
+    precision: str = "float32"  # one of `PRECISIONS`
+    plan: PlanLike | None = None  # the plan, or its file, if the caller chose it
+    plans: PlansLike | None = None  # several plans by name, or whether there shall be several
+    scheduler: Scheduler | None = None  # schedules segments with branches; None for HEFT
+    max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
+    share_parts: int | None = None  # the denominator of shares
+    objective: object = LATENCY  # what the plan is to make small
+    spare: bool = False  # whether the CPU gets kernels for all operators
+    streams: bool = False  # whether frames of videos may reuse what did not change
+    dump_dir: str | os.PathLike[str] | None = None  # folder for the IR after every phase
+    debug: bool = False  # whether every phase is verified
+
+    def __post_init__(self) -> None:
+        if self.lengths is not None and self.plans:
+            raise InputError(
+                "expected no plans beside lengths, got some: a model of several lengths has one "
+                "plan for each; leave one of them out"
+            )
+        for name in ("spare", "streams", "debug"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(
+                    f"expected True or False for {name}, got {value!r:.100}; give one of them"
+                )
+        if self.dump_dir is not None:
+            as_path(self.dump_dir, "the folder for the phases")
+        if self.states is not None and not isinstance(self.states, Mapping):
+            raise InputError(
+                f"expected a dictionary for states, got {self.states!r:.100}; name the output of "
+                "each input, such as {'past.*': 'present.*'}"
+            )
+        if self.plan is not None and self.named_plans is not None:
+            raise InputError(
+                "expected no plan beside plans by name, got one; name it in plans, as the first"
+            )
+        if self.first_plan is not None and read_objective(self.objective) != LATENCY:
+            raise InputError(
+                "expected no objective where a plan is given, got one; leave one of them out"
+            )
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise InputError(
+                "expected a function from Problem to Result for scheduler, got "
+                f"{self.scheduler!r:.100}; see tutorials/03_writing_a_scheduler.py"
+            )
+        if self.scheduler is not None and self.first_plan is not None:
+            raise InputError(
+                "expected no scheduler where a plan is given, got both; leave one of them out"
+            )
+
+    @cached_property
+    def named_plans(self) -> Mapping[str, Plan] | None:
+        """Several plans, if the caller chose them."""
+        return read_plans(self.plans)
+
+    @cached_property
+    def first_plan(self) -> Plan | None:
+        """The plan to begin with, if the caller chose it."""
+        if self.named_plans is not None:
+            return next(iter(self.named_plans.values()))
+        return None if self.plan is None else Plan.read(self.plan)
+
+    def site(self) -> Site:
+        """Where the network is to run."""
+        may_drop = self.first_plan is None
+        site = site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
+        others = len(site.processors) > 1 or self.plans or self.states or self.lengths
+        if self.streams and others:
+            raise InputError(
+                "expected the CPU alone, one plan, one length and no states for streams, got more; "
+                "leave out the others"
+            )
+        return site
+
+    def limits(self, site: Site) -> Limits:
+        """What the search may do on the site."""
+        given, is_planned = (self.max_share, self.share_parts), self.first_plan is not None
+        read = read_limits(*given, site.processors, site.placeable, is_planned)
+        objective = read_objective(self.objective)
+        read = read if objective == LATENCY else replace(read, objective=objective)
+        return read if self.scheduler is None else replace(read, scheduler=self.scheduler)
+
+    def checked(self, model: Model, limits: Limits) -> Model:
+        """The model, which can pause the processors that the caller limits beside a plan.
+
+        Raises:
+            InputError: its CPU is to pause, and has no other processor beside it.
+        """
+        if self.first_plan is not None and 0 in limits.caps and len(model.graph.processors) == 1:
+            raise InputError(
+                "expected a plan with another processor beside a CPU that max_share limits, got "
+                "one for the CPU alone; leave the CPU out of max_share"
+            )
+        return model

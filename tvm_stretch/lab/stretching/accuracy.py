@@ -1,0 +1,108 @@
+"""A target of accuracy for designs (NN-Stretch, equations 2 and 3), by the ranking of a supernet.
+
+    target = ts.stretching.AccuracyTarget(train, tests, ts.training.Training(epochs=20), loss=0.01)
+    st = ts.stretch("resnet34.onnx", targets=["llvm", "opencl"], accuracy=target)
+    st.best     # the fastest design that loses at most one point to the original network
+
+The original network and the designs that the rules keep are trained together, with shared weights
+(`lab/training/supernet.py`). Then each gets statistics of its own and classifies the tests. Trained so,
+networks are worse than alone, so designs are compared with the original and not with a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.progress import say
+from tvm_stretch.lab.stretching.judge import Candidate, Candidates
+
+if TYPE_CHECKING:
+    from tvm_stretch.lab.stretching.stretching import Stretching
+    from tvm_stretch.lab.training import Training
+
+RULE = "accuracy"
+
+
+@dataclass(frozen=True)
+class AccuracyTarget:
+    """How much accuracy a design may lose, and the images that decide.
+
+    Attributes:
+        train: a loader of images and labels, as for `ts.training.fit`.
+        tests: a loader of other images and labels.
+        training: how all designs are trained together.
+        loss: the share of the tests that a design may classify worse than the original network.
+
+    Examples:
+        >>> loader = [(torch.randn(2, 3, 224, 224), torch.tensor([0, 1]))]
+        >>> training = ts.training.Training(epochs=1, rate=0.01)
+        >>> target = ts.stretching.AccuracyTarget(loader, loader, training, loss=1.0)
+        >>> ts.stretch("resnet18.onnx", device="snapdragon-855", accuracy=target).best.accuracy >= 0
+        True
+    """
+
+    train: Any
+    tests: Any
+    training: Training
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        from tvm_stretch.lab.training import Training
+
+        if not isinstance(self.training, Training):
+            raise InputError(
+                f"expected a ts.training.Training for training, got {self.training!r:.80}; give "
+                "ts.training.Training(epochs=20)"
+            )
+        is_number = isinstance(self.loss, int | float) and not isinstance(self.loss, bool)
+        if not is_number or not 0 <= self.loss <= 1:
+            raise InputError(
+                f"expected a share from 0 to 1 for loss, got {self.loss!r}; 0.01 is one point"
+            )
+
+
+def with_accuracy(found: Stretching, target: AccuracyTarget) -> Stretching:
+    """The stretching in which a design that loses more than the target allows is pruned.
+
+    Raises:
+        InputError: a loader gives no images, or images of another size.
+        InstallError: torch is not installed.
+        TrainingError: training ends at NaN.
+    """
+    kept = [candidate for candidate in found.candidates if candidate.kept]
+    if not kept:
+        return found
+    original, *shares = _accuracies(found, kept, target)
+    say(f"the original network is right in {original:.1%} of the tests")
+    judged = [
+        _judged(candidate, share, original, target.loss)
+        for candidate, share in zip(kept, shares, strict=True)
+    ]
+    others = [candidate for candidate in found.candidates if not candidate.kept]
+    listed = sorted([*judged, *others], key=lambda candidate: not candidate.kept)
+    return replace(found, candidates=Candidates(listed))
+
+
+def _accuracies(found: Stretching, kept: list[Candidate], target: AccuracyTarget) -> list[float]:
+    """The original's accuracy and those of the candidates, all trained as one supernet."""
+    from tvm_stretch.lab.training import Supernet, accuracy, fit_supernet, recalibrate, to_torch
+
+    nets = [to_torch(found.mod), *(found.to_torch(candidate.design) for candidate in kept)]
+    supernet = Supernet(nets)
+    say(f"training {len(nets)} networks together")
+    fit_supernet(supernet, target.train, target.training)
+    device, shares = next(supernet.parameters()).device, []
+    for index in range(len(nets)):
+        net = supernet.candidate(index).to(device)
+        recalibrate(net, target.train)
+        shares.append(accuracy(net, target.tests))
+    return shares
+
+
+def _judged(candidate: Candidate, share: float, original: float, loss: float) -> Candidate:
+    rule = ""
+    if share < original - loss:
+        rule = f"{RULE} (at least {original - loss:.1%} of the tests, got {share:.1%})"
+    return replace(candidate, accuracy=share, rule=rule)

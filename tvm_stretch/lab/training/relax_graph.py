@@ -1,0 +1,283 @@
+"""Converts trainable Relax to a graph and its weights, and puts weights back into Relax.
+
+    lv = R.nn.batch_norm(x, gamma, beta, mean, var)      ->     one node "bn", with the result
+    bn = lv[0]                                                  of lv[0]
+
+Training changes weights of convolutions and matrix products, scales and offsets of normalisations,
+and biases (constants of several elements that are added). Other constants do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Graph, Node, Weight
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.operators import POINTWISE, Operator, Operators
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+_CONV = ("strides", "padding", "dilation", "groups")
+_POOL = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
+_REDUCE = ("axis", "keepdims")
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "nn.conv1d": _CONV,
+    "nn.conv2d": _CONV,
+    "nn.conv2d_transpose": (*_CONV, "output_padding"),
+    BATCH_NORM: ("epsilon",),
+    "nn.max_pool2d": _POOL,
+    "nn.avg_pool2d": _POOL,
+    "nn.adaptive_avg_pool2d": ("output_size",),
+    "nn.layer_norm": ("axes", "epsilon"),
+    "nn.leakyrelu": ("alpha",),
+    "nn.softmax": ("axis",),
+    "nn.pad": ("pad_width", "pad_value", "pad_mode"),
+    "mean": _REDUCE,
+    "sum": _REDUCE,
+    "max": _REDUCE,
+    "min": _REDUCE,
+    "concat": ("axis",),
+    "permute_dims": ("axes",),
+    "split": ("axis",),
+    "take": ("axis",),
+}
+"""The attributes that operators.py and network.py read, by operator."""
+
+_PLAIN = POINTWISE | {"matmul", "reshape", "expand_dims", "squeeze", "broadcast_to"}
+_PLAIN = (_PLAIN | {"strided_slice", "TupleGetItem"}) - {"round"}  # torch's round has no gradient
+
+_LAYOUTS = {"data_layout": ("NCHW", "NCW"), "kernel_layout": ("OIHW", "OIW", "IOHW")}
+_LAYOUTS |= {"layout": ("NCHW",)}
+
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    BATCH_NORM: ("", "weight", "bias", "running_mean", "running_var"),
+    "nn.layer_norm": ("", "weight", "bias"),
+    "nn.conv1d": ("", "weight"),
+    "nn.conv2d": ("", "weight"),
+    "nn.conv2d_transpose": ("", "weight"),
+    "matmul": ("weight", "weight"),
+    "add": ("bias", "bias"),
+}
+_STATISTICS = ("running_mean", "running_var")
+
+
+def graph_of(mod: tvm.IRModule) -> tuple[Graph, Arrays]:
+    """A network that torch can run, and the values of its weights by name.
+
+    Args:
+        mod: the result of `frontend.load_trainable` or of a stretching pass.
+
+    Raises:
+        UnsupportedError: it has an operator that cannot be trained here.
+    """
+    return _Reader(mod).read()
+
+
+def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRModule:
+    """The module with other values of its weights."""
+    main = mod["main"]
+    names = _weight_names(Operators(main))
+    blocks = []
+    for block in main.body.blocks:
+        bindings = [_replaced(binding, names, arrays) for binding in block.bindings]
+        is_dataflow = isinstance(block, relax.DataflowBlock)
+        blocks.append((relax.DataflowBlock if is_dataflow else relax.BindingBlock)(bindings))
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
+    function = relax.Function(main.params, body, is_pure=main.is_pure)
+    updated = mod.clone()
+    updated["main"] = function.with_attrs({**main.attrs}) if main.attrs else function
+    return updated
+
+
+def _replaced(
+    binding: relax.Binding, names: Mapping[tuple[str, int], str], arrays: Mapping[str, np.ndarray]
+) -> relax.Binding:
+    call = binding.value
+    if not isinstance(call, relax.Call):
+        return binding
+    found = {i: names.get((binding.var.name, i)) for i in range(len(call.args))}
+    if not any(found.values()):
+        return binding
+    args = [
+        constant(arrays[name].astype(str(arg.ty.dtype))) if (name := found[i]) else arg
+        for i, arg in enumerate(call.args)
+    ]
+    again = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+    return relax.VarBinding(binding.var, again)
+
+
+class _Reader:
+    """Reads ``main`` once and collects nodes and weights."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self.main = mod["main"]
+        self.operators = Operators(self.main)
+        self.names = _weight_names(self.operators)
+        self.weights: list[Weight] = []
+        self.arrays: Arrays = {}
+        self.alias: dict[str, str] = {}
+
+    def read(self) -> tuple[Graph, Arrays]:
+        nodes = [node for operator in self.operators for node in self._nodes(operator)]
+        result = self.main.body.body
+        is_tuple = isinstance(result, relax.Tuple)
+        outputs = self._values(result.fields) if is_tuple else self._values([result])
+        inputs = {name: self.operators.shape(name) for name in self.operators.params}
+        graph = Graph(inputs, tuple(self.weights), tuple(nodes), outputs, is_tuple)
+        return graph, self.arrays
+
+    def _nodes(self, operator: Operator) -> Iterator[Node]:
+        if operator.kind == "TupleGetItem":
+            whole, index = operator.inputs[0], int(operator.binding.value.index)
+            if self.operators[whole].kind == BATCH_NORM:
+                _require(index == 0, operator, "a batch normalisation whose statistics are read")
+                self.alias[operator.name] = layer_name(self.operators, self.operators[whole])
+                return
+            attrs: dict[str, Any] = {"index": index}
+            yield Node(operator.name, operator.kind, (whole,), attrs, operator.shape)
+            return
+        known = operator.kind in _PLAIN or operator.kind in _FIELDS
+        _require(known, operator, operator.kind)
+        attrs = _attrs(operator)
+        shape = operator.shape or operator.arg_shapes[0]
+        name = layer_name(self.operators, operator)
+        yield Node(name, operator.kind, self._inputs(operator), attrs, shape)
+
+    def _inputs(self, operator: Operator) -> tuple[str, ...]:
+        found: list[str] = []
+        for index, arg in enumerate(operator.call.args):
+            if (operator.name, index) in self.names:
+                self._keep(operator, index, arg)
+                found.append(self.names[operator.name, index])
+            elif isinstance(arg, relax.Tuple) and operator.kind == "concat":
+                found += self._values(arg.fields)
+            elif isinstance(arg, relax.Var):
+                found.append(self.alias.get(arg.name, arg.name))
+        return tuple(found)
+
+    def _values(self, variables: Any) -> tuple[str, ...]:
+        for expr in variables:
+            if not isinstance(expr, relax.Var):
+                raise UnsupportedError(
+                    f"expected computed tensors for concatenations and outputs, got {expr}; "
+                    "a network with constants there cannot be trained here"
+                )
+        return tuple(self.alias.get(var.name, var.name) for var in variables)
+
+    def _keep(self, operator: Operator, index: int, arg: GenericConst) -> None:
+        name = self.names[operator.name, index]
+        role, value = name.rpartition(":")[2], arg.value.numpy()
+        is_float = "float" in str(arg.ty.dtype)
+        learned = role in ("weight", "bias") and is_float
+        if operator.kind == "add":
+            learned = learned and value.size > 1
+        layer = name.rpartition(":")[0]
+        self.weights.append(Weight(name, layer, role, tuple(shape_of(arg)), learned))
+        self.arrays[name] = value
+
+
+def layer_name(operators: Operators, operator: Operator) -> str:
+    """The operator's name; for a batch normalisation the name of its first result."""
+    if operator.kind == BATCH_NORM:
+        items = [operators[n] for n in operators.readers[operator.name]]
+        return next((i.name for i in items if int(i.binding.value.index) == 0), operator.name)
+    return operator.name
+
+
+def _weight_names(operators: Operators) -> dict[tuple[str, int], str]:
+    """``layer:role`` of every constant, by operator and position among its arguments."""
+    names = {}
+    for operator in operators:
+        if not isinstance(operator.binding.value, relax.Call):
+            continue
+        roles = _ROLES.get(operator.kind, ())
+        for index, arg in enumerate(operator.call.args):
+            if isinstance(arg, GenericConst):
+                role = roles[index] if index < len(roles) and roles[index] else f"constant{index}"
+                names[operator.name, index] = f"{layer_name(operators, operator)}:{role}"
+    return names
+
+
+def _attrs(operator: Operator) -> dict[str, Any]:
+    call = operator.call
+    attrs = {field: _plain(getattr(call.attrs, field)) for field in _FIELDS.get(operator.kind, ())}
+    for field, known in _LAYOUTS.items():
+        layout = getattr(call.attrs, field, known[0])
+        _require(str(layout) in known, operator, f"a layout of {layout}")
+    special = _SPECIAL.get(operator.kind)
+    return attrs | (special(operator) if special else {})
+
+
+def _batch_norm(operator: Operator) -> dict[str, Any]:
+    attrs = operator.call.attrs
+    usual = int(attrs.axis) == 1 and bool(attrs.scale) and bool(attrs.center)
+    weights = all(isinstance(arg, GenericConst) for arg in operator.call.args[1:])
+    _require(usual and weights, operator, "a batch normalisation of another kind")
+    return {"rank": len(operator.arg_shapes[0])}
+
+
+def _split(operator: Operator) -> dict[str, Any]:
+    axis = int(operator.call.attrs.axis)
+    return {"sizes": tuple(int(field.shape.values[axis]) for field in operator.call.ty.fields)}
+
+
+def _numbers(operator: Operator) -> dict[str, Any]:
+    return {"numbers": tuple(float(arg.value) for arg in operator.call.args[1:])}
+
+
+def _astype(operator: Operator) -> dict[str, Any]:
+    return {"dtype": str(operator.call.ty.dtype)}
+
+
+def _strided_slice(operator: Operator) -> dict[str, Any]:
+    axes, begin, end, *strides = (
+        tuple(int(number.value) for number in arg.fields) for arg in operator.call.args[1:]
+    )
+    steps = strides[0] if strides else (1,) * len(axes)
+    _require(all(step > 0 for step in steps), operator, "a slice that goes backwards")
+    return {"axes": axes, "begin": begin, "end": end, "strides": steps}
+
+
+def _take(operator: Operator) -> dict[str, Any]:
+    """Pixels of a resize, or of padding: constant places along one axis."""
+    places = operator.call.args[1]
+    row = isinstance(places, GenericConst) and len(shape_of(places)) == 1
+    _require(row, operator, "elements by computed places")
+    return {}
+
+
+_SPECIAL: Mapping[str, Callable[[Operator], dict[str, Any]]] = {
+    BATCH_NORM: _batch_norm,
+    "split": _split,
+    "clip": _numbers,
+    "strided_slice": _strided_slice,
+    "astype": _astype,
+    "take": _take,
+}
+
+
+def _plain(value: Any) -> Any:
+    """An attribute of TVM as plain numbers, strings and tuples."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if hasattr(value, "value"):
+        value = value.value
+    if isinstance(value, int | float):
+        return value
+    return tuple(_plain(part) for part in value)
+
+
+def _require(holds: bool, operator: Operator, got: str) -> None:
+    if not holds:
+        raise UnsupportedError(
+            f"expected operators that can be trained for {operator.name!r}, got {got}; train the "
+            "network in its own framework"
+        )

@@ -1,0 +1,170 @@
+"""Assemble a model from kernel-level Relax."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_stretch.base.errors import TargetError
+from tvm_stretch.base.formats import own_version
+from tvm_stretch.make.code.generate import named_kernel
+from tvm_stretch.make.lowering.executor_graph import (
+    COPY_KERNEL,
+    CPU,
+    WRITE_KERNEL,
+    Graph,
+    Node,
+    ProcessorSpec,
+)
+from tvm_stretch.make.lowering.lower import lower
+from tvm_stretch.make.lowering.strides import with_strides
+from tvm_stretch.make.lowering.weights import WeightsBlob
+from tvm_stretch.make.streams import with_rectangles
+from tvm_stretch.network.codec import target_data
+from tvm_stretch.network.views import ALIGNMENT
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.run.model import Model
+from tvm_stretch.run.parts import Parts
+from tvm_stretch.targets.cpu.code.object_code import compile_kernels, link
+from tvm_stretch.targets.cpu.cpu import checked_features
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.processor import Processor
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A plan and the network's kernel-level Relax for it."""
+
+    mod: tvm.IRModule
+    plan: Plan
+
+
+def build_model(mod: tvm.IRModule, target: tvm.target.Target, *given: Any, **named: Any) -> Model:
+    """A model for this machine; one for another machine can only be exported. See `assemble`."""
+    return Model.from_parts(assemble(mod, target, *given, **named))
+
+
+def assemble(
+    # `main` and the kernels that it calls; see `lower` for what `main` may contain
+    mod: tvm.IRModule,
+    target: tvm.target.Target,  # an LLVM target, for the CPU
+    # number of threads for which kernels are scheduled; with 1 they must be serial
+    threads: int = 1,
+    # names of the outputs; by default the attribute `output_names` of `main`
+    output_names: Sequence[str] | None = None,
+    # gives the CPU's kernels their loop nests; None if they have them
+    schedule: tvm.transform.Pass | None = None,
+    # the processors other than the CPU that regions name; they have own schedules
+    devices: Sequence[Processor] = (),
+    plan: Plan | None = None,  # the plan of the regions, which the artifact keeps
+    # also compile the devices' kernels for the CPU, which takes over if a device fails
+    spare: bool = False,
+    # the same network with other plans, between which the model can change
+    others: Sequence[Planned] = (),
+    weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
+    lengths: Sequence[Mapping[str, int]] = (),  # one for each of the plans; see `lower`
+    # the CPU, if kernels shall be able to compute parts of a frame (`Model.stream`)
+    streams: VectorMachine | None = None,
+    max_share: float = 1.0,  # of the time, in which the CPU may be busy
+    apart: bool = False,  # whether every feature map has bytes of its own
+) -> Parts:
+    """Compile the kernels of kernel-level Relax."""
+    if target.kind.name != "llvm":
+        raise TargetError(f"expected an llvm target for the CPU, got {target}; pass one")
+    hosts = [target, *(device.target for device in devices if device.runs_host_code)]
+    specs = [
+        dataclasses.replace(CPU, max_share=max_share),
+        *(ProcessorSpec(device.name, device.kind, device.max_share) for device in devices),
+    ]
+    lowered = lower(
+        mod,
+        *(other.mod for other in others),
+        processors=specs,
+        threads=threads,
+        output_names=output_names,
+        weights=weights,
+        lengths=lengths,
+        alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
+        streams=streams is not None,
+        apart=apart,
+    )
+    functions = lowered.kernels
+    plans = [plan, *(other.plan for other in others)]
+    graph = dataclasses.replace(
+        lowered.graph,
+        plans=tuple(
+            dataclasses.replace(spec, plan=_as_data(own))
+            for spec, own in zip(lowered.graph.plans, plans, strict=False)
+        ),
+        package_version=own_version(),
+        target=target_data(target),
+        plan=_as_data(plan),
+        cpu_features=tuple(sorted({f for own in hosts for f in checked_features(own)})),
+        spare=spare and bool(devices),
+    )
+    schedules = [schedule, *(device.schedule for device in devices)]
+    hints = ["", *(_hint(device, target) for device in devices)]
+    if streams is not None:
+        graph, functions = with_rectangles(graph, functions, streams)
+    graph, kernels = _name_kernels(functions, graph, schedules, hints)
+    code = compile_kernels(kernels[0], schedule, target)
+    for device, own in zip(devices, kernels[1:], strict=True):
+        if device.runs_host_code:
+            code.update(compile_kernels(own, device.schedule, device.target))
+        elif spare:
+            code.update(compile_kernels(own, schedule, target))
+    modules = [
+        device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
+    ]
+    return Parts(graph, link(code, target), lowered.weights, tuple(modules), lowered.own_bytes)
+
+
+def _as_data(plan: Plan | None) -> dict[str, Any]:
+    data: dict[str, Any] = {} if plan is None else json.loads(plan.to_json())
+    return data
+
+
+def _hint(device: Processor, target: tvm.target.Target) -> str:
+    """Distinguishes a device's kernels from those of the CPU with which they are linked."""
+    return str(device.target) if device.runs_host_code and device.target != target else ""
+
+
+_Kernels = Mapping[str, tirx.PrimFunc]
+
+
+def _name_kernels(
+    functions: _Kernels,
+    graph: Graph,
+    schedules: Sequence[tvm.transform.Pass | None],
+    hints: Sequence[str],
+) -> tuple[Graph, list[_Kernels]]:
+    """The graph with the kernels' final names, and the kernels of each processor.
+
+    A kernel exists once for each set of strides of its tensors; `prepare` belongs to the CPU.
+    """
+    kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in schedules]
+    known: dict[tuple[Any, ...], str] = {}
+
+    def renamed(node: Node, processor: int) -> Node:
+        if node.kernel in (COPY_KERNEL, WRITE_KERNEL):
+            return node
+        strides = tuple(graph.tensors[i].strides for i in (*node.inputs, *node.outputs))
+        key = (node.kernel, processor, strides if any(strides) else ())
+        if key not in known:
+            function = functions[node.kernel]
+            if any(strides):
+                function = with_strides(function, strides)
+            named = named_kernel(node.kernel, function, schedules[processor], hints[processor])
+            known[key] = str(named.attrs["global_symbol"])
+            kernels[processor][known[key]] = named
+        return dataclasses.replace(node, kernel=known[key])
+
+    owner = {node: region.processor for region in graph.regions for node in region.nodes}
+    nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
+    prepare = tuple(renamed(node, 0) for node in graph.prepare)
+    return dataclasses.replace(graph, nodes=nodes, prepare=prepare), [*kernels]

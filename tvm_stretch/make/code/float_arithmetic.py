@@ -1,0 +1,101 @@
+"""Keep floats floats: what TVM's simplifier and a compiler's fused instructions do to them.
+
+    (x + 1.0) - x          ->   hidden("Sub", x + 1.0, x)   ->   (x + 1.0) - x
+    rounded(x * y) + z     ->   product(x, y) + z           in OpenCL C
+
+TVM simplifies floats as if they were real numbers: `x - x` becomes 0 though it is NaN for infinity,
+`x != x` becomes false though NaN differs from itself, `not (x < y)` becomes `y <= x`, and a product
+with 0 is 0. So differences, comparisons and zeros are calls while such a pass runs; other
+arithmetic of floats it leaves alone. The same rules apply wherever TVM makes an expression, so
+`keep_views.py` keeps zeros out of sums and products from the start.
+
+LLVM fuses a product with the sum that reads it, and rounds once instead of twice. Loop nests of
+templates want that; products of the network itself have a fence (``passes/round_products.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import tvm
+from tvm import tirx
+from tvm.ir import Call, Expr
+
+from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.passes.round_products import fenced
+
+_BINARY = (tirx.Sub, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_HIDDEN = "tvm_stretch_hidden_"
+_HIDDEN_ZERO = f"{_HIDDEN}zero"
+_ZEROS = itertools.count()
+_PRODUCT = "tvm_stretch_product"
+_SCALARS = {"float32": "float", "float16": "half", "float64": "double"}
+_WIDTHS = ("", "2", "4", "8", "16")
+
+
+def simplify_integers(*passes: tvm.transform.Pass) -> tvm.transform.Pass:
+    """``passes``, which do not see differences, comparisons and zeros of floats."""
+    simplify = tvm.transform.Sequential(passes)
+
+    @tvm.transform.module_pass(opt_level=0, name="SimplifyIntegers")
+    def simplify_kernels(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        hide = (_BINARY, _hidden), (tirx.FloatImm, _hidden_zero)
+        hidden = rewrite_kernels(mod, lambda func: func.with_body(rewrite(func.body, *hide)))
+        return rewrite_kernels(
+            simplify(hidden), lambda func: func.with_body(rewrite(func.body, (Call, _shown)))
+        )
+
+    return simplify_kernels
+
+
+def _hidden(node: Expr) -> Expr:
+    if "float" not in str(node.a.ty.dtype):
+        return node
+    name = _HIDDEN + type(node).__name__
+    return tirx.call_pure_extern(str(node.ty.dtype), name, node.a, node.b)
+
+
+def _hidden_zero(number: tirx.FloatImm) -> Expr:
+    """Each zero is a call of its own: one of two equal ones would take the place of a choice."""
+    if number.value != 0:
+        return number
+    sign = tirx.const(int(math.copysign(1, number.value)), "int32")
+    own = tirx.const(next(_ZEROS), "int64")
+    return tirx.call_pure_extern(str(number.ty.dtype), _HIDDEN_ZERO, sign, own)
+
+
+def _shown(call: Call) -> Expr:
+    name = _extern_name(call)
+    if name == _HIDDEN_ZERO:
+        return tirx.FloatImm(str(call.ty.dtype), 0.0 * int(call.args[1]))
+    if not name.startswith(_HIDDEN):
+        return call
+    return getattr(tirx, name.removeprefix(_HIDDEN))(*call.args[1:])
+
+
+def _extern_name(call: Call) -> str:
+    is_extern = getattr(call.op, "name", "") == "tirx.call_pure_extern"
+    return str(call.args[0].value) if is_extern else ""
+
+
+def opencl_product(call: Call) -> Expr:
+    """A fenced product as a call of the prelude's function, other calls as they are."""
+    product = fenced(call)
+    if product is None:
+        return call
+    dtype = str(call.ty.dtype)
+    scalar, _, width = dtype.partition("x")
+    name = f"{_PRODUCT}_{_SCALARS[scalar]}{width}"
+    return tirx.call_pure_extern(dtype, name, product.a, product.b)
+
+
+def product_prelude(text: str) -> str:
+    """The functions for the products of a program: OpenCL may fuse neither across them."""
+    found = []
+    for scalar in _SCALARS.values():
+        for kind in (f"{scalar}{width}" for width in _WIDTHS):
+            if f"{_PRODUCT}_{kind}(" in text:
+                body = "{\n#pragma OPENCL FP_CONTRACT OFF\n  return a * b;\n}\n"
+                found.append(f"static {kind} {_PRODUCT}_{kind}({kind} a, {kind} b) {body}")
+    return "".join(found)

@@ -1,0 +1,177 @@
+"""Generate code of kernels once: kernels in the cache are neither scheduled nor compiled.
+
+    fused_conv2d16_add3(relu_4, lv8, ..)   ->   fused_conv2d_add_51cde0b2a9f3(t0, t1, ..)
+
+A kernel's name identifies what it computes and for which machine. Candidates of one compilation,
+and other networks, name their kernels and tensors differently; compilation does not depend on these
+names, so the bytes of an artifact are the same with and without the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+from tvm.tirx.buffer import is_buffer_var
+
+from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
+from tvm_stretch.base.progress import count
+from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
+from tvm_stretch.make.code.safe_places import with_safe_places
+from tvm_stretch.make.code.source_files import source_files
+from tvm_stretch.network.rewriting import changed_block, rewrite
+
+_NAME_DIGITS = 12
+_LONGEST_STEM = 120
+"""In letters: PoCL names folders after kernels, and ends the process if a name is too long."""
+
+
+def named_kernel(
+    name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None, hint: str = ""
+) -> tirx.PrimFunc:
+    """The kernel with a name derived from what it computes, in its attribute ``global_symbol``.
+
+    ``hint``: anything else on which its code depends.
+    """
+    stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))[:_LONGEST_STEM]
+    same = _with_plain_names(function)
+    identity = digest(_text(same), (_schedule_key(schedule) + hint).encode()).hex()[:_NAME_DIGITS]
+    return same.with_attr("global_symbol", f"{stem}_{identity}")
+
+
+def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The same function with tensors, variables and blocks numbered."""
+    seen: dict[Var, Var] = {}
+    blocks = itertools.count()
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Var):
+            return seen.setdefault(node, Var(f"{_letter(node)}{len(seen)}", node.ty))
+        if node.name_hint == "root":
+            return node
+        return changed_block(node, name_hint=f"block{next(blocks)}")
+
+    params = [plain(param) for param in function.params]
+    body = rewrite(function.body, ((Var, s_tir.SBlock), plain))
+    return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
+
+
+def _letter(var: Var) -> str:
+    return "t" if is_buffer_var(var) else "i"
+
+
+def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:
+    """Attributes that describe the function itself, not its use."""
+    dropped = ("processor", "op_pattern", "global_symbol")
+    kept = {name: value for name, value in (function.attrs or {}).items() if name not in dropped}
+    return tvm.ir.make_node("ir.DictAttrs", **kept)
+
+
+def _text(function: tirx.PrimFunc) -> bytes:
+    """A text that is equal for equal functions only."""
+    text = function.script(show_meta=True)
+    return f"{text}\n{tvm_ffi.structural_hash(function)}".encode()
+
+
+def _schedule_key(schedule: tvm.transform.Pass | None) -> str:
+    """Everything on which the schedule's result depends besides the kernel."""
+    return "" if schedule is None else str(getattr(schedule, "cache_key", schedule.info.name))
+
+
+def generate(
+    kernels: Mapping[str, tirx.PrimFunc],  # by their names, as `named_kernel` returns them
+    # gives kernels their loop nests; None if they have them. Its results are only cached if it has
+    # an attribute `cache_key` with all that they depend on.
+    schedule: tvm.transform.Pass | None,
+    target: tvm.target.Target,  # of the code
+    code_of: Callable[[tirx.PrimFunc], bytes],  # generates the code of a scheduled kernel
+    options: str = "",  # anything else on which the code depends
+) -> dict[str, bytes]:
+    """The code of each kernel."""
+    cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
+    compiler = (
+        f"{compiler_versions()} {_settings()} {code_of.__qualname__} {target} {options}".encode()
+    )
+    context = tvm.transform.PassContext.current()
+
+    def code(name: str) -> bytes:
+        key = digest(compiler, _schedule_key(schedule).encode(), _text(kernels[name]))
+        known = cache.find(key) if cache is not None else None
+        if known is not None:
+            return known
+        with context, _naming(name):  # contexts are thread-local
+            new = code_of(_scheduled(name, kernels[name], schedule, target))
+        if cache is not None:
+            cache.store(key, new)
+        return new
+
+    # TVM releases the GIL while it runs passes and LLVM.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return _all_done({name: pool.submit(code, name) for name in kernels}, pool)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Add the name of the kernel to errors that TVM raises."""
+    try:
+        yield
+    except (StretchError, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"expected kernels that TVM can compile, got {name} ({last_line(error)}); "
+            "replace its operators, or convert their operands to another type"
+        ) from error
+
+
+def _all_done(coming: Mapping[str, Future[bytes]], pool: ThreadPoolExecutor) -> dict[str, bytes]:
+    """The results of all futures; after a failure, pending ones are cancelled."""
+    try:
+        for number, future in enumerate(as_completed(coming.values()), 1):
+            future.result()
+            count("kernel", number, len(coming))
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
+        raise
+    return {name: future.result() for name, future in coming.items()}
+
+
+def _scheduled(
+    name: str,
+    function: tirx.PrimFunc,
+    schedule: tvm.transform.Pass | None,
+    target: tvm.target.Target,
+) -> tirx.PrimFunc:
+    if schedule is not None:
+        with target:
+            function = schedule(tvm.IRModule({name: function}))[name]
+    return with_safe_places(function).with_attr("global_symbol", name)
+
+
+def _settings() -> str:
+    """The current options of TVM's passes."""
+    context = tvm.transform.PassContext.current()
+    return f"{context.opt_level} {dict(context.config)}"
+
+
+@functools.cache
+def compiler_versions() -> str:
+    """Versions of everything that generates code."""
+    packages = ("tvm-stretch", "apache-tvm", "apache-tvm-ffi")
+    sources = (part for file in source_files().items() for part in (file[0].encode(), file[1]))
+    versions = map(importlib.metadata.version, packages)
+    return " ".join([*versions, digest(*sources).hex()])
+
+
+compiler_versions()  # now, because files may change while this process runs the loaded code

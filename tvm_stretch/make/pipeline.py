@@ -1,0 +1,290 @@
+"""The phases that build a model from a canonical module and its plan.
+
+canonical Relax + plan --branching, regions--> each processor's phases --> kernels --> Model
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.files import as_path, write_whole, writing
+from tvm_stretch.base.progress import step
+from tvm_stretch.make.assemble import Planned, assemble
+from tvm_stretch.make.branching import Branching, branch
+from tvm_stretch.make.lowering.weights import WeightsBlob
+from tvm_stretch.make.placement import choose_plan, fit_processors
+from tvm_stretch.make.precision import WIDE_SUMS
+from tvm_stretch.network.calls import PROCESSOR
+from tvm_stretch.network.culprit import blaming
+from tvm_stretch.network.emitting.half_weights import store_halves
+from tvm_stretch.network.properties.verify import verify
+from tvm_stretch.passes.average_by_sums import AverageBySums
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.integers_in_half import IntegersInHalf
+from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
+from tvm_stretch.passes.name_operators import REGION
+from tvm_stretch.passes.partition_regions import PartitionRegions
+from tvm_stretch.passes.tag import TagOperators
+from tvm_stretch.passes.whole_regions import WholeRegions
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.run.parts import Parts
+from tvm_stretch.targets.processor import Processor
+
+
+def build_parts(
+    mod: tvm.IRModule,  # the canonical module
+    # which processor runs which operators; None for one processor that runs all
+    requested: Plan | None,
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
+    # processors on which operators may be placed, preferred ones first
+    placeable: Sequence[Processor],
+    observer: Observer | None = None,  # receives the module after every phase
+    # the module after the plan's shares and splits, if it is known
+    branched: Branching | None = None,
+    # result of `lower_regions` for the plan, if it is known and nothing is observed
+    lowered: tvm.IRModule | None = None,
+    spare: bool = False,  # whether the CPU gets kernels for all operators
+    others: Sequence[Plan] = (),  # plans to which the model can change while it runs
+    streams: bool = False,  # whether frames of videos may reuse what did not change
+    # whether every feature map has bytes of its own, to see what the memory plan gains
+    apart: bool = False,
+) -> Parts:
+    """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
+    observer = observer or Observer(None, None)
+    observer.begin(mod)
+    first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
+    more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
+    planned = [first, *more]
+    return _assembled(planned, mod, processors, observer, spare, streams=streams, apart=apart)
+
+
+def build_lengths(
+    # the canonical module of each length, and the plan for it, as of `build_parts`
+    networks: Sequence[tuple[tvm.IRModule, Plan | None]],
+    lengths: Sequence[Mapping[str, int]],  # the sizes of named dimensions in each network
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: Observer,
+    spare: bool = False,
+) -> Parts:
+    """Compile one network for inputs of several lengths."""
+    planned = []
+    for mod, requested in networks:
+        observer.begin(mod)
+        planned.append(_by_plan(mod, requested, processors, placeable, observer, spare=spare))
+    return _assembled(planned, networks[0][0], processors, observer, spare, lengths)
+
+
+def _assembled(
+    planned: Sequence[Planned],
+    network: tvm.IRModule,  # whose constants come first in the weights
+    processors: Sequence[Processor],
+    observer: Observer,
+    spare: bool,
+    lengths: Sequence[Mapping[str, int]] = (),
+    streams: bool = False,
+    apart: bool = False,
+) -> Parts:
+    first, *more = planned
+    placed = {region.processor for one in planned for region in one.plan.regions}
+    host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
+    for one in planned:
+        observer.see_scheduled(one.mod, processors)
+    # models of engines hold their weights, which then would stand in the artifact twice
+    has_models = any(device.model is not None for device in devices)
+    machines = [processor.machine for processor in processors]
+    return assemble(
+        first.mod,
+        host.target,
+        host.threads,
+        schedule=host.schedule,
+        devices=devices,
+        plan=first.plan,
+        spare=spare,
+        others=more,
+        weights=None if has_models else WeightsBlob(network, store_halves(machines)),
+        lengths=lengths,
+        streams=host.machine if streams else None,
+        max_share=host.max_share if devices else 1.0,
+        apart=apart,
+    )
+
+
+def _by_plan(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: Observer,
+    branched: Branching | None = None,
+    lowered: tvm.IRModule | None = None,
+    spare: bool = False,
+) -> Planned:
+    """The canonical module lowered for one plan; see `build_parts`."""
+    chosen, branched = complete_plan(mod, requested, processors, placeable, branched)
+    if chosen.shares or chosen.splits:
+        observer.see("branched", branched.mod)
+    engines = {p.name: p.model for p in processors if p.model is not None}
+    has_models = any(region.processor in engines for region in chosen.regions)
+    if lowered is None or observer.observes or has_models:
+        lowered = lower_regions(
+            branched.mod,
+            chosen,
+            processors,
+            observer,
+            WholeRegions(engines, spare=spare) if has_models else None,
+        )
+    return Planned(lowered, chosen)
+
+
+def complete_plan(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    branched: Branching | None = None,
+) -> tuple[Plan, Branching]:
+    """The plan with regions and refusals for these processors, and the network with its parts."""
+    names = [processor.name for processor in processors]
+    if requested is not None:
+        requested = fit_processors(requested, names, placeable)
+        branched = branched or branch(mod, requested.shares, requested.splits, processors)
+    branched = branched or Branching(mod, {})
+    main = branched.mod["main"]
+    return choose_plan(main, names, placeable, requested, branched.owners), branched
+
+
+def lower_regions(
+    mod: tvm.IRModule,  # the canonical module, after the plan's shares and splits
+    plan: Plan,  # its regions contain every operator once
+    processors: Sequence[Processor],  # all processors of the model, the CPU first
+    observer: Observer | None = None,  # receives the module after every phase
+    whole: WholeRegions | None = None,
+) -> tvm.IRModule:
+    """Kernel-level Relax of a canonical module, before kernels get their loop nests.
+
+    `whole` makes one kernel of each region of an engine. Without it, these regions become the
+    kernels from which their time is predicted.
+    """
+    with blaming(mod):
+        return _lowered(mod, plan, processors, observer or Observer(None, None), whole)
+
+
+def _lowered(
+    mod: tvm.IRModule,
+    plan: Plan,
+    processors: Sequence[Processor],
+    observer: Observer,
+    whole: WholeRegions | None,
+) -> tvm.IRModule:
+    mod = _apply(TagOperators(_as_functions(plan)), mod)
+    observer.see("TagOperators", mod)
+    mod = _apply(PartitionRegions(), mod)
+    observer.see("PartitionRegions", mod, partitioned=True)
+    machines = {p.name: p.machine for p in processors}
+    engines = () if whole is None else tuple(whole.writers)
+    if whole is not None:
+        mod = _apply(whole, mod)
+        observer.see("WholeRegions", mod, partitioned=True)
+        # engines have plain tensors, as all that passes between different blocks
+        machines |= {name: replace(machines[name], lanes=1) for name in engines}
+    mod = _apply(AverageBySums(machines), mod)
+    observer.see("AverageBySums", mod, partitioned=True)
+    halves = {p.name: p.integers == WIDE_SUMS for p in processors if p.integers}
+    if halves:
+        mod = _apply(IntegersInHalf(halves), mod)
+        observer.see("IntegersInHalf", mod, partitioned=True)
+    mod = _apply(BlockChannels(machines), mod)
+    observer.see("BlockChannels", mod, partitioned=True)
+    parts = {
+        p.name: part if p.name in engines else _run_phases(p, part, observer)
+        for p in processors
+        for part in [_regions_of(mod, p)]
+    }
+    mod = merge_regions(mod["main"], parts)
+    observer.see("merged", mod, partitioned=True)
+    return mod
+
+
+def _as_functions(plan: Plan) -> Plan:
+    """The plan with regions renamed to function names, which no kernel has."""
+    regions = (replace(region, name=REGION + region.name) for region in plan.regions)
+    return replace(plan, regions=tuple(regions))
+
+
+def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:
+    """``phase(mod)``; mypy does not know that TVM's decorator makes a pass of a class."""
+    step()
+    return phase(mod)
+
+
+def _regions_of(mod: tvm.IRModule, processor: Processor) -> tvm.IRModule:
+    """The processor's regions, and all kernels that any region calls."""
+
+    def belongs(function: object) -> bool:
+        if not isinstance(function, relax.Function):
+            return True
+        return str((function.attrs or {}).get(PROCESSOR, "")) == processor.name
+
+    return tvm.IRModule({v: f for v, f in mod.functions.items() if belongs(f)})
+
+
+def _run_phases(processor: Processor, mod: tvm.IRModule, observer: Observer) -> tvm.IRModule:
+    """Run the processor's phases, unless it has no region."""
+    if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
+        return tvm.IRModule({})
+    with processor.target:
+        for phase in processor.phases:
+            mod = _apply(phase, mod)
+            observer.see(f"{processor.name}-{phase.info.name}", mod, partitioned=True)
+    return mod
+
+
+class Observer:
+    """Writes the IR after each phase to a numbered file, and verifies it, if requested."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, processors: Sequence[Processor] | None
+    ) -> None:
+        self.folder = None if folder is None else as_path(folder, "the folder for the phases")
+        self.processors = processors
+        self.count = 0
+        if self.folder is not None:
+            with writing("the phases", InputError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def observes(self) -> bool:
+        """Whether the phases are written or verified."""
+        return self.folder is not None or self.processors is not None
+
+    def begin(self, mod: tvm.IRModule) -> None:
+        """See the canonical module, unless another plan's build showed it already."""
+        if not self.count:
+            self.see("canonical", mod)
+
+    def see(self, name: str, mod: tvm.IRModule, *, partitioned: bool = False) -> None:
+        """Write ``NN-name.py``; check the rules for partitioned modules."""
+        if self.folder is not None:
+            with writing("the phases", InputError):
+                write_whole(self.folder / f"{self.count:02}-{name}.py", mod.script())
+            self.count += 1
+        if self.processors is not None and partitioned:
+            verify(mod, self.processors)
+
+    def see_scheduled(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
+        """Observe the kernels as `assemble` schedules those that are not in the cache."""
+        if not self.observes:
+            return
+        scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for processor in processors:
+            with processor.target:
+                scheduled.update(processor.schedule(kernels_of(mod, processor.name)))
+        self.see("scheduled", scheduled, partitioned=True)

@@ -1,5 +1,0 @@
-"""Measurements on a device: kernels, transfers, and support of operators."""
-
-from tvm_stretch.exports import exported
-
-__getattr__ = exported(__name__, {"works_of_networks": "calibrating"})

@@ -1,0 +1,60 @@
+"""The base of passes that replace calls of Relax operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.network.expressions import constant_value
+from tvm_stretch.network.source_names import same_source
+
+
+class CallRewriter(relax.PyExprMutator):
+    """Visits the calls of a function, operands before the calls that read them.
+
+    A subclass implements `rewrite` and is decorated with ``relax.expr_functor.mutator``.
+    """
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Rewrite the operands, then the call."""
+        call = self.visit_expr_post_order(call)
+        made = self.rewrite(call)
+        return call if made is None else made
+
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
+        """The replacement of a call whose operands are rewritten; None if the call stays."""
+        return None
+
+    def definition(self, x: relax.Expr) -> Any:
+        """The expression that ``x`` is bound to."""
+        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
+
+    def constant(self, x: relax.Expr) -> np.ndarray | None:
+        """The value of ``x`` if it is constant."""
+        return constant_value(x, self.definition)
+
+    def rewritten(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """``mod``, which the rewriter was made with, with a rewritten ``main`` and its kernels."""
+        self.builder_.update_func(mod.get_global_var("main"), self.visit_expr(mod["main"]))
+        return self.builder_.get()
+
+
+class SourceRewriter(CallRewriter):
+    """Also names what it emits for a binding after the same operator of the frontend."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.source = ""
+        """The hint for bindings that replace the visited one."""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Record from which operator of the frontend the binding comes."""
+        self.source = same_source(binding.var)
+        super().visit_var_binding_(binding)
+
+    def emit(self, value: relax.Expr) -> relax.Var:
+        """Bind a value."""
+        return self.builder_.emit(value, name_hint=self.source)

@@ -1,0 +1,158 @@
+"""Attention among the operators of a network: matmul, scale, mask, softmax, matmul.
+
+y = matmul(softmax(add(multiply(matmul(q, k), scale), mask)), v)   ->   Attention(q, k, v, mask, ..)
+
+Shares that are no numbers, as in rows that a mask hides completely, may become 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.targets.cpu.kernels.attention import FEW_QUERIES, AttentionShape
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The operands of an attention, and its shape, in which operands may have to be reshaped."""
+
+    operands: tuple[relax.Expr, ...]
+    shape: AttentionShape
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each operand."""
+        own = self.shape
+        return [own.q, own.k, own.v, *([own.mask] if own.mask is not None else [])]
+
+
+class AttentionReader:
+    """Reads the attention that a product computes, if nothing else reads what is in between."""
+
+    def __init__(
+        self, definitions: Mapping[relax.Var, relax.Expr], uses: Mapping[relax.Var, int]
+    ) -> None:
+        self.definitions = definitions
+        self.uses = uses
+
+    def read(self, call: relax.Call) -> Attention | None:
+        """The attention of a product of shares and values; None if it is another product."""
+        shares, v = call.args
+        softmax = self.zeroed(shares)
+        has_zeros = softmax is not None
+        if softmax is None:
+            softmax = self.only(shares, "nn.softmax")
+        if (
+            softmax is None
+            or int(softmax.attrs.axis) % len(shape_of(shares)) != len(shape_of(shares)) - 1
+        ):
+            return None
+        x, masks = softmax.args[0], []
+        added = self.only(x, "add")
+        if added is not None and shape_of(added.args[0]) == shape_of(x):
+            x, masks = added.args[0], [added.args[1]]
+        scale, x = self.scaled(x)
+        product = self.only(x, "matmul")
+        if product is None:
+            return None
+        operands = (*product.args, v, *masks)
+        is_plain = all(str(o.ty.dtype) == "float32" for o in operands)
+        if not is_plain or len({*operands}) < len(operands) or len(shape_of(v)) < 2:
+            return None
+        found = self.placed(operands, scale)
+        return replace(found, shape=replace(found.shape, zeroes_nan=has_zeros))
+
+    def zeroed(self, shares: relax.Expr) -> relax.Call | None:
+        """The softmax of ``where(isnan(softmax), 0, softmax)``, which PyTorch exports."""
+        chosen = self.only(shares, "where")
+        test = None if chosen is None else self.only(chosen.args[0], "isnan")
+        if chosen is None or test is None or test.args[0] != chosen.args[2]:
+            return None
+        zero, x = chosen.args[1:]
+        made = self.definitions.get(x)
+        is_zero = isinstance(zero, GenericConst) and not zero.value.numpy().any()
+        return made if is_zero and kind_of(made) == "nn.softmax" and self.uses[x] == 2 else None
+
+    def only(self, x: relax.Expr, kind: str) -> relax.Call | None:
+        """The call of this kind that computes ``x``, which has one reader."""
+        made = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        return made if kind_of(made) == kind and self.uses.get(x) == 1 else None
+
+    def scaled(self, x: relax.Expr) -> tuple[float, relax.Expr]:
+        """A constant factor of all scores, and the scores without it."""
+        calls = [self.only(x, kind) for kind in ("multiply", "divide")]
+        call = next((call for call in calls if call is not None), None)
+        if call is None or not isinstance(call.args[1], GenericConst):
+            return 1.0, x
+        given = call.args[1].value.numpy()
+        if given.size != 1 or not given.all():
+            return 1.0, x
+        factor = float(given.reshape(()))
+        return factor if kind_of(call) == "multiply" else 1 / factor, call.args[0]
+
+    def placed(self, operands: tuple[relax.Expr, ...], scale: float) -> Attention:
+        """With keys as they were before they were transposed, if there are few queries."""
+        q, k, v, *masks = operands
+        before = self.untransposed(k) if shape_of(q)[-2] <= FEW_QUERIES else None
+        k = k if before is None else before
+        of_q, of_k, of_v, *of_mask = (tuple(shape_of(x)) for x in (q, k, v, *masks))
+        mask = of_mask[0] if of_mask else None
+        shape = AttentionShape(of_q, of_k, of_v, mask, scale, before is not None)
+        found = Attention((q, k, v, *masks), shape)
+        return (self.grouped(found) or found) if before is not None else found
+
+    def grouped(self, found: Attention) -> Attention | None:
+        """One query of several heads that share keys and values, as several queries of one head.
+
+        Keys and values are read where they were before they were repeated for each head.
+        """
+        (q, k, v, *masks), own = found.operands, found.shape
+        keys, values = self.repeated(k), self.repeated(v)
+        if keys is None or values is None or own.q[-2] != 1 or keys[1] != values[1]:
+            return None
+        if not len(own.q) == len(own.k) == len(own.v) or own.q[-3] != own.k[-3]:
+            return None
+        if own.mask is not None and prod(own.mask[-3:-1]) != 1:
+            return None  # heads have masks of their own
+        *stack, heads, _, depth = own.q
+        groups = heads // keys[1]
+        shape = replace(
+            own,
+            q=(*stack, groups, keys[1], depth),
+            k=(*stack, groups, *own.k[-2:]),
+            v=(*stack, groups, *own.v[-2:]),
+        )
+        return Attention((q, keys[0], values[0], *masks), shape)
+
+    def repeated(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
+        """What a value holds of each head several times in succession, and how often."""
+        view = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        if view is None or kind_of(view) != "reshape":
+            return None
+        wide = self.definitions.get(view.args[0]) if isinstance(view.args[0], relax.Var) else None
+        if wide is None or kind_of(wide) != "broadcast_to":
+            return None
+        if len(shape_of(wide)) < 4:
+            return None
+        *stack, groups, times, rows, width = shape_of(wide)
+        one = [*stack, groups, 1, rows, width]
+        if shape_of(wide.args[0]) != one or shape_of(x) != [*stack, groups * times, rows, width]:
+            return None
+        return wide.args[0], times
+
+    def untransposed(self, x: relax.Expr) -> relax.Expr | None:
+        """The value whose last two axes are exchanged in ``x``."""
+        call = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        if call is None or kind_of(call) != "permute_dims":
+            return None
+        rank = len(shape_of(x))
+        axes = call.attrs.axes
+        order = [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
+        return call.args[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None

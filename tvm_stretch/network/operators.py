@@ -1,0 +1,250 @@
+"""A flat view of a Relax function: operators by name, their operands and their readers.
+
+    lv = R.nn.conv2d(x, w)
+    lv1 = R.add(lv, b)        ->   Operators: lv reads (x,), lv1 reads (lv,); x is a parameter
+
+Names are those of the binding variables, which are unique in canonical Relax (name_operators.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from math import prod
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from tvm import relax
+from tvm.ir import GenericConst, Op
+
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.integers import integer_of, operands_of
+from tvm_stretch.network.recurrences import recurrence_of
+from tvm_stretch.network.steps import kind_of_steps
+
+Result = TypeVar("Result")
+
+# Operators that compute each element of the result from the elements at the same position.
+UNARY = frozenset(
+    {
+        *("abs", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round"),
+        *("rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh", "astype"),
+        *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu"),
+        "nn.softplus",
+    }
+)
+BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})
+POINTWISE = UNARY | BINARY
+
+# Float and integer operators together; `operands` and `Operator.attributes` give their operands
+# and attributes.
+CONVOLUTIONS = frozenset({"nn.conv2d", "integer.conv2d"})
+OF_ONE = UNARY | {"integer.table"}
+OF_TWO = BINARY | {"integer.add", "integer.multiply"}
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One binding of a function."""
+
+    name: str  # of the binding variable; also the name of the tensor that it holds
+    # name of the Relax operator without the dialect (``nn.conv2d``), or of the expression's
+    # class if the binding calls no operator
+    kind: str
+    # names of the tensors that it reads, without repetition and without constants
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]  # of its result; empty if the result is no tensor
+    binding: relax.Binding
+
+    @property
+    def call(self) -> relax.Call:
+        """The bound call."""
+        return self.binding.value
+
+    @cached_property
+    def arg_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the operands; empty for operands that are no tensors."""
+        return tuple(
+            tuple(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else ()
+            for arg in operands(self.call)
+        )
+
+    @cached_property
+    def attributes(self) -> Any:
+        """Strides, padding, dilation and groups of a convolution."""
+        return integer_of(self.call) or self.call.attrs
+
+    @cached_property
+    def groups(self) -> int:
+        """Groups of a convolution."""
+        return int(self.attributes.groups)
+
+    @cached_property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of convolutions, matrix products and recurrences, 0 for everything else."""
+        recurrence = recurrence_of(self.call)
+        if recurrence is not None:
+            return recurrence.multiply_adds
+        if self.kind in ("integer.matmul", "integer.conv2d"):
+            weight = shape_of(operands_of(self.call)[1])
+            return prod(self.shape) * prod(weight[1:] if len(weight) == 4 else weight[:1])
+        if self.kind == "matmul":
+            return prod(self.shape) * self.arg_shapes[0][-1]
+        if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
+            return prod(self.shape) * prod(self.arg_shapes[1][1:])
+        return 0
+
+
+class Operators:
+    """The operators of ``function`` in program order."""
+
+    def __init__(self, function: relax.Function) -> None:
+        self.params = tuple(param.name for param in function.params)
+        self.variables: dict[str, relax.Var] = {p.name: p for p in function.params}
+        self._operators: dict[str, Operator] = {}
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self._add(binding)
+        self._order = tuple(self._operators.values())
+        self._position = dict.fromkeys(self.params, -1)
+        self._position |= {operator.name: i for i, operator in enumerate(self._order)}
+        self.outputs = _variables(function.body.body)
+        self.readers = self._readers()
+        self._bytes = {name: bytes_of(variable.ty) for name, variable in self.variables.items()}
+
+    def _add(self, binding: relax.Binding) -> None:
+        name = binding.var.name
+        if name in self.variables:
+            raise InputError(
+                f"expected unique names of operators, got {name!r} twice; run the pass "
+                "NameOperators first"
+            )
+        self.variables[name] = binding.var
+        shape: tuple[int, ...] = ()
+        if isinstance(binding.var.ty, relax.TensorType):
+            shape = tuple(shape_of(binding.var))
+        kind = kind_of(binding.value)
+        self._operators[name] = Operator(name, kind, _variables(binding.value), shape, binding)
+
+    def _readers(self) -> dict[str, tuple[str, ...]]:
+        readers: dict[str, list[str]] = {name: [] for name in self.variables}
+        for operator in self:
+            for name in operator.inputs:
+                readers[name].append(operator.name)
+        return {name: tuple(names) for name, names in readers.items()}
+
+    def __iter__(self) -> Iterator[Operator]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, name: str) -> Operator:
+        return self._operators[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._operators
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of a parameter or a result."""
+        if tensor in self._operators:
+            return self._operators[tensor].shape
+        return tuple(shape_of(self.variables[tensor]))
+
+    def bytes(self, tensor: str) -> int:
+        """Size of a parameter or result; for a tuple the sum of its fields."""
+        return self._bytes[tensor]
+
+    def below(self, tensor: str) -> frozenset[str]:
+        """The operators whose results depend on a tensor, and the tensor."""
+        found = {tensor}
+        for operator in self._order[self._position[tensor] + 1 :]:
+            if not found.isdisjoint(operator.inputs):
+                found.add(operator.name)
+        return frozenset(found)
+
+    def between(self, start: str, end: str) -> tuple[Operator, ...]:
+        """The operators on all paths from tensor ``start`` to tensor ``end``, in program order.
+
+        They include the operator of ``end`` but not that of ``start``.
+        """
+        for field, name in (("start", start), ("end", end)):
+            if name not in self.variables:
+                raise InputError(
+                    f"expected the name of a tensor for {field}, got {name!r}; "
+                    "operators are named by their binding variables"
+                )
+        # Operators between them come after the one and not after the other.
+        first, last = self._position[start] + 1, self._position[end] + 1
+        span = self._order[first:last]
+        below = {start}
+        for operator in span:
+            if not below.isdisjoint(operator.inputs):
+                below.add(operator.name)
+        above = {end}
+        for operator in reversed(span):
+            if operator.name in above:
+                above.update(operator.inputs)
+        return tuple(o for o in span if o.name in below and o.name in above)
+
+
+def remember(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Cache results of a function of an operator or of `Operators` while that object lives."""
+    known: WeakKeyDictionary[object, dict[object, Result]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def remembering(subject: object, *rest: object) -> Result:
+        results = known.setdefault(subject, {})
+        if rest not in results:
+            results[rest] = function(subject, *rest)
+        return results[rest]
+
+    return remembering
+
+
+def kind_of(expr: relax.Expr) -> str:
+    """``nn.conv2d`` for a call of relax.nn.conv2d, the class name for other expressions.
+
+    Calls of our own kernels get ``integer.conv2d`` for an integer operator and ``recurrent.lstm``
+    for a recurrent layer.
+    """
+    if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+        integer = integer_of(expr)
+        if integer is not None:
+            return f"integer.{integer.kind}"
+        steps = kind_of_steps(expr)
+        if steps is not None:
+            return steps
+        return expr.op.name.removeprefix("relax.")
+    return type(expr).__name__
+
+
+def operands(call: relax.Call) -> list[relax.Expr]:
+    """The operands of an operator, without the kernel that defines an operator of ours."""
+    is_kernel = integer_of(call) is not None or kind_of_steps(call) is not None
+    return operands_of(call) if is_kernel else list(call.args[:])
+
+
+def _variables(expr: relax.Expr) -> tuple[str, ...]:
+    """Names of the variables that ``expr`` reads."""
+    names: dict[str, None] = {}
+    args = expr.args[:] if isinstance(expr, relax.Call) else []
+    if args and all(isinstance(arg, relax.Var | GenericConst) for arg in args):
+        return tuple(dict.fromkeys(arg.name for arg in args if isinstance(arg, relax.Var)))
+
+    def visit(part: relax.Expr) -> None:
+        if isinstance(part, relax.Var):
+            names[part.name] = None
+
+    relax.analysis.post_order_visit(expr, visit)
+    return tuple(names)
+
+
+def bytes_of(ty: relax.Type) -> int:
+    """Size of a tensor of the type; for a tuple the sum of its fields."""
+    if isinstance(ty, relax.TupleType):
+        return sum(bytes_of(field) for field in ty.fields)
+    bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)
+    return prod([int(dim) for dim in ty.shape.values[:]]) * ((bits + 7) // 8)

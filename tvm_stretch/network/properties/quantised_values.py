@@ -1,0 +1,169 @@
+"""Read what the numbers of a quantised network stand for: tensors, constants, results.
+
+R.dequantize(x: uint8, 0.02, 3)       ->   Tensor(x, Scale(0.02, 3, "uint8"))
+R.dequantize(w: int8, [0.1, ..], 0)   ->   Weight(w, [0.1, ..])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.integers import Rounding
+from tvm_stretch.network.operators import kind_of
+
+EIGHT_BITS = ("int8", "uint8")
+
+Definition = Callable[[relax.Expr], Any]
+"""Returns the expression that a variable is bound to, and other expressions unchanged."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The value of the numbers of an integer tensor: ``(number - zero) * scale``."""
+
+    scale: np.float32
+    zero: int
+    dtype: str
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the greatest number of the type."""
+        limits = np.iinfo(self.dtype)
+        return int(limits.min), int(limits.max)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Requested integers: their scale, and the limits at which an activation clips them."""
+
+    scale: Scale
+    low: int
+    high: int
+
+    def clipped(self, low: float, high: float) -> Result:
+        """The result of ``clip(x, low, high)`` in integers: rounding keeps the order."""
+        least, most = (self.number(v) for v in (low, high))
+        low_, high_ = min(max(self.low, least), self.high), max(min(self.high, most), self.low)
+        return replace(self, low=low_, high=high_)
+
+    def number(self, value: float) -> int:
+        """The integer for ``value``."""
+        with np.errstate(over="ignore"):
+            rounded = np.rint(np.float32(value) / self.scale.scale) + self.scale.zero
+        return int(np.clip(rounded, *self.scale.limits))
+
+    def holds(self, value: float) -> bool:
+        """Whether an integer stands for ``value`` exactly."""
+        return (self.number(value) - self.scale.zero) * self.scale.scale == np.float32(value)
+
+    def rounding(self, zero: int | None = None) -> Rounding:
+        """The rounding to these integers; operators add the zero point unless one is given."""
+        zero = self.scale.zero if zero is None else zero
+        return Rounding(self.scale.dtype, zero, self.low, self.high)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the limits exclude numbers of the type."""
+        return (self.low, self.high) != self.scale.limits
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An integer tensor and its scale."""
+
+    value: relax.Expr
+    scale: Scale
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Constant weights without zero point, and the scale of each output channel."""
+
+    value: np.ndarray
+    scale: np.ndarray
+
+
+def scale_of(call: relax.Call, dtype: str, definition: Definition) -> Scale | None:
+    """Scale and zero point of a (de)quantising with one scale for the tensor; None otherwise."""
+    scale, zero = (definition(arg) for arg in call.args[1:])
+    if not isinstance(scale, GenericConst) or not isinstance(zero, GenericConst):
+        return None
+    numbers = scale.value.numpy().reshape(-1), zero.value.numpy().reshape(-1)
+    if any(n.size != 1 for n in numbers):
+        return None
+    return Scale(np.float32(numbers[0][0]), int(numbers[1][0]), dtype)
+
+
+def numbers_of(x: relax.Expr, definition: Definition) -> tuple[np.ndarray, np.ndarray] | None:
+    """A constant as ``numbers * scales``; without quantisation, floats with scales of 1."""
+    value = definition(x)
+    if isinstance(value, GenericConst):
+        array = value.value.numpy()
+        return array.astype("float64"), np.ones_like(array, "float32")
+    kind = kind_of(value)
+    if kind in ("reshape", "permute_dims"):
+        inner = numbers_of(value.args[0], definition)
+        if inner is None:
+            return None
+        if kind == "reshape":
+            return inner[0].reshape(shape_of(value)), inner[1].reshape(shape_of(value))
+        axes = value.attrs.axes
+        order = None if axes is None else [int(axis) for axis in axes]
+        return inner[0].transpose(order), inner[1].transpose(order)
+    if kind != "dequantize":
+        return None
+    data, scale, zero = (definition(arg) for arg in value.args)
+    if not all(isinstance(part, GenericConst) for part in (data, scale, zero)):
+        return None
+    array = data.value.numpy()
+    full = [1] * array.ndim
+    if scale.value.numpy().size > 1:
+        full[int(value.attrs.axis)] = -1
+    aligned = [part.value.numpy().reshape(full) for part in (scale, zero)]
+    scales = np.broadcast_to(aligned[0].astype("float32"), array.shape)
+    return array.astype("int64") - aligned[1].astype("int64"), scales
+
+
+def weight_of(x: relax.Expr, axis: int, definition: Definition) -> Weight | None:
+    """8-bit weights without zero point and with one scale for each index of ``axis``."""
+    found = numbers_of(x, definition)
+    if found is None or found[0].dtype.kind == "f" or not found[0].size:
+        return None
+    values, scales = found
+    rows = np.moveaxis(scales, axis, 0).reshape(scales.shape[axis], -1)
+    limits = np.iinfo("int8")
+    if (rows != rows[:, :1]).any() or values.min() < limits.min or values.max() > limits.max:
+        return None
+    return Weight(values.astype("int8"), rows[:, 0].copy())
+
+
+def bias_of(
+    bias: relax.Expr | None,
+    call: relax.Call,
+    scale: np.ndarray,
+    definition: Definition,
+    axis: int,  # of the channels in the result of `call`
+) -> np.ndarray | None:
+    """A layer's bias as int32 in units of ``scale``; None if it is not one number per channel."""
+    if bias is None:
+        return np.zeros(len(scale), "int32")
+    found, shape = numbers_of(bias, definition), shape_of(call)
+    if found is None or found[0].ndim > len(shape):
+        return None
+    numbers, scales = found
+    full = [1] * (len(shape) - numbers.ndim) + list(numbers.shape)
+    if numbers.size not in (1, full[axis]):
+        return None
+    units = scales.reshape(-1).astype("float64") / scale
+    units[np.abs(units - 1) < 1e-5] = 1.0  # the file may round scales to fewer digits
+    rounded = np.rint(numbers.reshape(-1) * units)
+    if not np.abs(rounded).max(initial=0) < 2**31:
+        return None  # too large, or NaN
+    return rounded.astype("int32")

@@ -1,0 +1,79 @@
+"""Inputs that hold what an output had after the last run: caches of keys, states of recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import relax
+
+from tvm_stretch.network.codec import from_text, to_text
+
+STATES = "states"
+"""The attribute of ``main``: text of the number of the caller's results, and for each of the last
+parameters a `Kept`."""
+
+CARRIED = "carried"
+"""The attribute of ``main``: first values of parameters that the network itself declares as states,
+by name; the result `next_name` of each is its next value."""
+
+WRITES_PLACES = "tvm_stretch.writes_places"
+"""The attribute of a kernel that copies a tensor and then writes rows at places of it."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The next value of an input of indices: where an output is greatest in its last dimension.
+
+    Examples:
+        >>> states = {"token": ts.Greedy("logits"), "past.*": "present.*"}  # of ts.compile
+        >>> states["token"]
+        Greedy(output='logits')
+    """
+
+    output: str  # name of the output, such as ``logits``
+
+
+@dataclass(frozen=True)
+class Counter:
+    """The next value of an input of integers, such as a position: by `step` more.
+
+    Examples:
+        >>> states = {"position": ts.Counter(), "past.*": "present.*"}  # of ts.compile
+        >>> states["position"]
+        Counter(...)
+    """
+
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the next value of a parameter comes from.
+
+    A cache that grows keeps the rows that a run appends: its first `grown` rows along `axis` are
+    those that the run before dropped, and no part of the caller's state.
+    """
+
+    result: int  # position of the result that it holds after a run
+    axis: int = 0
+    grown: int = 0
+
+
+def next_name(name: str) -> str:
+    """The name of the result that becomes a state which the network itself declares."""
+    return f"next_{name}"
+
+
+def write_states(results: int, states: Sequence[Kept]) -> str:
+    """The text of the attribute `STATES`."""
+    return to_text((results, tuple(states)))
+
+
+def read_states(main: relax.Function) -> tuple[int | None, list[Kept]]:
+    """How many results the caller gets (None: all that guards leave), and the states' results."""
+    text = (main.attrs or {}).get(STATES)
+    if text is None:
+        return None, []
+    results, states = from_text(tuple[int, tuple[Kept, ...]], str(text))
+    return results, list(states)

@@ -1,0 +1,323 @@
+"""The measured cost model of one processor: learned families over an analytic base, in one file.
+
+model = train(dataset.rows, device)           # a minute at most
+model.save("cpu.json"); model = load_cost_model("cpu.json", device)
+model.predict_all(features)[0]                # Prediction(nanoseconds, low, high, "measured")
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.base.files import is_finite, sealed, write_whole, writing
+from tvm_stretch.base.formats import Format
+from tvm_stretch.base.progress import say
+from tvm_stretch.base.trusted import make_folder
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.correction import Ratios
+from tvm_stretch.plan.cost.family import Array, FamilyModel, Over, Parts, fit_family, intervals_of
+from tvm_stretch.plan.cost.fingerprint import check_device
+from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
+from tvm_stretch.plan.cost.generic_features import families as all_families
+from tvm_stretch.plan.cost.launching import Launching, launching_of
+from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.processor import Speed
+
+FORMAT = Format(
+    "tvm_stretch.cost_model",
+    12,
+    "the cost model",
+    CostModelError,
+    "measure and train again",
+    is_sealed=True,
+)
+
+_LARGEST_RATIO = 1e6
+"""Largest slowdown in a file."""
+
+_FEWEST_FAR, _OF_MEMORY = 1e6, 0.8
+"""Bytes from memory of kernels that show its speed, and the share of their least time that every
+kernel takes: samples are smaller than the largest layers, so the launch counts in them."""
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """See the module docstring.
+
+    Attributes:
+        device: the measured device, as returned by `fingerprint`.
+        base: predicts families that were not measured.
+        families: by name.
+        together_ratio: how much slower kernels are while other processors run; 1 if not measured.
+        below: the model that this one corrects, of a processor or device with the same loop nests.
+        memory: the most bytes of weights that a kernel read in a nanosecond, many of them from
+            memory; infinite if no kernel did. No prediction is shorter than weights from memory
+            need.
+        launching: what runs on a GPU take beside their kernels; None on other processors.
+    """
+
+    device: Mapping[str, Any]
+    base: AnalyticModel
+    families: Mapping[str, FamilyModel]
+    together_ratio: float = 1.0
+    below: MeasuredModel | None = None
+    memory: float = math.inf
+    launching: Launching | None = None
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel, analytic for families that were not measured."""
+        found = self.base.predict_all(kernels)
+        for family, positions in self._by_family(kernels):
+            own = [kernels[i] for i in positions]
+            latency, outside = self._latencies(family, own), family.outside(own)
+            widths = family.half_widths(latency, outside)
+            for i, ns, half, reasons in zip(positions, latency, widths, outside, strict=True):
+                low, high = math.floor(ns * math.exp(-half)), math.ceil(ns * math.exp(half))
+                found[i] = Prediction(max(1, round(ns)), low, high, "measured", reasons)
+        return found
+
+    def nanoseconds(self, kernels: Sequence[Features]) -> Array:
+        """Predicted latencies without intervals."""
+        found = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
+        for family, positions in self._by_family(kernels):
+            found[positions] = self._latencies(family, [kernels[i] for i in positions])
+        return found
+
+    def run_ns(self, kernels: Sequence[Features]) -> float:
+        """The predicted latency of a run of these kernels, with its start and its launches."""
+        computed = float(self.nanoseconds(kernels).sum())
+        if self.launching is not None:
+            return self.launching.run_ns(kernels, computed)
+        return computed + float(self.nanoseconds([RunFeatures.of(len(kernels))])[0])
+
+    def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
+        """Predicted latencies by phase; None for kernels of families that were not measured."""
+        found: list[Parts | None] = [None] * len(kernels)
+        for family, positions in self._by_family(kernels):
+            own = [kernels[i] for i in positions]
+            for i, parts in zip(positions, family.parts(own, self._over(family, own)), strict=True):
+                found[i] = parts
+        return found
+
+    def without_trees(self) -> MeasuredModel:
+        """The weighted phases alone: trees of one device mislead about tiles of another one."""
+        families = {n: f.without_trees() for n, f in self.families.items()}
+        return replace(self, families=families, below=self.below and self.below.without_trees())
+
+    @property
+    def phases(self) -> dict[str, list[str]]:
+        """The phases of each family of `parts`."""
+        return {name: family.phases for name, family in self.families.items()}
+
+    def distance(self, kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
+        """The median error, as logarithm, of measured kernels after `train` corrected this model.
+
+        Infinite if it knows no family of the kernels.
+        """
+        known = self.known_parts(kernels)
+        if not known:
+            return math.inf
+        target = np.asarray(measured_ns)[list(known)]
+        return float(np.median(np.abs(Ratios(self.phases).fit([*known.values()], target))))
+
+    def known_parts(self, kernels: Sequence[Features]) -> dict[int, Parts]:
+        """The parts of kernels of measured families, by their positions."""
+        return {
+            i: parts
+            for i, parts in enumerate(self.parts(kernels))
+            if parts is not None and kernels[i].is_kernel
+        }
+
+    def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
+        positions: dict[str, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            is_known = kernel.family in self.families or not kernel.stand_in
+            name = kernel.family if is_known else kernel.stand_in
+            positions.setdefault(name, []).append(index)
+        for name, own in positions.items():
+            if name in self.families:
+                yield self.families[name], own
+
+    def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
+        least = [_OF_MEMORY * kernel.far_weight_bytes / self.memory for kernel in kernels]
+        return np.maximum(family.predict(kernels, self._over(family, kernels)), least)
+
+    def _over(self, family: FamilyModel, kernels: Sequence[Features]) -> Sequence[Parts] | None:
+        if not family.is_over or self.below is None:
+            return None
+        found = [parts for parts in self.below.parts(kernels) if parts is not None]
+        if len(found) < len(kernels):
+            raise CostModelError(
+                f"expected family {family.family!r} in the model below this one, got none; "
+                "train again"
+            )
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; it appears complete or not at all."""
+        path = Path(path)
+        with writing("the cost model", CostModelError):
+            make_folder(path.parent)
+            write_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            **FORMAT.head,
+            "device": dict(self.device),
+            "analytic": self.base.to_json(),
+            "together_ratio": self.together_ratio,
+            "families": {name: family.to_json() for name, family in self.families.items()},
+            "below": None if self.below is None else self.below._to_json(),
+            "memory": None if math.isinf(self.memory) else self.memory,
+            "launching": None if self.launching is None else self.launching.to_json(),
+        }
+
+
+def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -> MeasuredModel:
+    """Read what `MeasuredModel.save` wrote.
+
+    Args:
+        device: the device on which it must have been measured; None accepts any.
+
+    Raises:
+        CostModelError: the file is missing, truncated, of another schema or from another device.
+    """
+    return _read(FORMAT.read(Path(path)), device, path)
+
+
+def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> MeasuredModel:
+    if device is not None:
+        check_device(data.get("device"), device, str(path))
+    try:
+        read = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
+        families = {name: family for name, family in read.items() if family is not None}
+        if changed := sorted(set(read) - set(families)):
+            say(
+                f"{path}: the cost families {', '.join(changed)} have changed since then; their "
+                "kernels are predicted by typical speeds until they are measured again"
+            )
+        base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
+        memory = math.inf if data["memory"] is None else data["memory"]
+        launching = data["launching"]
+        below = data["below"]
+        if below is not None:
+            below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
+        stands = any(family.is_over for family in families.values())
+        if not is_finite(ratio) or not 0 < ratio < _LARGEST_RATIO or (stands and below is None):
+            raise CostModelError(
+                f"expected a together_ratio of a few, and a model below for families over it, in "
+                f"{path}, got {ratio!r:.20} and {'one' if below else 'none'}; train again"
+            )
+        if not isinstance(memory, int | float) or not memory > 0:
+            raise CostModelError(
+                f"expected a positive speed for memory in {path}, got {memory!r:.20}; train again"
+            )
+        return MeasuredModel(
+            *(data["device"], base, families, float(ratio), below, float(memory)),
+            None if launching is None else Launching.from_json(launching),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, CostModelError):
+            raise
+        raise CostModelError(
+            f"expected families, analytic and device in {path}, got {error!r}; train again"
+        ) from error
+
+
+def train(
+    kernels: Sequence[Features],  # the measured kernels
+    measured_ns: Sequence[float],  # their latencies
+    device: Mapping[str, Any],  # on which they were measured
+    speed: Speed,  # of typical processors of this kind
+    together_ratio: float = 1.0,  # how much slower kernels are while other processors run
+    *,
+    # what each kernel was measured with; see `fit_family`
+    origins: Sequence[Hashable] | None = None,
+    # a model of a processor or device with the same loop nests; only the difference is learned
+    below: MeasuredModel | None = None,
+    intervals: bool = True,  # see `fit_family`
+) -> MeasuredModel:
+    """Learn every family with enough measured kernels."""
+    base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
+    origins = origins if origins is not None else range(len(kernels))
+    families: dict[str, FamilyModel] = {}
+    over: dict[str, Over] = {}
+    if below is not None:
+        families, over = _over(below, kernels, np.asarray(measured_ns))
+    for name in sorted({kernel.family for kernel in kernels} - {LaunchedRunFeatures.family}):
+        positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
+        own = [kernels[i] for i in positions]
+        own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
+        family = fit_family(own, own_ns, own_origins, over.get(name), intervals)
+        if family is not None:
+            families[name] = family
+    stands_on = below if any(family.is_over for family in families.values()) else None
+    known = None if below is None else below.launching
+    return MeasuredModel(
+        *(dict(device), base, families, together_ratio, stands_on, _memory(kernels, measured_ns)),
+        launching_of(kernels, measured_ns) or known,
+    )
+
+
+def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
+    """See `MeasuredModel.memory`."""
+    # All weights count: those that a cache kept are few where a kernel is bound by reading them.
+    read = [
+        kernel.weight_bytes / ns
+        for kernel, ns in zip(kernels, measured_ns, strict=True)
+        if kernel.far_weight_bytes >= _FEWEST_FAR
+    ]
+    return max(read, default=math.inf)
+
+
+def _over(
+    below: MeasuredModel, kernels: Sequence[Features], measured_ns: Array
+) -> tuple[dict[str, FamilyModel], dict[str, Over]]:
+    """All families of the model below, corrected; and its measured ones, to be learned further."""
+    known = below.known_parts(kernels)
+    if not known:
+        return {}, {}
+    ratios = Ratios(below.phases)
+    target = measured_ns[list(known)]
+    residuals = ratios.fit([*known.values()], target)
+    edges, widths = intervals_of(np.log(target), np.abs(residuals))
+    families = {
+        name: replace(
+            family.without_trees(), weights=ratios.of_family(name), edges=edges, widths=widths
+        )
+        for name, family in below.families.items()
+        if all_families()[name].is_kernel
+    }
+    if (run := below.families.get(RunFeatures.family)) is not None:
+        families[run.family] = run  # until enough runs are measured
+    over: dict[str, Over] = {}
+    for name in {kernels[i].family for i in known}:
+        own = [parts for i, parts in known.items() if kernels[i].family == name]
+        over[name] = Over(own, ratios.of_family(own[0][0]))
+    return families, over
+
+
+def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:
+    """The speed with the median kernel's clock, so that families without trees are right too."""
+    base = AnalyticModel(speed)
+    ratios = [
+        ns / base.nanoseconds(kernel)
+        for kernel, ns in zip(kernels, measured_ns, strict=True)
+        if kernel.is_kernel and kernel.flops > 1e6
+    ]
+    if not ratios:
+        return speed
+    factor = statistics.median(ratios)
+    return Speed(
+        speed.cycles_per_ns / factor, speed.bytes_per_ns, speed.start_ns, speed.handover_ns
+    )

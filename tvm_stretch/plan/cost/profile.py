@@ -1,0 +1,198 @@
+"""Profile of a device that need not be here: costs of each kind of work on its processors.
+
+    phone = load_profile("snapdragon-855")
+    phone.processor("cpu").nanoseconds(kernel.device_work())
+    phone.hand_over("cpu", "opencl", 1 << 20)
+
+`profile_file.py` reads and writes profiles, and `calibrate.py` computes the numbers of processors
+from latencies of a few networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.targets.kernels.features import Features, Work
+
+BYTES = {"int8": 1, "float16": 2, "float32": 4}
+"""Precisions with the bytes of a value."""
+
+_FLOAT_BYTES = 4
+_DOUBT = 1.25
+"""Largest error for networks with which a profile was not calibrated."""
+
+
+@dataclass(frozen=True)
+class ProcessorProfile:
+    """Costs on one processor."""
+
+    name: str  # as in plans
+    precision: Literal["int8", "float16", "float32"]  # in which it computes
+    multiply_adds_per_ns: Mapping[str, float]  # for each of `Work.families`
+    activation_bytes_per_ns: float  # of reading and writing activations, in its precision
+    weight_bytes_per_ns: float  # of reading weights, in its precision
+    kernel_us: float  # overhead of a kernel
+    group_us: float  # overhead of each small convolution of a grouped one
+    region_us: float = 0.0  # overhead of a region, where a vendor's runtime runs it as a whole
+    threads: int = 1  # cores of a CPU that its kernels use
+    mhz: tuple[float, ...] = ()  # clocks that it can have; all numbers hold at the first
+    # watts while it is busy, beyond the device's `idle_watts`; None if they are not known
+    watts: float | None = None
+    # the TVM target of its kernels; None if this version makes none
+    target: Mapping[str, Any] | None = None
+    # operators that it does not support, with reasons
+    refuses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def nanoseconds(self, work: Work) -> float:
+        """The time of a kernel."""
+        size = BYTES[self.precision]
+        compute = 0.0
+        if work.family in self.multiply_adds_per_ns:
+            compute = work.multiply_adds / self.multiply_adds_per_ns[work.family]
+        activations = size * work.values / self.activation_bytes_per_ns
+        if work.family == "grouped":  # groups are sliced, and concatenated again
+            activations *= 2
+        weights = size * work.weights / self.weight_bytes_per_ns
+        started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
+        return compute + activations + weights + started
+
+    def clocked(self, mhz: float) -> ProcessorProfile:
+        """The processor at another of its clocks: it computes, reads and writes as much slower.
+
+        Watts fall in proportion to the clock, as at the same voltage; a device that lowers the
+        voltage, too, needs less.
+        """
+        if mhz not in self.mhz:
+            known = ", ".join(f"{clock:g}" for clock in self.mhz)
+            raise CostModelError(
+                f"expected one of {known or 'no clocks'} for the MHz of {self.name}, got {mhz:g}; "
+                + ("choose one of these" if known else "add mhz to its table in the profile")
+            )
+        ratio = mhz / self.mhz[0]
+        return replace(
+            self,
+            multiply_adds_per_ns={k: v * ratio for k, v in self.multiply_adds_per_ns.items()},
+            activation_bytes_per_ns=self.activation_bytes_per_ns * ratio,
+            weight_bytes_per_ns=self.weight_bytes_per_ns * ratio,
+            kernel_us=self.kernel_us / ratio,
+            group_us=self.group_us / ratio,
+            region_us=self.region_us / ratio,
+            watts=None if self.watts is None else self.watts * ratio,
+            mhz=(mhz, *(clock for clock in self.mhz if clock != mhz)),
+        )
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a device takes while its processors are busy and idle."""
+
+    watts: tuple[float, ...]  # of each processor while it is busy, by its place
+    idle_watts: float = 0.0  # of the device, all the time
+    copied_pj_per_byte: float = 0.0  # of each byte that is handed over
+
+    def millijoules(self, ns: int, busy: Sequence[int], moved: int = 0) -> float:
+        """The energy of a run.
+
+        Args:
+            ns: its latency.
+            busy: nanoseconds of work of each processor.
+            moved: bytes that processors hand over to each other.
+        """
+        work = sum(w * t for w, t in zip(self.watts, busy, strict=True))
+        return (work + self.idle_watts * ns) / 1e6 + self.copied_pj_per_byte * moved / 1e9
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The cost of handing a tensor over."""
+
+    sender: str  # the processor that wrote it
+    receiver: str  # the processor that reads it, and is busy meanwhile
+    us: float  # time without bytes
+    bytes_per_ns: float  # in the wider precision of the two
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A device."""
+
+    device: str  # its name
+    source: str  # where the numbers come from
+    processors: Mapping[str, ProcessorProfile]  # by name; the CPU is among them
+    # from the CPU to each other processor and back; transfers that are missing go through the
+    # CPU
+    transfers: tuple[Transfer, ...] = ()
+    together: float = 1.0  # how much longer kernels take while other processors work
+    idle_watts: float = 0.0  # of the whole device while no processor is busy
+    copied_pj_per_byte: float = 0.0  # picojoules of memory for each byte that is handed over
+
+    def processor(self, name: str) -> ProcessorProfile:
+        """The processor with that name."""
+        if name not in self.processors:
+            raise CostModelError(
+                f"expected a processor of {self.device} ({', '.join(self.processors)}), got "
+                f"{name!r}; choose one of these, or add it to the profile"
+            )
+        return self.processors[name]
+
+    def clocked(self, mhz: Mapping[str, float]) -> Profile:
+        """The device while these processors have these clocks; hand-overs take as long as before.
+
+        Args:
+            mhz: of processors by name; others keep theirs.
+        """
+        clocked = {name: self.processor(name).clocked(clock) for name, clock in mhz.items()}
+        told = ",".join(f"{name}={clock:g}" for name, clock in mhz.items())
+        processors = {**self.processors, **clocked}
+        return replace(self, device=f"{self.device}@{told}", processors=processors)
+
+    def power(self, names: Sequence[str]) -> Power | None:
+        """The power of these processors; None unless all of them are known."""
+        watts = [self.processor(name).watts for name in names]
+        known = tuple(w for w in watts if w is not None)
+        if len(known) < len(watts):
+            return None
+        return Power(known, self.idle_watts, self.copied_pj_per_byte)
+
+    def hand_over(self, writer: str, reader: str, size: int, value_bytes: int = 4) -> int:
+        """Nanoseconds from the end of a kernel to the start of its reader.
+
+        Args:
+            size: bytes of the tensor in Relax.
+            value_bytes: of a value in Relax: 4 for float32, 1 in a quantised network.
+        """
+        if writer == reader:
+            return 0
+        wider = max(BYTES[self.processor(name).precision] for name in (writer, reader))
+        for transfer in self.transfers:
+            if (transfer.sender, transfer.receiver) == (writer, reader):
+                moved = size * wider / value_bytes / transfer.bytes_per_ns
+                return round(1e3 * transfer.us + moved)
+        pairs = ((writer, "cpu"), ("cpu", reader))
+        return sum(self.hand_over(*pair, size, value_bytes) for pair in pairs)
+
+
+class ProfileModel:
+    """A `CostModel` of one processor of a device that is not here."""
+
+    def __init__(self, processor: ProcessorProfile) -> None:
+        self.processor = processor
+
+    @property
+    def start_ns(self) -> float:
+        """Time of a kernel without work."""
+        return 1e3 * self.processor.kernel_us
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel."""
+        found = []
+        for kernel in kernels:
+            ns = self.processor.nanoseconds(kernel.device_work())
+            low, high = round(ns / _DOUBT), round(ns * _DOUBT)
+            found.append(Prediction(round(ns), low, high, "analytic"))
+        return found

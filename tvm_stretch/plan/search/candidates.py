@@ -1,0 +1,174 @@
+"""The candidates of a network: each processor alone, and plans for several, worked out.
+
+chains (chain.py), designed branches ──realise.py──> plans with predicted times ──> Found
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.make.branching import Branching
+from tvm_stretch.network.calls import Calls
+from tvm_stretch.plan.considered import Considered
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.plan.search.chain import CLEARLY_LESS, Chain
+from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.designed import as_designed
+from tvm_stretch.plan.search.limits import Limits
+from tvm_stretch.plan.search.options import Option, one_by_one
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.realise import Candidate, by_objective, realise
+
+_DOUBT = (1.25, 1.02)
+"""A plan is worth building if it is predicted to take at most this many times the best processor
+alone: first by costs that were not measured, then by measured ones."""
+
+
+_NOT_FIRST = "not built: another one is predicted to be faster"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found."""
+
+    # everything on one processor, the fastest first; empty if none supports it all
+    singles: tuple[Candidate, ...]
+    # plans for several processors that may be faster, the most promising first
+    rivals: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()  # for people
+    passed: tuple[Considered, ...] = ()  # plans that were dropped, and why
+    least_ns: int = 0  # a bound of the time of any plan
+
+    def bounded(self, least: int) -> Found:
+        """The same with a bound, by which each candidate can be judged."""
+        singles = tuple(replace(one, least_ns=least) for one in self.singles)
+        rivals = tuple(replace(one, least_ns=least) for one in self.rivals)
+        passed = tuple(replace(one, least_ns=least) for one in self.passed)
+        return Found(singles, rivals, self.notes, passed, least)
+
+
+def find_candidates(
+    network: Network, costs: Costs, ranking: Sequence[Chain], most: int, limits: Limits
+) -> Found:
+    """The plans that may be worth building, the most promising first."""
+    better = by_objective(limits)
+    free = filter(limits.may_do_all, range(len(costs.processors)))
+    singles = [_alone(network, costs, place) for place in free]
+    ranked = sorted(filter(None, singles), key=better)
+    if len(costs.processors) < 2:
+        return Found(tuple(ranked), ())
+    limit = _DOUBT[costs.trusted] * ranked[0].cost.ns if ranked else float("inf")
+    notes, passed = _unlike_measured(network, costs), list[Considered]()
+    most = most if costs.trusted or ranking[0].only_shares else 2
+    if limits.objective.needs_energy:  # a slow plan may take the least
+        limit, most = float("inf"), len(ranking)
+    rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
+    designed = as_designed(network, costs, limits)
+    if isinstance(designed, Candidate):
+        rivals.insert(0, designed)
+    elif designed is not None:
+        notes.append(f"branches as designed: {designed}")
+    if not ranked and not rivals:
+        plain = realise(network, costs, one_by_one(network, costs, limits), "one by one", limits)
+        if isinstance(plain, str):
+            raise UnsupportedError(
+                f"expected a plan that these processors can run, got none: {plain}; add a "
+                "processor, or change the network"
+            )
+        rivals.append(plain)
+    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)), tuple(passed))
+
+
+def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
+    """All operators on one processor, if it supports them."""
+    if any(costs.whole(group, place) is None for group in network.graph.groups):
+        return None
+    kernels = costs.kernels.alone(network.graph, place)
+    total = costs.regions[place] + costs.of(kernels, place)
+    processors = tuple(processor.name for processor in costs.processors)
+    operators = tuple(Calls(network.mod["main"]).calls)
+    energy = costs.millijoules(place, total)
+    region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor", energy)
+    busy = tuple(total if p == place else 0 for p in range(len(processors)))
+    cost = costs.cost(total, busy)
+    regions = (region,) if operators else ()
+    plan = Plan(processors, regions, costs=costs.source, predicted_mj=cost.millijoules)
+    alone, branched = f"{processors[place]} alone", Branching(network.mod, {})
+    return Candidate(plan, alone, cost, busy, branched)
+
+
+def _work_out(
+    network: Network,  # the network to plan
+    costs: Costs,  # of its kernels
+    ranking: Sequence[Chain],  # as `rank` gives it
+    limits: tuple[float, int],  # the longest predicted latency, and how many plans
+    # notes, and the plans that are passed over; both lists grow
+    said: tuple[list[str], list[Considered]],
+    allowed: Limits,  # what processors may compute at most
+) -> list[Candidate]:
+    """The plans of promising chains, the most promising first."""
+    (limit, most), (notes, passed) = limits, said
+    clearly_less = CLEARLY_LESS[costs.trusted]
+    rivals: list[Candidate] = []
+    for chain in ranking:
+        what = _describe(chain.options)
+        # The plan of shares costs more: each share reads Winograd's tiles of all channels.
+        disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].cost.ns
+        clearly = chain.ns < clearly_less * limit / _DOUBT[costs.trusted]
+        together = any(option.uses_several for option in chain.options)
+        may_turn = _in_turns(chain) and (clearly or allowed.objective.needs_energy)
+        is_bounded = limit < float("inf") or allowed.objective.needs_energy
+        if not together and not may_turn and is_bounded:
+            notes.append("no way to use several processors is predicted to be faster")
+        elif chain.ns > limit:
+            why = "not built: one processor is predicted to be faster"
+            passed.append(Considered(what, chain.ns, costs.source, verdict=why))
+        elif len(rivals) == most and not disappointing:
+            passed.append(Considered(what, chain.ns, costs.source, verdict=_NOT_FIRST))
+        else:
+            rival = realise(network, costs, chain.options, what, allowed)
+            if isinstance(rival, str):
+                why = f"impossible: {rival}"
+                passed.append(Considered(what, chain.ns, costs.source, verdict=why))
+            else:
+                rivals.append(rival)
+    if allowed.objective.needs_energy:
+        rivals.sort(key=by_objective(allowed))
+    elif len(rivals) > 1 and rivals[1].cost.ns < clearly_less * rivals[0].cost.ns:
+        rivals.reverse()
+        most = most if costs.trusted else 2
+    passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]
+    return rivals[:most]
+
+
+def _in_turns(chain: Chain) -> bool:
+    """Whether several processors work one after the other, such as a CPU at the ends of an NPU."""
+    return len({step.place for option in chain.options for step in option.steps}) > 1
+
+
+def _unlike_measured(network: Network, costs: Costs) -> list[str]:
+    groups = network.graph.groups
+    unlike = costs.unlike_measured(groups) if costs.trusted else 0
+    if not unlike:
+        return []
+    return [
+        f"{unlike} of {len(groups)} kernels are unlike all that were measured here: "
+        "ts.tune.measure(..., networks={...}) measures this network's"
+    ]
+
+
+def _describe(options: Sequence[Option]) -> str:
+    """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
+    shared = sum(len(option.shares) for option in options)
+    rows = sum(option.what.startswith("rows") for option in options)
+    channels = sum(option.what.startswith("channels") for option in options)
+    scheduled = sum(option.what.startswith("scheduled") for option in options)
+    counts = (
+        (shared, "layers in shares"),
+        (rows, "segments in rows"),
+        (channels, "segments in channels"),
+        (scheduled, "segments scheduled"),
+    )
+    return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"

@@ -1,0 +1,286 @@
+"""Costs for the search: kernels, parts of kernels, hand-overs, and slower kernels in company.
+
+The cost of a part of a kernel lies on a straight line through the whole and the half:
+
+    conv 64 -> 128 channels on cpu: 1.00 ms, 64 -> 64 channels: 0.52 ms    ->    48 of 128: 0.40 ms
+
+So a search that needs hundreds of ratios asks the cost model twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from tvm_stretch.network.operator_graph import Group
+from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.measured_model import MeasuredModel
+from tvm_stretch.plan.cost.planning import trained_costs
+from tvm_stretch.plan.cost.prediction import CostModel
+from tvm_stretch.plan.cost.profile import Power, ProfileModel
+from tvm_stretch.plan.scheduling.problem import TransferCost
+from tvm_stretch.plan.search.objective import Cost
+from tvm_stretch.plan.search.priced_kernels import Kernels
+from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.kernels.layers import Along
+from tvm_stretch.targets.processor import Processor
+
+_SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
+_MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
+"""Processors that are cores of one CPU: a meeting and a launch, and bytes through shared caches."""
+
+_GPU_ROUND = 24_000_000
+"""Different bytes that most networks touch beside a kernel's own weights: fewer than the cache of a
+large GPU keeps. `plan/cost/context.py` counts those of networks that are measured."""
+
+_COPIED_PER_NS = 8.0  # bytes that a core copies in a nanosecond, both directions together
+
+
+@dataclass
+class Costs:
+    """Nanoseconds that the search predicts."""
+
+    # those that operators may be placed on; costs name them by their place
+    processors: tuple[Processor, ...]
+    models: Mapping[str, CostModel]  # the cost model of each of them, by name
+    # nanoseconds from the end of a kernel to the start of its reader elsewhere, by places of
+    # writer and reader and bytes
+    hand_over: Callable[[int, int, int], int]
+    together: tuple[float, ...]  # how much longer kernels take while other processors work
+    source: str  # where the numbers come from, for people
+    trusted: bool  # whether they were measured where it is to run
+    # nanoseconds that each region takes beside its kernels, by place: those of engines
+    regions: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()  # the factor of all kernels of each processor
+    power: Power | None = None  # of the device; None if it is not known
+    _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
+    _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
+    _known: dict[tuple[int, Features], int] = field(default_factory=dict)
+    _unlike: set[tuple[int, Features]] = field(default_factory=set)
+    kernels: Kernels = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Costs are not corrected at first."""
+        self.factors = self.factors or (1.0,) * len(self.processors)
+        self.regions = self.regions or (0,) * len(self.processors)
+        self.kernels = Kernels(self.processors)
+
+    def millijoules(self, place: int, ns: int) -> float | None:
+        """The energy of a processor's work, without the idle device; None if it is not known."""
+        return None if self.power is None else self.power.watts[place] * ns / 1e6
+
+    def cost(self, ns: int, busy: Sequence[int], moved: int | None = None) -> Cost:
+        """The cost of a run; see `Power.millijoules`."""
+        known = self.power
+        energy = None if known is None else known.millijoules(ns, busy, moved or 0)
+        return Cost(ns, energy, moved)
+
+    def whole(self, group: Group, place: int) -> int | None:
+        """Nanoseconds of a kernel on a processor; None if it refuses one of its operators."""
+        key = (group, place)
+        if key not in self._wholes:
+            supported = self.kernels.supported(group, place)
+            self._wholes[key] = (
+                self.of(self.kernels.whole(group, place), place) if supported else None
+            )
+        return self._wholes[key]
+
+    def of(self, kernels: Sequence[Features], place: int) -> int:
+        """Kernels on a processor."""
+        return self._predict(place, kernels)
+
+    def ask_for(
+        self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
+    ) -> None:
+        """Ask the models for many kernels at once, which is much faster than one by one.
+
+        Args:
+            halves: groups of which halves are needed, too, and the axis along which they are cut.
+        """
+        for place in range(len(self.processors)):
+            wanted: dict[Features, None] = {}
+            for group in groups:
+                if not self.kernels.supported(group, place):
+                    continue
+                wanted.update(dict.fromkeys(self.kernels.whole(group, place)))
+                for along in (halves or {}).get(group, ()):
+                    half = self.kernels.half(group, place, along)
+                    wanted.update(dict.fromkeys(half[0] if half else ()))
+            self._predict(place, list(wanted))
+
+    def ask_for_kernels(self, placed: Iterable[tuple[Sequence[Features], int]]) -> None:
+        """Like `ask_for`, for kernels with their places."""
+        by_place: dict[int, dict[Features, None]] = {}
+        for kernels, place in placed:
+            by_place.setdefault(place, {}).update(dict.fromkeys(kernels))
+        for place, wanted in by_place.items():
+            self._predict(place, list(wanted))
+
+    def unlike_measured(self, groups: Sequence[Group]) -> int:
+        """The number of these kernels that are unlike all measured ones on some processor."""
+
+        def is_unlike(group: Group, place: int) -> bool:
+            if not self.kernels.supported(group, place):
+                return False
+            kernels = self.kernels.whole(group, place)
+            return any((place, kernel) in self._unlike for kernel in kernels)
+
+        places = range(len(self.processors))
+        return sum(any(is_unlike(group, place) for place in places) for group in groups)
+
+    def corrected(self, factors: Sequence[float], together: float = 1.0) -> Costs:
+        """The same costs with a factor for each processor, and one for all while others work."""
+        slower = replace(
+            self,
+            factors=tuple(a * b for a, b in zip(self.factors, factors, strict=True)),
+            together=tuple(ratio * together for ratio in self.together),
+            source=f"{self.source}, corrected by a run",
+            _wholes={},
+            _halves={},
+            _known={},
+            _unlike=set(),
+        )
+        slower.kernels = self.kernels
+        return slower
+
+    def with_pauses(self, shares: Sequence[float]) -> Costs:
+        """The same costs where each processor works for a share of the time and then pauses.
+
+        Its work takes longer accordingly, and needs the same energy.
+        """
+        if all(share == 1 for share in shares):
+            return self
+        slower = self.corrected([1 / share for share in shares])
+        if (power := self.power) is not None:
+            watts = tuple(a * b for a, b in zip(power.watts, shares, strict=True))
+            slower.power = replace(power, watts=watts)
+        slower.source = self.source
+        return slower
+
+    def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
+        """Nanoseconds of a part of a kernel, on a processor that supports it, while others work."""
+        whole = self.whole(group, place)
+        assert whole is not None
+        key = (group, place, along)
+        if key not in self._halves:
+            self._halves[key] = self._half(group, place, along, whole)
+        half, share = self._halves[key]
+        line = whole - (whole - half) * (1 - fraction) / (1 - share)
+        return round(self.together[place] * max(half * fraction, line))
+
+    def copy(self, place: int, size: int) -> int:
+        """Reading and writing ``size`` bytes, as slices, concatenations and sums do."""
+        return self.start(place) + round(2 * size / _COPIED_PER_NS)
+
+    def meeting(self, places: Iterable[int], size: int) -> int:
+        """Nanoseconds until all of these processors have the tensor that they wrote together.
+
+        Each receives a part from each of the others, one after the other, as in schedules.
+        """
+        known = list(places)
+        part = size // len(known)
+
+        def begins(q: int) -> int:
+            return self.regions[q] + sum(self.hand_over(p, q, part) for p in known if p != q)
+
+        return max(map(begins, known))
+
+    def enter(self, writer: int, reader: int, size: int) -> int:
+        """A hand-over, and the start of the region that waits for it.
+
+        Searches that have not formed regions yet count with it: whatever waits begins a region.
+        """
+        region = 0 if writer == reader else self.regions[reader]
+        return self.hand_over(writer, reader, size) + region
+
+    def start(self, place: int) -> int:
+        """A kernel without work."""
+        model = self.models[self.processors[place].name]
+        if isinstance(model, ProfileModel):
+            return round(model.start_ns)
+        base = model if isinstance(model, AnalyticModel) else getattr(model, "base", None)
+        return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
+
+    def transfers(self, *, formed: bool = False) -> list[list[TransferCost]]:
+        """Hand-overs in the form that schedulers take.
+
+        Args:
+            formed: whether regions are known, so that their starts are counted with their kernels.
+        """
+        places, cost = range(len(self.processors)), self.hand_over if formed else self.enter
+        return [
+            [TransferCost(tuple((s, cost(p, q, s)) for s in _SIZES)) for q in places]
+            for p in places
+        ]
+
+    def _predict(self, place: int, features: Sequence[Features]) -> int:
+        missing = [f for f in features if (place, f) not in self._known]
+        if missing:
+            model = self.models[self.processors[place].name]
+            launching = model.launching if isinstance(model, MeasuredModel) else None
+            answers = model.predict_all([self._in_a_round(place, kernel) for kernel in missing])
+            for feature, answer in zip(missing, answers, strict=True):
+                ns: float = answer.nanoseconds
+                if launching is not None:
+                    ns = launching.added_ns(feature, ns)
+                self._known[place, feature] = round(self.factors[place] * ns)
+                if answer.out_of_range:
+                    self._unlike.add((place, feature))
+        return sum(self._known[place, feature] for feature in features)
+
+    def _in_a_round(self, place: int, kernel: Features) -> Features:
+        """The kernel in a network of usual size."""
+        if self.processors[place].machine.gpu is None:
+            return kernel
+        return replace(kernel, round_bytes=_GPU_ROUND + kernel.weight_bytes)
+
+    def _half(self, group: Group, place: int, along: Along, whole: int) -> tuple[int, float]:
+        """Nanoseconds of the half, and its share of the group."""
+        half = self.kernels.half(group, place, along)
+        if half is None:
+            return (whole + self.start(place)) // 2, 0.5
+        kernels, fraction = half
+        return min(whole, self._predict(place, kernels)), fraction
+
+
+def not_asked_for(host: Processor) -> Processor:
+    """The CPU if it is not among the targets: it only holds inputs and outputs."""
+    return replace(host, rules=(), refuse=lambda _: "it is not among the targets")
+
+
+def planning_costs(processors: Sequence[Processor]) -> Costs:
+    """Costs by `ts.tune.measure` on their machine, or typical speeds of such processors.
+
+    Raises:
+        CostModelError: a file of `ts.tune.measure` is damaged or of another version.
+    """
+    typical = {processor.name: AnalyticModel(processor.speed) for processor in processors}
+    speeds = [processor.speed for processor in processors]
+    share_caches = [processor.on_host_cores for processor in processors]
+    trained = trained_costs(processors)
+
+    @cache
+    def hand_over(writer: int, reader: int, size: int) -> int:
+        if writer == reader:
+            return 0
+        measured = None if trained is None else trained.hand_over(writer, reader, size)
+        if measured is not None:
+            return measured
+        if share_caches[writer] and share_caches[reader]:
+            return round(_MEETING_NS + size / _CACHED_PER_NS)
+        slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
+        return round(max(speeds[writer].handover_ns, speeds[reader].handover_ns) + size / slower)
+
+    return Costs(
+        processors=tuple(processors),
+        models=typical if trained is None else dict(trained.models),
+        hand_over=hand_over,
+        together=(1.0,) * len(processors) if trained is None else trained.together,
+        source=_UNMEASURED if trained is None else trained.source,
+        trusted=trained is not None,
+        regions=tuple(round(speed.region_ns) for speed in speeds),
+    )
+
+
+_UNMEASURED = "typical of such processors, nothing was measured there (ts.tune.measure)"

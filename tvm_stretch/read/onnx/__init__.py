@@ -1,0 +1,1 @@
+"""ONNX: a model becomes Relax, one converter per operator."""

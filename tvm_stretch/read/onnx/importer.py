@@ -1,0 +1,247 @@
+"""Translate a simplified ONNX graph with static shapes to one Relax function.
+
+    y = Relu(x)   ->   lv: R.Tensor((1, 8, 4, 4)) = R.nn.relu(x)
+
+Converters live in ``onnx_ops``, one function per ONNX operator. Whatever depends on constants and
+static shapes only is computed right here. An operator without a converter is replaced by the
+function body that ONNX defines for it; one without either is refused by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import tvm
+from tvm import relax
+
+from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.network.properties.integer_summary import with_floats
+from tvm_stretch.network.source_names import from_source, same_source
+from tvm_stretch.passes.name_operators import name_inner
+from tvm_stretch.read.network_limits import MOST_OPERATORS, Constants
+from tvm_stretch.read.onnx import operators as onnx_ops  # noqa: F401  registers the converters
+from tvm_stretch.read.onnx.check import Results, check_node, check_result, dtype_name
+from tvm_stretch.read.onnx.control_flow import OPERATORS, Scope, translate_control_flow
+from tvm_stretch.read.onnx.floats import Floats
+from tvm_stretch.read.onnx.functions import function_body
+from tvm_stretch.read.onnx.node import (
+    CONVERTERS,
+    Node,
+    Value,
+    as_expr,
+    check_dtype,
+    dtype_of,
+    numpy_dtype,
+    static_shape,
+)
+from tvm_stretch.read.onnx.qoperators import qdq_body
+from tvm_stretch.read.onnx.reader import OnnxNetwork, array_of
+from tvm_stretch.read.onnx.values import COUNTING, evaluate
+
+_log = logging.getLogger(__name__)
+
+
+def import_onnx(network: OnnxNetwork) -> tvm.IRModule:
+    """Translate ``network``; see the module docstring.
+
+    Raises:
+        UnsupportedError: An operator, or the way it is used, is not supported.
+        ModelError: The graph refers to a tensor that nothing produces.
+    """
+    return _Importer(network).run()
+
+
+@dataclass
+class _Importer:
+    """State of one translation."""
+
+    network: OnnxNetwork
+    bb: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    translated: int = 0
+    inlined: int = 0
+    constants: Constants = field(init=False)
+    floats: Floats = field(default_factory=Floats)
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(sum(w.size for w in self.network.weights.values()))
+
+    def run(self) -> tvm.IRModule:
+        params = [_parameter(value) for value in self.network.inputs]
+        scope: Scope = dict(self.network.weights)
+        # A tensor without elements is as good as a constant, and TVM cannot compute with it.
+        scope.update({p.name: self.bind(p) for p in params})
+        with self.bb.function("main", params):
+            try:
+                result = self.body(scope)
+            except Exception:
+                self.bb._end_block()
+                raise
+            self.bb.emit_func_output(result)
+        return with_floats(name_inner(self.bb.get()), self.floats.by_reason)
+
+    def body(self, scope: Scope) -> relax.Expr:
+        """The whole network as one dataflow block."""
+        with self.bb.dataflow():
+            values = self.graph(self.network.model.graph, scope, self.network.outputs)
+            self.check_declared(scope)
+            outputs = [as_expr(value) for value in values]
+            result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
+            return self.bb.emit_output(result, name_hint=same_source(result))
+
+    def check_declared(self, scope: Scope) -> None:
+        """Refuse tensors of another type than the model declares."""
+        for name, kind in self.network.declared.items():
+            value = scope.get(name)
+            if value is not None and dtype_of(kind) != dtype_name(value):
+                raise ModelError(
+                    f"expected the declared type {dtype_of(kind)} for the tensor {name!r}, got "
+                    f"{dtype_name(value)}; export the model again"
+                )
+
+    def graph(self, graph: onnx.GraphProto, scope: Scope, outputs: Iterable[str]) -> list[Value]:
+        """Translate a graph or branch whose outer values are in ``scope``."""
+        for tensor in graph.initializer:
+            scope[tensor.name] = array_of(tensor.name, tensor)
+        if graph.sparse_initializer:
+            raise UnsupportedError(
+                "expected dense initialisers for the ONNX model, got sparse ones; make them dense"
+            )
+        for proto in graph.node:
+            self.translate(proto, scope, self.network.opset)
+        return [_lookup(scope, name) for name in outputs]
+
+    def translate(self, proto: onnx.NodeProto, scope: Scope, opset: int) -> None:
+        """Translate one node: compute it, convert it, or translate its function body."""
+        node = Node(
+            proto.op_type,
+            proto.name,
+            opset,
+            [_lookup(scope, name) if name else None for name in proto.input],
+            {a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute},
+            list(proto.output),
+            self.bb,
+        )
+        self.translated += 1
+        if self.translated > MOST_OPERATORS:
+            most = f"at most {MOST_OPERATORS} operators up to this one, loops unrolled,"
+            raise node.refuse(most, "more")
+        own = proto.domain in ("", "ai.onnx")
+        expected = self.expected(proto, node)
+        results: Sequence[Value | None] | None
+        if own and node.op in OPERATORS:
+            results = self.control_flow(node, scope)
+        else:
+            results = evaluate(proto, node, expected)
+            for array in results or ():
+                self.constants.add(node.label, array.shape)
+        name = node.op if own else f"{proto.domain}.{node.op}"
+        if results is None and name in CONVERTERS:
+            results = self.convert(node, name)
+        if results is None:
+            results = self.inline(proto, node)
+        self.floats.see(node, results)
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                if name in expected and value is not None:
+                    check_result(node, value, expected[name])
+                scope[name] = value
+
+    def expected(self, proto: onnx.NodeProto, node: Node) -> Results:
+        """What ONNX knows of the results of ``node``; it breaks rules in function bodies itself."""
+        try:
+            return check_node(proto, node)
+        except ModelError:
+            if not self.inlined:
+                raise
+            return {}
+
+    def control_flow(self, node: Node, scope: Scope) -> list[Value]:
+        """Translate the graphs that ``node`` holds, whose inputs and outputs may be any number."""
+        try:
+            return translate_control_flow(node, scope, self.graph)
+        except StretchError:
+            raise
+        except Exception as error:
+            raise node.refuse("graphs that fit its inputs and outputs", last_line(error)) from error
+
+    def convert(self, node: Node, name: str) -> tuple[Value, ...] | None:
+        """Translate ``node`` with the converter of this name; None if its function says it."""
+        try:
+            result = CONVERTERS[name](node)
+            results = result if isinstance(result, tuple) else (result,)
+            if not results:
+                return None
+            results = tuple(
+                v if isinstance(v, np.ndarray) else self.bind(v, node.name) for v in results
+            )
+        except StretchError:
+            raise
+        except Exception as error:  # TVM raises many kinds; all mean that it cannot take this node
+            raise node.refuse("something TVM can express", last_line(error)) from error
+        if any(node.outputs[len(results) :]):
+            raise node.refuse(f"{len(results)} outputs", f"{len(node.outputs)}")
+        return results
+
+    def inline(self, proto: onnx.NodeProto, node: Node) -> list[Value | None]:
+        """Translate the function body that ONNX defines for an operator without converter."""
+        holds_graph = any(attribute.HasField("g") for attribute in proto.attribute)
+        body = None if holds_graph else qdq_body(proto, node) or function_body(proto, node)
+        if body is None:
+            domain = proto.domain or "ai.onnx"
+            raise UnsupportedError(
+                f"expected a supported ONNX operator for node {node.name!r}, got "
+                f"{domain}.{node.op}; {_way_out(domain, node.op)}"
+            )
+        scope: Scope = dict.fromkeys(body.input)
+        scope.update(zip(body.input, node.inputs, strict=False))
+        own = [o.version for o in body.opset_import if o.domain in ("", "ai.onnx")]
+        opset = max(own, default=onnx.defs.onnx_opset_version())
+        self.inlined += 1
+        for inner in body.node:
+            inner.name = inner.name or node.name
+            self.translate(inner, scope, opset)
+        self.inlined -= 1
+        wanted = zip(body.output, node.outputs, strict=False)
+        return [_lookup(scope, name) if output else None for name, output in wanted]
+
+    def bind(self, expr: relax.Expr, source: str = "") -> Value:
+        """Bind ``expr`` to a variable; a tensor without elements is a constant."""
+        bound = expr
+        if not isinstance(expr, relax.Var | tvm.ir.GenericConst):
+            bound = self.bb.emit(expr, name_hint=from_source(source))
+        dtype = check_dtype(str(bound.ty.dtype), "a tensor")
+        shape = static_shape(bound)
+        return np.zeros(shape, numpy_dtype(dtype)) if 0 in shape else bound
+
+
+def _way_out(domain: str, op: str) -> str:
+    """What to do about an operator of ``domain``."""
+    if domain.startswith("com.microsoft"):
+        return "optimise up to ORT_ENABLE_EXTENDED, or not; quantise with QuantFormat.QDQ"
+    if op in COUNTING:
+        return (
+            "its result is as large as the data say, so end the network before it: "
+            "onnx.utils.extract_model writes a file with other outputs"
+        )
+    return "replace it by supported ones"
+
+
+def _lookup(scope: Scope, name: str) -> Value:
+    if name not in scope:
+        raise ModelError(
+            f"expected a producer for the tensor {name!r}, got none; export the model again"
+        )
+    return scope[name]
+
+
+def _parameter(value: onnx.ValueInfoProto) -> relax.Var:
+    """The function parameter for a graph input."""
+    tensor = value.type.tensor_type
+    dtype = dtype_of(tensor.elem_type) if tensor.elem_type else "no type"
+    check_dtype(dtype, f"input {value.name!r}")
+    return relax.Var(value.name, relax.TensorType([d.dim_value for d in tensor.shape.dim], dtype))

@@ -1,0 +1,171 @@
+"""Operators of com.microsoft that ONNX Runtime's optimiser writes into a file.
+
+FusedConv(x, w, b, z), Relu            ->  relu(conv(x, w) + b + z)
+FusedGemm(a, b, c), Relu               ->  relu(a @ b + c)
+FusedMatMul(a, b), transB, alpha       ->  alpha * a @ transpose(b)
+BiasGelu(x, b), FastGelu(x, b)         ->  gelu(x + b)
+SkipLayerNormalization(x, y, g, b, c)  ->  layer_norm(x + y + c) * g + b
+
+`SimplifiedLayerNormalization`, which it writes without a domain, is here too;
+attention is in `microsoft_attention.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.read.onnx.node import CONVERTERS, Node, Value, converter
+from tvm_stretch.read.onnx.operators.elementwise import cast, constant
+from tvm_stretch.read.onnx.operators.layers import add_bias, convolve, not_empty
+
+
+def _with_bias(node: Node) -> relax.Expr:
+    return node.emit(relax.op.add(node[0], node[1])) if node.has(1) else node[0]
+
+
+@converter("com.microsoft.Gelu", "com.microsoft.BiasGelu")
+def _gelu(node: Node) -> relax.Expr:
+    return relax.op.nn.gelu(_with_bias(node))
+
+
+@converter("com.microsoft.FastGelu")
+def _fast_gelu(node: Node) -> relax.Expr:
+    return relax.op.nn.gelu_tanh(_with_bias(node))
+
+
+@converter("com.microsoft.QuickGelu")
+def _quick_gelu(node: Node) -> relax.Expr:
+    slope = node.scalar(node.attr("alpha", 1.702))
+    return relax.op.multiply(node[0], relax.op.sigmoid(relax.op.multiply(node[0], slope)))
+
+
+@converter("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
+def _fused_matmul(node: Node) -> relax.Expr:
+    if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
+        raise node.refuse("transposes of the last two axes", "transBatchA or transBatchB")
+    operands = []
+    for index, name in enumerate(("transA", "transB")):
+        x, rank = node[index], node.rank(index)
+        if node.attr(name, 0) and rank > 1:
+            x = node.emit(relax.op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]))
+        operands.append(x)
+    product = relax.op.matmul(*operands)
+    alpha = node.attr("alpha", 1.0)
+    return product if alpha == 1 else relax.op.multiply(node.emit(product), node.scalar(alpha))
+
+
+@converter("com.microsoft.FusedConv")
+def _fused_conv(node: Node) -> Value:
+    """ONNX Runtime adds the fourth input before its activation."""
+    result = add_bias(node, not_empty(node, convolve(node, node[0], node[1], node.shape(1))))
+    if node.has(3):
+        result = relax.op.add(node.emit(result), node[3])
+    numbers = [float(number) for number in node.attr("activation_params", [])]
+    names = _ACTIVATIONS.get(node.attr("activation", ""), ())
+    return _activated(node, result, dict(zip(names, numbers, strict=False)))
+
+
+@converter("com.microsoft.FusedGemm")
+def _fused_gemm(node: Node) -> Value:
+    names = ("alpha", "beta", "gamma")
+    given = {name: node.attr(f"activation_{name}") for name in names}
+    kept = {name: float(number) for name, number in given.items() if number is not None}
+    return _activated(node, CONVERTERS["Gemm"](node), kept)
+
+
+_ACTIVATIONS = {
+    "Relu": (), "Sigmoid": (), "Tanh": (), "Softsign": (), "Softplus": (),
+    "LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
+    "Clip": ("min", "max"),
+}  # fmt: skip
+"""Activations of fused layers, with the names of their numbers."""
+
+
+def _activated(node: Node, result: relax.Expr, attributes: dict[str, float]) -> Value:
+    kind = node.attr("activation", "")
+    if not kind:
+        return result
+    if kind not in _ACTIVATIONS:
+        raise node.refuse(f"an activation of {[*_ACTIVATIONS]}", kind)
+    x = node.emit(result)
+    return CONVERTERS[kind](Node(kind, node.name, 6, [x], attributes, node.outputs, node.bb))
+
+
+@converter("com.microsoft.DynamicQuantizeLSTM")
+def _dynamic_lstm(node: Node) -> Value | tuple[Value, ...]:
+    """In floats with these weights; ONNX Runtime rounds inputs and states to 8 bits beside."""
+    weights = []
+    for index, place in ((1, 8), (2, 10)):  # (directions, inputs, gates)
+        numbers = node.const(index, "weights").astype("float32")
+        scale, zero = (
+            node.const(place + i, what).astype("float32").reshape(len(numbers), 1, -1)
+            for i, what in enumerate(("scale", "zero point"))
+        )
+        weights.append(np.ascontiguousarray(((numbers - zero) * scale).transpose(0, 2, 1)))
+    inputs = [node.given(0), *weights, *node.inputs[3:8]]
+    return CONVERTERS["LSTM"](
+        Node("LSTM", node.name, 14, inputs, node.attrs, node.outputs, node.bb)
+    )
+
+
+def _normed(node: Node, x: relax.Expr, scale: Value, bias: Value | None) -> list[Value]:
+    """ONNX's layer normalisation along the last axis: the result, the mean and the factor."""
+    attributes = {"axis": -1, "epsilon": node.attr("epsilon", 1e-12)}
+    inputs = [x, scale] if bias is None else [x, scale, bias]
+    inner = Node("LayerNormalization", node.name, 17, inputs, attributes, node.outputs, node.bb)
+    found = CONVERTERS[inner.op](inner)
+    return [*found] if isinstance(found, tuple) else [found]
+
+
+def _root_mean_square(node: Node, x: relax.Expr, scale: relax.Expr) -> list[relax.Expr]:
+    """``x / sqrt(mean(x * x) + epsilon) * scale``, and the factor."""
+    dtype = str(x.ty.dtype)
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    x = node.emit(cast(node, x, wide))
+    square = relax.op.mean(relax.op.multiply(x, x), [-1], keepdims=True)
+    spread = relax.op.add(square, node.scalar(node.attr("epsilon", 1e-5), wide))
+    factor = node.emit(relax.op.divide(node.scalar(1, wide), relax.op.sqrt(spread)))
+    normed = cast(node, node.emit(relax.op.multiply(x, factor)), dtype)
+    return [relax.op.multiply(normed, scale), factor]
+
+
+@converter("SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+def _simplified_layer_norm(node: Node) -> tuple[Value, ...]:
+    if node.axis(-1) != node.rank() - 1:
+        raise node.refuse("the last axis", f"axis {node.axis(-1)}")
+    return tuple(_root_mean_square(node, node[0], node[1]))
+
+
+@converter("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
+def _skip_layer_norm(node: Node) -> tuple[Value, ...]:
+    """The fourth result is the sum."""
+    whole = node.op == "SkipLayerNormalization"
+    total = node.emit(relax.op.add(node[0], node[1]))
+    last = 4 if whole else 3
+    if node.has(last):
+        total = node.emit(relax.op.add(total, node[last]))
+    if whole:
+        bias = node.inputs[3] if node.has(3) else None
+        normed, mean, factor = _normed(node, total, node.given(2), bias)
+        return normed, mean, factor, total
+    normed, factor = _root_mean_square(node, total, node[2])
+    return normed, factor, factor, total  # nothing computes its unused second result
+
+
+@converter("com.microsoft.EmbedLayerNormalization")
+def _embed_layer_norm(node: Node) -> tuple[Value, ...]:
+    """Words, positions and segments; the second result counts the mask's ones."""
+    batch, steps = node.shape()
+    positions: relax.Expr = constant(np.arange(steps)[None], "int32")
+    total = node.emit(relax.op.take(node[2], node[0], 0))
+    places = node[8] if node.has(8) else positions
+    total = node.emit(relax.op.add(total, relax.op.take(node[3], places, 0)))
+    if node.has(1) and node.has(4):
+        total = node.emit(relax.op.add(total, relax.op.take(node[4], node[1], 0)))
+    normed = _normed(node, total, node.given(5), node.given(6))[0]
+    if node.has(7):
+        counts = node.emit(relax.op.sum(cast(node, node[7], "int32"), [1]))
+    else:
+        counts = constant(np.zeros(batch), "int32")
+    return normed, counts, total

@@ -1,0 +1,1 @@
+"""TFLite: a model becomes ONNX."""

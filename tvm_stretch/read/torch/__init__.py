@@ -1,0 +1,1 @@
+"""PyTorch: an exported program becomes Relax, by TVM's importer and our converters."""

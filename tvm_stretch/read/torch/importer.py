@@ -1,0 +1,168 @@
+"""TVM's importer of torch.export, with converters of our own and a check of each result.
+
+aten.pow(n, -1)  ->  the importer's converter gives another type than torch: UnsupportedError
+
+The importer translates some arguments wrongly in silence, and its errors do not say of which
+operator they are: types and shapes of results are compared with those that torch derived, and each
+error names its operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Converter = Callable[[Any, Any], Any]
+
+_RANDOM = {"bernoulli.p", "exponential.default", "randn.default", "randn_like.default"}
+"""What the importer replaces by constants."""
+_ANOTHER_WAY = "write it in other operators, or export through torch.onnx.export"
+
+
+def importer_names() -> set[str]:
+    """The operators that TVM's importer translates."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    return {*ExportedProgramImporter().convert_map} - _RANDOM
+
+
+def import_program(program: ExportedProgram, own: Mapping[str, Converter]) -> tvm.IRModule:
+    """Translate a program in the operators that TVM's importer, or a converter of ``own``, knows.
+
+    Raises:
+        UnsupportedError: It has another operator, or arguments that are not supported.
+    """
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    importer = ExportedProgramImporter()
+    known = {name: f for name, f in importer.convert_map.items() if name not in _RANDOM}
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    for node in calls:
+        if node.target.__name__ not in known and node.target.__name__ not in own:
+            raise UnsupportedError(
+                f"expected supported operators of torch, got {node.target} ({node.name!r}); "
+                + _ANOTHER_WAY
+            )
+    names = {node.target.__name__ for node in calls}
+    checked = {
+        name: _checked(own.get(name) or _without_importer(known[name]))
+        for name in names
+        if name in own or "." in name
+    }
+    return importer.from_exported_program(
+        program,
+        keep_params_as_input=False,
+        unwrap_unit_return_tuple=True,
+        no_bind_return_tuple=False,
+        custom_convert_map=checked,
+    )
+
+
+def _without_importer(convert: Callable[[Any], Any]) -> Converter:
+    return lambda node, _: convert(node)
+
+
+def _checked(convert: Converter) -> Converter:
+    """The converter, whose result must be what torch says."""
+
+    def converted(node: Any, importer: Any) -> Any:
+        try:
+            result = _of_nothing(node, importer)
+            result = _of_vectors(convert, node, importer) if result is None else result
+        except StretchError:
+            raise
+        except Exception as error:  # the importer raises many kinds
+            raise UnsupportedError(
+                f"expected supported arguments for torch's {node.target} ({node.name!r}), got: "
+                f"{last_line(error)}; {_ANOTHER_WAY}"
+            ) from error
+        for got, want in _pairs(node, result):
+            _compare(node, got, want)
+        return result
+
+    return converted
+
+
+def _of_nothing(node: Any, importer: Any) -> relax.Expr | None:
+    """Results without elements, which no operator has to compute."""
+    want = node.meta.get("val")
+    wants = want if isinstance(want, list | tuple) else (want,)
+    if not wants or not all(_is_empty(one) for one in wants):
+        return None
+    emit = importer.block_builder.emit
+    made = [emit(relax.op.zeros([*one.shape], str(one.dtype)[len("torch.") :])) for one in wants]
+    return made[0] if wants[0] is want else emit(relax.Tuple(made))
+
+
+def _is_empty(want: Any) -> bool:
+    sizes = getattr(want, "shape", ())
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if hasattr(argument, "meta") else None
+
+
+def _of_vectors(convert: Converter, node: Any, importer: Any) -> Any:
+    """What a converter makes; numbers are vectors of one for operators that have an axis.
+
+    x.softmax(0), of a number   ->   x.reshape(1).softmax(0).reshape()
+    """
+    numbers = [x for x in node.args if getattr(_value(x), "shape", None) == ()]
+    schema = getattr(node.target, "_schema", None)
+    if (
+        not numbers
+        or not schema
+        or not any(arg.name in ("dim", "dimension") for arg in schema.arguments)
+    ):
+        return convert(node, importer)
+    emit, kept = importer.block_builder.emit, {number: importer.env[number] for number in numbers}
+    importer.env |= {x: emit(relax.op.reshape(value, [1])) for x, value in kept.items()}
+    found, want = convert(node, importer), node.meta["val"]
+    importer.env |= kept
+    if not isinstance(want, list | tuple):
+        return emit(relax.op.reshape(found, [*want.shape]))
+    parts = [relax.TupleGetItem(found, place) for place in range(len(want))]
+    shaped = [relax.op.reshape(emit(x), [*w.shape]) for x, w in zip(parts, want, strict=True)]
+    return emit(relax.Tuple([emit(x) for x in shaped]))
+
+
+def _pairs(node: Any, result: Any) -> list[tuple[Any, Any]]:
+    """The types of the results that are used, with torch's own tensors."""
+    want = node.meta.get("val")
+    kind = getattr(result, "ty", None)
+    if not isinstance(want, list | tuple):
+        return [(kind, want)]
+    used = {user.args[1] for user in node.users if len(user.args) > 1}
+    if isinstance(kind, relax.TupleType):
+        return [(kind.fields[i], w) for i, w in enumerate(want) if i in used]
+    return [(kind, w) for i, w in enumerate(want) if i in used]
+
+
+def _compare(node: Any, got: Any, want: Any) -> None:
+    """Refuse a result of another type or shape; sizes that are symbols are not compared."""
+    if not isinstance(got, relax.TensorType) or not hasattr(want, "dtype"):
+        return
+    dtype = str(want.dtype).removeprefix("torch.")
+    sizes = list(got.shape.values) if isinstance(got.shape, relax.ShapeExpr) else None
+    same = sizes is None or (
+        len(sizes) == len(want.shape)
+        and all(
+            int(size) == other
+            for size, other in zip(sizes, want.shape, strict=True)
+            if isinstance(size, tvm.tirx.IntImm) and isinstance(other, int)
+        )
+    )
+    if not same or str(got.dtype) != dtype:
+        raise UnsupportedError(
+            f"expected {dtype}{[*want.shape]} for the result of torch's {node.target} "
+            f"({node.name!r}), got {got.dtype}{sizes} from TVM's importer; {_ANOTHER_WAY}"
+        )

@@ -1,0 +1,259 @@
+"""Arithmetic and comparisons in the types that torch computes them in.
+
+x + 1.5, of whole numbers        both become float32, as the result is
+x.add(y, alpha=2)                TVM's importer drops the factor
+n == 0.5, n > m                  both become the type that holds both
+x ** n, 2 ** n, x.exp()          of whole numbers
+log1p(x), expm1(x)               exact for small x, too
+elu(x, 2, 1, 0.5)                with its scales: selu and celu
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.read.torch.divisions import DIVISIONS, root
+from tvm_stretch.read.torch.nodes import argument, as_onnx, dtype_of, of_type
+
+Function = Callable[..., relax.Expr]
+Converter = Callable[[Any, Any], relax.Expr]
+
+_OF_BOOLS = {
+    relax.op.add: relax.op.logical_or,
+    relax.op.multiply: relax.op.logical_and,
+    relax.op.bitwise_and: relax.op.logical_and,
+    relax.op.bitwise_or: relax.op.logical_or,
+    relax.op.bitwise_xor: relax.op.logical_xor,
+}
+
+
+def _arithmetic(function: Function, *, turned: bool = False) -> Converter:
+    """Both operands, the second one times ``alpha``, in the result's type."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit, dtype = importer.block_builder.emit, dtype_of(node)
+        x, y = (of_type(importer, value, dtype) for value in importer.retrieve_args(node)[:2])
+        alpha = argument(node, importer, 2, "alpha", 1)
+        if alpha != 1:
+            scaled = x if turned else y
+            scaled = emit(relax.op.multiply(scaled, relax.const(alpha, dtype)))
+            x, y = (scaled, y) if turned else (x, scaled)
+        applied = _OF_BOOLS.get(function, function) if dtype == "bool" else function
+        return emit(applied(y, x) if turned else applied(x, y))
+
+    return convert
+
+
+def _compared(function: Function) -> Converter:
+    """Both operands in the type that holds both."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        import torch
+
+        emit = importer.block_builder.emit
+        kinds = [getattr(arg, "meta", {}).get("val", arg) for arg in node.args[:2]]
+        dtype = str(torch.result_type(*kinds)).removeprefix("torch.")
+        dtype = "int8" if dtype == "bool" else dtype  # TVM does not compare booleans
+        x, y = (of_type(importer, value, dtype) for value in importer.retrieve_args(node)[:2])
+        return emit(function(x, y))
+
+    return convert
+
+
+def _unary(function: Function) -> Converter:
+    """The result of whole numbers has fractions."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
+        return importer.block_builder.emit(function(x))
+
+    return convert
+
+
+def _log1p(x: relax.Expr) -> relax.Expr:
+    """``log(u) * x / (u - 1)`` with ``u = 1 + x``, whose two roundings are the same."""
+    one = relax.const(1, x.ty.dtype)
+    u = relax.op.add(x, one)
+    rounded = relax.op.subtract(u, one)
+    exact = relax.op.multiply(relax.op.log(u), relax.op.divide(x, rounded))
+    exact = relax.op.where(relax.op.equal(rounded, x), relax.op.log(u), exact)
+    return relax.op.where(relax.op.equal(u, one), x, exact)
+
+
+def _expm1(x: relax.Expr) -> relax.Expr:
+    """``2 * t / (1 - t)`` with ``t = tanh(x / 2)``, which is exact for small numbers."""
+    one, two = (relax.const(number, x.ty.dtype) for number in (1, 2))
+    t = relax.op.tanh(relax.op.divide(x, two))
+    exact = relax.op.divide(relax.op.multiply(two, t), relax.op.subtract(one, t))
+    near = relax.op.less(relax.op.abs(x), one)
+    return relax.op.where(near, exact, relax.op.subtract(relax.op.exp(x), one))
+
+
+def _of_numbers(function: Callable[[relax.Expr, Any], relax.Expr]) -> Function:
+    return lambda x: function(x, lambda number: relax.const(number, x.ty.dtype))
+
+
+_exp2 = _of_numbers(lambda x, const: relax.op.exp(relax.op.multiply(x, const(math.log(2)))))
+_erfc = _of_numbers(lambda x, const: relax.op.subtract(const(1), relax.op.erf(x)))
+_log2 = _of_numbers(lambda x, const: relax.op.multiply(relax.op.log(x), const(1 / math.log(2))))
+_log10 = _of_numbers(lambda x, const: relax.op.multiply(relax.op.log(x), const(1 / math.log(10))))
+_reciprocal = _of_numbers(lambda x, const: relax.op.divide(const(1), x))
+
+
+def _power(node: Any, importer: Any) -> relax.Expr:
+    dtype = dtype_of(node)
+    base, exponent = importer.retrieve_args(node)[:2]
+    if "float" in dtype:
+        x, y = of_type(importer, base, dtype), of_type(importer, exponent, dtype)
+        if (found := root(importer, x, exponent)) is not None:
+            return found
+        return importer.block_builder.emit(relax.op.power(x, y))
+    x = of_type(importer, base, dtype)
+    if isinstance(exponent, int):
+        y = np.asarray(exponent, dtype)
+    else:
+        y = of_type(importer, exponent, dtype)
+    return as_onnx(node, importer, "Pow", [x, y])
+
+
+def _elu(node: Any, importer: Any) -> relax.Expr:
+    """``scale * (x if x > 0 else alpha * (exp(x * input_scale) - 1))``."""
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    names = ("alpha", "scale", "input_scale")
+    alpha, scale, inner = (argument(node, importer, 1 + i, n, 1.0) for i, n in enumerate(names))
+    dtype = x.ty.dtype
+    below = relax.op.minimum(x, relax.const(0, dtype))
+    if inner != 1:
+        below = relax.op.multiply(below, relax.const(inner, dtype))
+    grown = relax.op.subtract(relax.op.exp(below), relax.const(1, dtype))
+    if alpha != 1:
+        grown = relax.op.multiply(relax.const(alpha, dtype), grown)
+    result = relax.op.add(relax.op.nn.relu(x), grown)
+    return emit(result if scale == 1 else relax.op.multiply(relax.const(scale, dtype), result))
+
+
+def _clamp(node: Any, importer: Any) -> relax.Expr:
+    """Bounds are numbers, tensors or missing; the upper one wins."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    x = of_type(importer, importer.env[node.args[0]], dtype)
+    low, high = _bounds(node, importer)
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        return emit(relax.op.multiply(x, relax.const(math.nan, dtype)))
+    if "float" in dtype and not any(isinstance(b, relax.Expr) for b in (low, high)):
+        low = -math.inf if low is None else float(low)
+        high = math.inf if high is None else float(high)
+        bounds = (relax.prim_value(bound) for bound in (min(low, high), high))
+        return emit(relax.op.clip(x, *bounds))
+    for op, bound in (("Max", low), ("Min", high)):
+        if bound is not None:
+            x = as_onnx(node, importer, op, [x, of_type(importer, bound, dtype)])
+    return x
+
+
+def _bounds(node: Any, importer: Any) -> tuple[Any, Any]:
+    """The least and the largest number that stay."""
+    name = node.target.__name__.partition(".")[0]
+    if name == "clamp_min":
+        return argument(node, importer, 1, "min", None), None
+    if name == "clamp_max":
+        return None, argument(node, importer, 1, "max", None)
+    return argument(node, importer, 1, "min", None), argument(node, importer, 2, "max", None)
+
+
+def _where(node: Any, importer: Any) -> relax.Expr:
+    condition, *values = importer.retrieve_args(node)
+    x, y = (of_type(importer, value, dtype_of(node)) for value in values)
+    return importer.block_builder.emit(relax.op.where(condition, x, y))
+
+
+def _shift(operator: Function) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, y = (of_type(importer, v, dtype_of(node)) for v in importer.retrieve_args(node)[:2])
+        return importer.block_builder.emit(operator(x, y))
+
+    return convert
+
+
+def _keeping_nan(function: Function) -> Function:
+    """``T.max`` of NaN and a number is its second operand."""
+
+    def keeping(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        found = function(x, y)
+        return relax.op.where(relax.op.isnan(x), x, found) if "float" in str(x.ty.dtype) else found
+
+    return keeping
+
+
+_maximum, _minimum = map(_keeping_nan, (relax.op.maximum, relax.op.minimum))
+_OF_BOOLS |= {_maximum: relax.op.logical_or, _minimum: relax.op.logical_and}
+
+
+def _each(names: str, converter: Converter) -> dict[str, Converter]:
+    return dict.fromkeys(names.split(), converter)
+
+
+NUMBERS: dict[str, Converter] = {
+    **_each("add.Tensor add.Scalar add_.Tensor", _arithmetic(relax.op.add)),
+    **_each("sub.Tensor sub.Scalar", _arithmetic(relax.op.subtract)),
+    **_each("rsub.Tensor rsub.Scalar", _arithmetic(relax.op.subtract, turned=True)),
+    **_each("mul.Tensor mul.Scalar mul_.Tensor", _arithmetic(relax.op.multiply)),
+    **_each("maximum.default max.other", _arithmetic(_maximum)),
+    **_each("minimum.default min.other", _arithmetic(_minimum)),
+    **_each("atan2.default", _arithmetic(relax.op.atan2)),
+    **_each("logaddexp.default", _arithmetic(relax.op.log_add_exp)),
+    **DIVISIONS,
+    **{
+        f"{name}.{kind}": _arithmetic(function)
+        for name, function in (
+            *((f"bitwise_{n}", getattr(relax.op, f"bitwise_{n}")) for n in ("and", "or", "xor")),
+            *((f"__{n}__", getattr(relax.op, f"bitwise_{n}")) for n in ("and", "or", "xor")),
+        )
+        for kind in ("Tensor", "Scalar")
+    },
+    **{
+        f"{name}.{kind}": _compared(function)
+        for name, function in {
+            "eq": relax.op.equal,
+            "ne": relax.op.not_equal,
+            "lt": relax.op.less,
+            "le": relax.op.less_equal,
+            "gt": relax.op.greater,
+            "ge": relax.op.greater_equal,
+        }.items()
+        for kind in ("Tensor", "Scalar")
+    },
+    **{
+        f"{name}.default": _unary(getattr(relax.op, name))
+        for name in (
+            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp"),
+            *("log", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
+        )
+    },
+    **{
+        f"{name}.default": _unary(function)
+        for name, function in {
+            "log1p": _log1p,
+            "expm1": _expm1,
+            "exp2": _exp2,
+            "erfc": _erfc,
+            "log2": _log2,
+            "log10": _log10,
+            "reciprocal": _reciprocal,
+        }.items()
+    },
+    **_each("pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", _power),
+    **_each("elu.default", _elu),
+    **_each("clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor", _clamp),
+    **_each("clamp_max.default clamp_max.Tensor", _clamp),
+    **_each("where.self", _where),
+    **_each("__lshift__.Scalar __lshift__.Tensor", _shift(relax.op.left_shift)),
+    **_each("__rshift__.Scalar __rshift__.Tensor", _shift(relax.op.right_shift)),
+    **_each("bitwise_left_shift.Tensor", _shift(relax.op.left_shift)),
+    **_each("bitwise_right_shift.Tensor", _shift(relax.op.right_shift)),
+}
+"""By torch's name."""

@@ -1,0 +1,288 @@
+"""Elements that are read or written by index, and tensors that are joined.
+
+x[:, i, j]                       one element for each pair, not rows i and columns j
+x.index_put((i,), y)             ONNX's ScatterND; a mask chooses between x and y
+x.scatter_add(1, places, y)      ONNX's ScatterElements with a sum
+select_scatter(x, y, 1, 3)       y where the index along axis 1 is 3
+x.as_strided((3, 2), (2, 5))     elements taken by constant indices
+cat([x, n])                      all in the result's type
+bucketize(x, bounds)             how many bounds are below
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.read.onnx.node import numpy_dtype
+from tvm_stretch.read.torch.nodes import argument, as_onnx, dtype_of, of_type
+
+_REDUCTIONS = {"sum": b"add", "prod": b"mul", "amax": b"max", "amin": b"min"}
+"""ONNX's names for the reductions of `scatter_reduce`."""
+_REDUCED = {None: b"none", "add": b"add", "multiply": b"mul"}
+"""ONNX's names for those of `scatter`."""
+
+
+@dataclass
+class _Indexed:
+    """Some axes of a tensor, indexed by tensors that are broadcast to one shape.
+
+    Axes that are indexed side by side stay where they were; others leave theirs in front.
+    """
+
+    importer: Any
+    x: relax.Expr
+    indices: list[relax.Expr | None]
+
+    def __post_init__(self) -> None:
+        emit = self.emit = self.importer.block_builder.emit
+        rank = len(self.x.ty.shape.values)
+        self.axes = [axis for axis, index in enumerate(self.indices) if index is not None]
+        self.rest = [axis for axis in range(rank) if axis not in self.axes]
+        given = [emit(relax.op.astype(self.indices[axis], "int64")) for axis in self.axes]
+        shape = self.shape = _broadcast([*map(shape_of, given)])
+        parts = [emit(relax.op.expand_dims(_widened(i, shape), len(shape))) for i in given]
+        self.places = emit(relax.op.concat(parts, len(shape))) if len(parts) > 1 else parts[0]
+        self.front = self.turned(self.x, self.axes + self.rest)
+
+    def turned(self, x: relax.Expr, order: list[int]) -> relax.Expr:
+        """A tensor with its axes in another order."""
+        return self.emit(relax.op.permute_dims(x, order))
+
+    @property
+    def order(self) -> list[int]:
+        """The axes of the taken elements, in the order of torch's result."""
+        new, axes = list(range(len(self.shape))), self.axes
+        others = list(range(len(new), len(new) + len(self.rest)))
+        if axes != list(range(axes[0], axes[0] + len(axes))):
+            return new + others
+        return others[: axes[0]] + new + others[axes[0] :]
+
+    def taken(self) -> relax.Expr:
+        """One element for each tuple of indices."""
+        return self.turned(self.emit(relax.op.gather_nd(self.front, self.places)), self.order)
+
+    def written(self, node: Any, values: relax.Expr, reduction: bytes) -> relax.Expr:
+        """The tensor with ``values`` at the tuples of indices."""
+        sizes = shape_of(self.x)
+        whole = [*self.shape, *(sizes[axis] for axis in self.rest)]
+        order = self.order
+        shape = relax.ShapeExpr([whole[axis] for axis in order])
+        values = self.emit(relax.op.broadcast_to(values, shape))
+        values = self.turned(values, [order.index(axis) for axis in range(len(order))])
+        inputs = [self.front, self.places, values]
+        found = as_onnx(node, self.importer, "ScatterND", inputs, {"reduction": reduction})
+        moved = self.axes + self.rest
+        return self.turned(found, [moved.index(axis) for axis in range(len(moved))])
+
+
+def _broadcast(shapes: list[list[int]]) -> list[int]:
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(shape)) + shape for shape in shapes]
+    return [max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True)]
+
+
+def _widened(index: relax.Expr, shape: list[int]) -> relax.Expr:
+    return relax.op.broadcast_to(index, relax.ShapeExpr(shape))
+
+
+def _has_mask(indices: Sequence[relax.Expr | None]) -> bool:
+    return any(index is not None and str(index.ty.dtype) == "bool" for index in indices)
+
+
+def _index(node: Any, importer: Any) -> relax.Expr:
+    x, indices = importer.retrieve_args(node)
+    if _has_mask(indices):
+        raise UnsupportedError(
+            f"expected indices for torch's {node.target} ({node.name!r}), got a mask, whose number "
+            "of elements depends on the data; use torch.where"
+        )
+    return _Indexed(importer, x, indices).taken()
+
+
+def _index_put(node: Any, importer: Any) -> relax.Expr:
+    x, indices, values = importer.retrieve_args(node)[:3]
+    added = bool(argument(node, importer, 3, "accumulate", False))
+    values = of_type(importer, values, str(x.ty.dtype))
+    if not _has_mask(indices):
+        indexed = _Indexed(importer, x, indices)
+        return indexed.written(node, values, b"add" if added else b"none")
+    if len(indices) > 1 or added or prod(shape_of(values)) > 1:
+        raise UnsupportedError(
+            f"expected indices, or one mask and one number, for torch's {node.target} "
+            f"({node.name!r}), got a mask with others; use torch.where"
+        )
+    emit, rank = importer.block_builder.emit, len(x.ty.shape.values)
+    mask = indices[0]
+    missing = range(len(mask.ty.shape.values), rank)
+    mask = emit(relax.op.expand_dims(mask, [*missing])) if missing else mask
+    number = emit(relax.op.reshape(values, relax.ShapeExpr([])))
+    return emit(relax.op.where(mask, number, x))
+
+
+def _written(
+    node: Any, importer: Any, x: relax.Expr, values: relax.Expr, reduction: bytes
+) -> relax.Expr:
+    """Elements at the places of one axis; those of ``values`` beyond the places are not read."""
+    emit = importer.block_builder.emit
+    axis, places = importer.retrieve_args(node)[1:3]
+    sizes = shape_of(places)
+    if sizes != shape_of(values):
+        axes = [*range(len(sizes))]
+        values = emit(relax.op.strided_slice(values, axes, [0] * len(sizes), sizes))
+    attributes = {"axis": axis, "reduction": reduction}
+    inputs = [x, places, values]
+    return as_onnx(node, importer, "ScatterElements", inputs, attributes)
+
+
+def _scatter(node: Any, importer: Any) -> relax.Expr:
+    """``scatter`` of a tensor or a number."""
+    x, _, places, values = importer.retrieve_args(node)[:4]
+    values = of_type(importer, values, str(x.ty.dtype))
+    if not values.ty.shape.values:
+        values = importer.block_builder.emit(relax.op.broadcast_to(values, places.ty.shape))
+    reduction = argument(node, importer, 4, "reduce", None)
+    return _written(node, importer, x, values, _REDUCED[reduction])
+
+
+def _scatter_add(node: Any, importer: Any) -> relax.Expr:
+    x, values = importer.env[node.args[0]], importer.env[node.args[3]]
+    return _written(node, importer, x, values, b"add")
+
+
+def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
+    """Without the tensor's own elements, neutral ones are written to the places before."""
+    emit = importer.block_builder.emit
+    x, _, _, values, kind = importer.retrieve_args(node)[:5]
+    whole, dtype = node.kwargs.get("include_self", True), str(x.ty.dtype)
+    if kind == "mean" and "float" not in dtype:
+        raise UnsupportedError(
+            f"expected floating-point numbers for the mean of torch's {node.target} "
+            f"({node.name!r}), got {dtype}; convert them before"
+        )
+    if not whole:
+        lowest, highest = (
+            (-np.inf, np.inf) if "float" in dtype else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        )
+        neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(kind, 0)
+        x = _written(node, importer, x, _like(values, neutral), b"none")
+    if kind != "mean":
+        return _written(node, importer, x, values, _REDUCTIONS[kind])
+    total = _written(node, importer, x, values, b"add")
+    counts = _written(node, importer, _like(x, int(whole)), _like(values, 1), b"add")
+    return emit(relax.op.divide(total, relax.op.maximum(counts, relax.const(1, dtype))))
+
+
+def _like(x: relax.Expr, number: float) -> relax.Expr:
+    dtype = str(x.ty.dtype)
+    return relax.const(np.full(shape_of(x), number, dtype), dtype)
+
+
+def _select_scatter(node: Any, importer: Any) -> relax.Expr:
+    emit = importer.block_builder.emit
+    x, values, axis, index = importer.retrieve_args(node)[:4]
+    sizes = shape_of(x)
+    axis %= len(sizes)
+    chosen = np.arange(sizes[axis]) == index % sizes[axis]
+    mask = relax.const(chosen.reshape([-1 if a == axis else 1 for a in range(len(sizes))]), "bool")
+    return emit(relax.op.where(mask, emit(relax.op.expand_dims(values, axis)), x))
+
+
+def _as_strided(node: Any, importer: Any) -> relax.Expr:
+    """The elements of the tensor lie in memory one after the other."""
+    emit = importer.block_builder.emit
+    x, sizes, strides = importer.retrieve_args(node)[:3]
+    known = node.args[0].meta["val"]
+    offset = argument(node, importer, 3, "storage_offset", None) or 0
+    if not known.is_contiguous() or known.storage_offset():
+        raise UnsupportedError(
+            f"expected a contiguous tensor for torch's {node.target} ({node.name!r}), got strides "
+            f"{known.stride()}; call contiguous() before"
+        )
+    counts = [np.arange(size) * stride for size, stride in zip(sizes, strides, strict=True)]
+    places = sum(np.ix_(*counts), np.asarray(offset)).reshape(-1)
+    if np.array_equal(places, np.arange(known.numel())):
+        return emit(relax.op.reshape(x, relax.ShapeExpr(sizes)))
+    flat = emit(relax.op.reshape(x, relax.ShapeExpr([known.numel()])))
+    taken = emit(relax.op.take(flat, relax.const(places, "int64"), 0, mode="clip"))
+    return emit(relax.op.reshape(taken, relax.ShapeExpr(sizes)))
+
+
+def _arange(node: Any, importer: Any) -> relax.Expr:
+    """The importer counts falling numbers wrongly."""
+    import torch
+
+    if any(not isinstance(arg, int | float) for arg in node.args):  # a symbol
+        return importer._arange(node)
+    dtype = node.meta["val"].dtype
+    made = torch.arange(*node.args, dtype=dtype)
+    # NumPy has no bfloat16 of torch's
+    numbers = (made if dtype != torch.bfloat16 else made.float()).numpy()
+    return importer.block_builder.emit(constant(numbers.astype(numpy_dtype(dtype_of(node)))))
+
+
+def _bucket(node: Any, importer: Any) -> relax.Expr:
+    """The number of bounds below each number, or of those that are not above it if ``right``."""
+    emit, (x, bounds) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
+    if node.target.__name__ == "searchsorted.Tensor":
+        x, bounds = bounds, x
+    if len(bounds.ty.shape.values) != 1 or not isinstance(x, relax.Expr):
+        raise UnsupportedError(
+            f"expected one row of bounds for torch's {node.target} ({node.name!r}), got shape "
+            f"{bounds.ty.shape}; split it into rows"
+        )
+    right = node.kwargs.get("right", False) or node.kwargs.get("side") == "right"
+    compare = relax.op.less_equal if right else relax.op.less
+    kinds = [node.args[i].meta["val"].dtype for i in (0, 1)]
+    dtype = str(kinds[0] if kinds[0].is_floating_point else kinds[1]).removeprefix("torch.")
+    x, bounds = of_type(importer, x, dtype), of_type(importer, bounds, dtype)
+    below = emit(compare(bounds, emit(relax.op.expand_dims(x, -1))))
+    return emit(relax.op.sum(emit(relax.op.astype(below, dtype_of(node))), -1))
+
+
+def _joined(node: Any, importer: Any) -> relax.Expr:
+    """Torch leaves out empty vectors."""
+    tensors, dtype = importer.retrieve_args(node)[0], dtype_of(node)
+    axis = argument(node, importer, 1, "dim", 0)
+    rank = len(node.meta["val"].shape)
+    parts = [of_type(importer, x, dtype) for x in tensors if len(x.ty.shape.values) == rank]
+    return importer.block_builder.emit(relax.op.concat(parts, axis))
+
+
+def _index_select(node: Any, importer: Any) -> relax.Expr:
+    x, axis, places = importer.retrieve_args(node)
+    return importer.block_builder.emit(relax.op.take(x, places, axis))
+
+
+def _of_data(node: Any, _: Any) -> relax.Expr:
+    raise UnsupportedError(
+        f"expected results whose shapes are known before a run, got torch's {node.target} "
+        f"({node.name!r}), whose number of elements depends on the data; keep all elements and use "
+        "a mask, as with torch.where"
+    )
+
+
+_OF_DATA = ["masked_select", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "bincount"]
+
+PLACES = {
+    **{f"{name}.default": _of_data for name in _OF_DATA},
+    "index.Tensor": _index,
+    "index_select.default": _index_select,
+    **dict.fromkeys(("index_put.default", "index_put_.default"), _index_put),
+    **{f"scatter.{kind}": _scatter for kind in ("src", "value", "reduce", "value_reduce")},
+    "scatter_add.default": _scatter_add,
+    "scatter_reduce.two": _scatter_reduce,
+    "select_scatter.default": _select_scatter,
+    "as_strided.default": _as_strided,
+    "cat.default": _joined,
+    **dict.fromkeys(("bucketize.Tensor", "searchsorted.Tensor"), _bucket),
+    **{f"arange.{kind}": _arange for kind in ("default", "start", "start_step")},
+}
+"""By torch's name."""

@@ -1,0 +1,5 @@
+"""All operators of torch that we write in simpler ones, for `torch_operators.decomposed`."""
+
+from tvm_stretch.read.torch.own import WRITTEN
+
+__all__ = ["WRITTEN"]
