@@ -11,9 +11,8 @@ DEVICES := $(VENV)/devices.stamp
 ZIG := $(VENV)/zig.stamp
 
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
-NATIVE := $(shell find tvm_stretch/run/native targets/hexagon/dsp tvm_stretch/plan/scheduling/native \
-  $(SOURCES))
-CXX_FILES := $(shell find tvm_stretch tests benchmarks java tutorials $(SOURCES))
+NATIVE := $(shell find tvm_stretch targets $(SOURCES))
+CXX_FILES := $(shell find tvm_stretch targets tests benchmarks java tutorials $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
 DEMO_PACKAGES := pocl-opencl-icd

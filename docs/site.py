@@ -151,8 +151,8 @@ def _public() -> dict[str, str]:
     own = [name for name in tvm_stretch.__all__ if name not in modules]
     pages = {"tvm_stretch": _page("tvm_stretch", "The public names at the top.", own)}
     for name in modules:
-        module = importlib.import_module(f"tvm_stretch.{name}")
-        pages[name] = _page(f"tvm_stretch.{name}", module.__doc__ or "", _names(module))
+        module = getattr(tvm_stretch, name)
+        pages[name] = _page(module.__name__, module.__doc__ or "", _names(module))
     return pages
 
 

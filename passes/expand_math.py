@@ -143,16 +143,17 @@ def _sigmoid(x: Expr, name: str) -> Expr:
 def _odd_rational(
     x: Expr, name: str, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
 ) -> Expr:
-    """``x P(x^2) / Q(x^2)``, with ``x`` clamped to ``limit``."""
+    """``x P(x^2) / Q(x^2)`` up to ``limit``, and from there exactly 1 with the sign of ``x``.
 
-    def ratio(clamped: Expr) -> Expr:
-        return let(
-            "square",
-            clamped * clamped,
-            lambda s: clamped * polynomial(s, numerator) / polynomial(s, denominator),
-        )
+    GELU needs exactly 1: its ``x * (1 + tanh(x))`` is -1e23 for -1e30 if 1e-7 is missing.
+    """
 
-    return let(name, x, lambda x: let("clamped", clamp(x, -limit, limit), ratio))
+    def ratio(x: tirx.Var, square: Expr) -> Expr:
+        inside = x * polynomial(square, numerator) / polynomial(square, denominator)
+        one = tirx.Select(x < f32(0.0), f32(-1.0), f32(1.0))
+        return tirx.Select(tirx.abs(x) > f32(limit), one, inside)
+
+    return let(name, x, lambda x: let("square", x * x, lambda square: ratio(x, square)))
 
 
 def _tanh(x: Expr, name: str) -> Expr:
@@ -160,7 +161,7 @@ def _tanh(x: Expr, name: str) -> Expr:
 
 
 def _erf(x: Expr, name: str) -> Expr:
-    return _odd_rational(x, name, 4.0, _ERF_P, _ERF_Q)
+    return _odd_rational(x, name, 3.6, _ERF_P, _ERF_Q)
 
 
 def _asin(x: Expr, name: str) -> Expr:

@@ -1,4 +1,4 @@
-"""Processors and their kernels, one file each; imported as `tvm_stretch.targets`.
+"""Processors: a folder for each, imported as `tvm_stretch.targets`; `kernels` has what they share.
 
 The names that it exports are what a new processor needs.
 """
@@ -13,8 +13,8 @@ __getattr__ = exported(
         "Processor": "processor",
         "ProcessorKind": "registry",
         "Speed": "processor",
-        "cpu_processor": "cpu",
-        "local_device": "opencl_device",
+        "cpu_processor": "cpu.cpu",
+        "local_device": "opencl.device",
         "make_processors": "processors",
         "register": "registry",
     },

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_stretch import targets as _folder
+from tvm_stretch import targets as _targets
 from tvm_stretch.base.errors import InputError, TargetError
 from tvm_stretch.targets.cpu.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
@@ -26,9 +26,11 @@ from tvm_stretch.targets.registry import (
 _MOST_THREADS = 1024
 """Most threads of the executor (graph.cc)."""
 
-# Every file of the folder registers its kinds of processors.
-for _file in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
-    importlib.import_module(_file.name)
+# Every folder of a processor registers its kinds in the files at its top.
+for _folder in pkgutil.iter_modules(_targets.__path__, f"{_targets.__name__}."):
+    if _folder.ispkg and not _folder.name.endswith(".kernels"):
+        for _file in pkgutil.iter_modules(importlib.import_module(_folder.name).__path__):
+            importlib.import_module(f"{_folder.name}.{_file.name}")
 
 
 def drop_absent(

@@ -20,7 +20,7 @@ FOLDER = ROOT / "build/fake"
 
 
 def fake_code(**script: object) -> tvm.runtime.Module:
-    """What compiling makes for the fake processor; see tvm_stretch/run/testing/fake_processor.cc."""
+    """What compiling makes for the fake processor; see run/testing/fake_processor.cc."""
     return testing.fake_code(FOLDER, **script)
 
 

@@ -92,7 +92,13 @@ __all__ = [
 ]
 
 # Imported on first use, because the zoo and the errors need no TVM, and a phone has no compiler.
-_MODULES = ("problems", "results", "stretching", "training", "tune")
+_MODULES = {
+    "problems": "tvm_stretch.api.problems",
+    "results": "tvm_stretch.api.results",
+    "stretching": "tvm_stretch.lab.stretching",
+    "training": "tvm_stretch.lab.training",
+    "tune": "tvm_stretch.api.tune",
+}
 _LAZY = {
     "compare": "tvm_stretch.api.differences",
     "compress": "tvm_stretch.lab.compress",
@@ -127,7 +133,7 @@ def __getattr__(name: str) -> Any:
     with ctrl_c_waits():  # an interrupted import of C++ may end the process
         try:
             if name in _MODULES:
-                return importlib.import_module(f"tvm_stretch.{name}")
+                return importlib.import_module(_MODULES[name])
             return getattr(importlib.import_module(_LAZY[name]), name)
         except RuntimeError as error:
             if "after shutdown" not in str(error):  # threading's message, for example to torch

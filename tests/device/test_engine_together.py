@@ -54,7 +54,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime is a script that takes 100 ms for a region and computes nothing."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder = f"-I{ROOT}/tvm_stretch/runtime/native"
+    folder = f"-I{ROOT}"
     command = ["g++", "-std=c++17", "-shared", "-fPIC", folder, str(SCRIPTED), "-o"]
     subprocess.run([*command, str(tmp_path / "libonnxruntime.so")], check=True)
     monkeypatch.setenv("TVM_STRETCH_ENGINE_PATH", str(tmp_path))

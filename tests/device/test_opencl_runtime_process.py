@@ -84,7 +84,7 @@ def test_no_driver(library: str, match: str) -> None:
 @pytest.fixture(scope="module")
 def mock_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The library of a driver without a device, built with the given options."""
-    native = TESTS.parent / "tvm_stretch" / "runtime" / "native"
+    native = TESTS.parent
     source = TESTS / "native" / "mock_opencl.cc"
 
     @functools.cache

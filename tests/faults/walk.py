@@ -50,11 +50,10 @@ def injector(sanitized: bool = False) -> Path:
     """
     name = "injector_of_new.so" if sanitized else "injector.so"
     built, source = ROOT / "build" / "faults" / name, FOLDER / "injector.cc"
-    headers = ROOT / "tvm_stretch" / "runtime" / "native"
     built.parent.mkdir(parents=True, exist_ok=True)
     if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
         own = built.with_suffix(f".{os.getpid()}")
-        flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{headers}"]
+        flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-iquote{ROOT}"]
         flags += ["-DFAULTS_NEW_ONLY"] if sanitized else []
         subprocess.run(["g++", *flags, source, "-o", own, "-ldl"], check=True)
         own.replace(built)

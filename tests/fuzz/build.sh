@@ -13,16 +13,16 @@ ENGINE=${LIB_FUZZING_ENGINE:--fsanitize=fuzzer}
 OUT=${OUT:?a folder for the fuzzers}
 JOBS=${JOBS:-2}
 
-NATIVE=tvm_stretch/run/native DSP=targets/hexagon/dsp FUZZ=tests/fuzz/native
+NATIVE=tvm_stretch/run/native PHONE=tvm_stretch/phone DSP=targets/hexagon/dsp FUZZ=tests/fuzz/native
 FFI=$("$PYTHON" -c 'import tvm_ffi, pathlib; print(pathlib.Path(tvm_ffi.__file__).parent)')
 TVM=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("tvm").submodule_search_locations[0])')
-INCLUDES=(-I"$NATIVE" -I"$DSP" -isystem "$FFI/include" -isystem "$TVM/include")
+INCLUDES=(-iquote"$NATIVE" -iquote. -I"$DSP" -isystem "$FFI/include" -isystem "$TVM/include")
 WORK=${WORK:-build/fuzz}
 mkdir -p "$OUT" "$WORK"
 
 # Several files at once: most of the time goes into their headers.
 rm -f "$WORK"/unit??
-ls "$NATIVE"/*.cc "$NATIVE"/{opencl,dsp,app}/*.cc | split -l 12 - "$WORK/unit"
+ls "$NATIVE"/*.cc "$PHONE"/app/*.cc targets/{opencl,hexagon}/native/*.cc | split -l 12 - "$WORK/unit"
 for unit in "$WORK"/unit??; do
   sed "s|.*|#include \"$PWD/&\"|" "$unit" | cmp -s - "$unit.cc" ||
     sed "s|.*|#include \"$PWD/&\"|" "$unit" > "$unit.cc"
@@ -32,7 +32,7 @@ compile() { # SOURCE OBJECT, unless nothing that it includes has changed since
     mapfile -t included < <(sed -n 's|^#include "\(/.*\)"|\1|p' "$1")
     local newer
     newer=$(find "$1" "${included[@]}" -newer "$2" -print -quit
-      find tvm_stretch/run tests/fuzz tests/native -name '*.h' -newer "$2" -print -quit)
+      find tvm_stretch targets tests/fuzz tests/native -name '*.h' -newer "$2" -print -quit)
     if [ -z "$newer" ]; then return; fi
   fi
   $CXX -std=c++17 $FLAGS "${INCLUDES[@]}" -fPIC -c "$1" -o "$2"
@@ -43,7 +43,7 @@ for unit in "$WORK"/unit*.cc; do
 done
 wait
 for part in wire dial tracker secret options; do
-  compile "$NATIVE/server/$part.cc" "$WORK/server_$part.o"
+  compile "$PHONE/server/$part.cc" "$WORK/server_$part.o"
 done
 $CC $FLAGS "${INCLUDES[@]}" -c "$DSP/dispatch.c" -o "$WORK/dispatch.o"
 $CC $FLAGS "${INCLUDES[@]}" -c "$DSP/kernel_support.c" -o "$WORK/kernel_support.o"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ def public() -> Iterator[tuple[str, object]]:
         if not inspect.ismodule(value):
             yield f"ts.{name}", value
     for module in MODULES:
-        for name in importlib.import_module(f"tvm_stretch.{module}").__all__:
+        for name in getattr(ts, module).__all__:
             yield f"ts.{module}.{name}", getattr(getattr(ts, module), name)
 
 

@@ -44,7 +44,8 @@ faulthandler.enable(2)  # says where the process ends
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))  # lengths of gigabytes are believed
 sys.path[:0] = {paths}
 import test_measure_faults as tests
-import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign, tvm_stretch.plan.measuring.timing
+import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign
+import tvm_stretch.plan.measuring.timing
 import tvm_stretch
 from tvm import rpc
 tvm_stretch.plan.measuring.campaign.load_prior = lambda: list(tests.SMALL)

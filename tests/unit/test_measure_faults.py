@@ -188,7 +188,8 @@ def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> No
 SCRIPT = """
 import signal, sys
 sys.path[:0] = {paths}
-import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign, tvm_stretch.plan.measuring.timing
+import tvm_stretch.plan.measuring.bench, tvm_stretch.plan.measuring.campaign
+import tvm_stretch.plan.measuring.timing
 import test_measure_faults as tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
 tvm_stretch.plan.measuring.campaign.load_prior = lambda: list(tests.SMALL)

@@ -115,14 +115,14 @@ def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
 
 
 OWN_FILES = {
-    "opencl": ("targets/opencl", "targets/opencl/kernels/rules.py"),
+    "opencl": ("targets/opencl",),
     "hexagon": (
         "targets/hexagon",
         "targets/engines/npu.py",  # which stands for it
         "tvm_stretch/base/elf.py",
         "tvm_stretch/plan/cost/calibrate",
     ),
-    "little-cores": ("targets/little",),
+    "little-cores": ("targets/cpu/little",),
     "engine": ("targets/engines/engine.py",),
     "npu": ("targets/engines/npu.py",),
     "openvino": ("targets/engines/openvino.py",),

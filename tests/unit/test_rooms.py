@@ -104,7 +104,7 @@ def test_compile_loads_only_what_it_needs() -> None:
     assert not found & {"scipy", "xgboost"}
 
 
-@pytest.mark.parametrize("module", ["stretching.stretching", "cli", "compiler"])
+@pytest.mark.parametrize("module", ["lab.stretching.stretching", "api.cli", "api.compiler"])
 def test_torch_is_loaded_only_to_train(module: str) -> None:
     assert "tvm_stretch.base.progress" in loaded_with(f"tvm_stretch.{module}")
     assert "torch" not in loaded_with(f"tvm_stretch.{module}")
@@ -114,8 +114,8 @@ def test_torch_is_loaded_only_to_train(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "level"),
     [
-        ("tvm_stretch.targets.cpu.kernels.conv", 3),
-        ("tvm_stretch.targets.cpu.cpu", 11),
+        ("tvm_stretch.targets.cpu.kernels.conv", 2),
+        ("tvm_stretch.targets.cpu.cpu", 10),
         ("numpy", None),
     ],
 )

@@ -22,8 +22,9 @@ from search_helpers import emit
 import tvm_stretch as ts
 from tvm_stretch.run.model import Model
 
-STATIONS = ("compiler", "request", "frontend.load", "build", "search")
-DOOR = "frontend"  # only hands on what `frontend.load` has
+STATIONS = ("api.compiler", "api.request", "read.load", "make", "plan.search")
+DOOR = "read"  # only hands on what `read.load` has
+SIDE_ROOMS = ("make.lowering", "make.code")  # they get kernels, not the network
 NETWORK = ("source", "mod", "network")
 Function = ast.FunctionDef
 
@@ -78,6 +79,8 @@ class Walk:
 
 def is_station(module: str) -> bool:
     name = module.removeprefix("tvm_stretch.")
+    if name.startswith(SIDE_ROOMS):
+        return False
     return name == DOOR or any(name == s or name.startswith(f"{s}.") for s in STATIONS)
 
 

@@ -1,5 +1,4 @@
-"""The program of a DSP as one ELF file: its server (targets/hexagon/dsp) and the kernels of a
-network.
+"""The program of a DSP as one ELF file: its server (hexagon/dsp) and the kernels of a network.
 
     kernels' objects + dispatch.c + kernel_support.c + server.c + a table of the kernels
         --linker--> ELF, which the executor starts and talks to (native/dsp/session.h)
@@ -29,7 +28,7 @@ from tvm_stretch.base.errors import InstallError, TargetError
 from tvm_stretch.base.files import writing
 from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 
-SOURCES = Path(__file__).resolve().parents[1] / "runtime" / "dsp"
+SOURCES = Path(__file__).resolve().parents[1] / "dsp"
 
 _OLDEST = "hexagonv65"
 _NO_ZIG = (

@@ -21,7 +21,7 @@
 
 #define main ServerMain
 #define private public  // the steps of the server's loop, which waits for sockets otherwise
-#include "server/main.cc"
+#include "tvm_stretch/phone/server/main.cc"
 #undef private
 #undef main
 

@@ -5,8 +5,8 @@
     st.best     # the fastest design that loses at most one point to the original network
 
 The original network and the designs that the rules keep are trained together, with shared weights
-(`lab/training/supernet.py`). Then each gets statistics of its own and classifies the tests. Trained so,
-networks are worse than alone, so designs are compared with the original and not with a number.
+(`lab/training/supernet.py`). Then each gets statistics of its own and classifies the tests. Trained
+so, networks are worse than alone, so designs are compared with the original and not with a number.
 """
 
 from __future__ import annotations

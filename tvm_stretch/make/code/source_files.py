@@ -1,9 +1,9 @@
 """The files whose code generates kernels: the key of the kernel cache covers all of them.
 
-    codegen/*.py, targets/kernels/**/*.py, passes/schedule_kernels.py
+    make/code/*.py, targets/**/{kernels,code}/*.py, passes/schedule_kernels.py
       │ from tvm_stretch.network.rewriting import rewrite
       ▼
-    rewriting.py, and what it imports in turn
+    network/rewriting.py, and what it imports in turn
 
 Imports are found in the text: files need not be loaded, and imports inside functions count too.
 """
@@ -25,7 +25,7 @@ _IMPORT = re.compile(
 _FOLDERS = {
     f"{_PACKAGE}.passes": passes.__path__[0],
     f"{_PACKAGE}.targets": str(Path(kernels.__path__[0]).parent),
-    _PACKAGE: str(Path(__file__).parents[1]),
+    _PACKAGE: str(Path(__file__).parents[2]),
 }
 """Folders of the packages; in a checkout not all of them lie in that of ours."""
 
@@ -49,10 +49,12 @@ def source_files() -> dict[str, bytes]:
 def _generators() -> Iterator[str]:
     """The modules that generate code, without those that they import."""
     yield f"{_PACKAGE}.passes.schedule_kernels"
-    for package in (f"{_PACKAGE}.codegen", f"{_PACKAGE}.targets.kernels"):
-        folder = Path(_path(package))
+    for package, folders in (("make", {"code"}), ("targets", {"code", "kernels"})):
+        folder = Path(_path(f"{_PACKAGE}.{package}"))
         for path in folder.rglob("[!_]*.py"):
-            yield ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+            parts = path.relative_to(folder).with_suffix("").parts
+            if folders & {*parts}:
+                yield ".".join((_PACKAGE, package, *parts))
 
 
 def _imports(content: bytes) -> Iterator[str]:

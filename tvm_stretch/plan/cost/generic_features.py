@@ -132,7 +132,7 @@ class RunFeatures(Features):
 
 @dataclass(frozen=True)
 class LaunchedRunFeatures(Features):
-    """A whole run on a GPU, whose launches hide beside its kernels; see `plan/cost/launching.py`."""
+    """A whole run on a GPU, whose launches hide beside its kernels; see `launching.py`."""
 
     family: ClassVar[str] = "launched_run"
     is_kernel: ClassVar[bool] = False
