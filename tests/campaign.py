@@ -76,7 +76,7 @@ def _work(seeds: range, check: Callable[[int], Sequence[Line]]) -> None:
 
 
 def _lines(seeds: range, jobs: int, limit: float) -> Iterator[Line]:
-    piece = max(min(len(seeds) // jobs, 200), 1)
+    piece = max(min(len(seeds) // jobs, 25), 1)  # lines come when a piece ends
     pieces = [seeds[start : start + piece] for start in range(0, len(seeds), piece)]
     cores = sorted(os.sched_getaffinity(0))
 
