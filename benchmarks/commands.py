@@ -144,7 +144,7 @@ class Rows:
         if self.path and self.path.exists():
             self.of |= json.loads(self.path.read_text(encoding="utf-8"))
 
-    def keep(self, name: str, row: Any) -> Any:
+    def record(self, name: str, row: Any) -> Any:
         """Write a row."""
         self.of[name] = row
         if self.path:

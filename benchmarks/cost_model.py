@@ -233,10 +233,10 @@ def main() -> None:
     placeable = make_processors(targets, 1)[1]
     start = time.monotonic()
     summaries = {}
-    found = evaluate(args.folder, placeable, args.samples_only)
+    predictions = evaluate(args.folder, placeable, args.samples_only)
     for processor in placeable:
         dataset = Dataset.open(args.folder / f"{processor.name}.jsonl")
-        summary = summaries[processor.name] = summarize(dataset, found[processor.name])
+        summary = summaries[processor.name] = summarize(dataset, predictions[processor.name])
         print(f"\n{processor.name}\n\n{table(summary)}\n", flush=True)
     print(f"{math.ceil(time.monotonic() - start)} s")
     if args.json:

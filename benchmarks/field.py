@@ -59,12 +59,12 @@ def named(names: Sequence[str]) -> Iterator[Case]:
 
 def compared(model: Model, rounds: int) -> tuple[float, float, float, float]:
     """The error, microseconds of both, and the ratio; raises what refuses the network."""
-    made = compiled(model)
-    error = difference(made(**model.inputs), model.expected)
+    our_model = compiled(model)
+    error = difference(our_model(**model.inputs), model.expected)
     session, feed = model.session(), dict(model.inputs)
     runs: dict[str, Run] = {
         "theirs": lambda: session.run(None, feed),
-        "ours": lambda: made(**feed),
+        "ours": lambda: our_model(**feed),
     }
     counts = {name: _count(run) for name, run in runs.items()}
     repeated = {name: partial(_repeat, run, counts[name]) for name, run in runs.items()}
@@ -96,25 +96,25 @@ def cells(operands: str, error: float, theirs: float, ours: float, ratio: float)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and its geometric mean."""
-    given = options(
+    args = options(
         *(__doc__, arguments, ("kind", "operators"), ("--turns", 15)),
         ("names*", (), "families, operators, or package/network"),
         kind=("operators", "networks"),
     )
     table, ratios = Table("name", "operands", "ONNX Runtime, us", "ours, us", "ratio"), []
-    for name, operands, make in (chosen if given.kind == "operators" else named)(given.names):
+    for name, operands, make in (chosen if args.kind == "operators" else named)(args.names):
         try:
             model = make()
         except Exception as error:  # another package's: its exporter, or ONNX Runtime's checker
             say(f"{name} {operands}: {str(error)[-500:]}")
             continue
         try:
-            found = compared(model, given.turns)
+            figures = compared(model, args.turns)
         except ts.StretchError as refusal:
             table.row(name, operands, f"refused: {refusal}", "", "")
             continue
-        table.row(name, operands, *cells(operands, *found))
-        ratios.append(found[-1])
+        table.row(name, operands, *cells(operands, *figures))
+        ratios.append(figures[-1])
     if ratios:
         print(f"geometric mean {statistics.geometric_mean(ratios):.2f} of {len(ratios)}")
 

@@ -185,23 +185,23 @@ def _cells(found: dict[str, dict[str, Any]], engines: Sequence[str]) -> list[str
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Race, and print a table."""
-    given = options(
+    args = options(
         *(__doc__, arguments, ("files", Path), ("networks+", str), ("--batch", 1), ("--turns", 5)),
         ("--engines", tuple(ENGINES)[:-1]),
         ("--kernels", False, "print what each of ours takes"),
         ("--json", Path, "write everything there"),
         engines=ENGINES,
     )
-    rows = Rows(given.json)
-    table = Table("network", *given.engines, "ours / best phone engine", "our kernels")
-    for name in given.networks:
-        model = GpuModel(name, given.files, given.batch)
-        found = rows.keep(name, race(model, given.engines, given.turns))
-        table.row(name, *_cells(found, given.engines))
+    rows = Rows(args.json)
+    table = Table("network", *args.engines, "ours / best phone engine", "our kernels")
+    for name in args.networks:
+        model = GpuModel(name, args.files, args.batch)
+        found = rows.record(name, race(model, args.engines, args.turns))
+        table.row(name, *_cells(found, args.engines))
         for engine, said in found.items():
             if "error" in said:
                 print(f"    {engine}: {said['error']}", flush=True)
-        if given.kernels:
+        if args.kernels:
             for kernel, us in found["ours"].get("kernels", []):
                 print(f"    {us:8.1f} us  {kernel}", flush=True)
 

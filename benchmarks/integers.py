@@ -52,21 +52,21 @@ def compare(name: str, size: int, activations: str, rounds: int, target: Any) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    given = options(
+    args = options(
         *(__doc__, arguments, ("networks*", FIVE), ("--size", 224), ("--activations", "uint8")),
         ("--mcpu", "", "ours for another core; see `only_avx2.py` for the peer"),
         *(("--rounds", 40), ("--json", Path)),
     )
     heads = "network", "steps", "ONNX Runtime exact ms", "fast ms", "its steps", "ours ms"
     table = Table(*heads, "ours float32 ms", "ours / exact", "/ fast", "/ float32")
-    rows = Rows(given.json)
-    for name in given.networks:
-        row = compare(name, given.size, given.activations, given.rounds, cpu(given.mcpu))
-        rows.keep(name, row)
+    rows = Rows(args.json)
+    for name in args.networks:
+        row = compare(name, args.size, args.activations, args.rounds, cpu(args.mcpu))
+        rows.record(name, row)
         cells = row[EXACT], row[FAST], f"{row['fast_steps']:.1f}", row[OURS], row[FLOAT]
         table.row(name, f"{row['steps']:.0f}", *cells, *(row[f"ours/{peer}"] for peer in PEERS))
     for peer in PEERS:
-        mean = statistics.geometric_mean(rows.of[name][f"ours/{peer}"] for name in given.networks)
+        mean = statistics.geometric_mean(rows.of[name][f"ours/{peer}"] for name in args.networks)
         print(f"geometric mean of ours/{peer}: {mean:.3f}")
 
 

@@ -312,26 +312,26 @@ def measure_network(
 
 def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = NETWORKS) -> int:
     """Prints the table; fails if an answer is wrong."""
-    given = options(
+    args = options(
         *(__doc__, arguments, ("networks*", tuple(every)), ("--json", Path)),
         ("--seconds", 10.0, "of measuring, for each network"),
         ("--mcpu", "", "ours for another core; see `only_avx2.py` for the peer"),
         ("--precision", "float32", "ours, as in compile()"),
     )
-    if unknown := [name for name in given.networks if name not in every]:
+    if unknown := [name for name in args.networks if name not in every]:
         sys.exit(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
-    rows = Rows(given.json)
+    rows = Rows(args.json)
     heads = "network", "input", "compile s", "ONNX Runtime ms", "OpenVINO ms", "ours ms", "ratios"
     table, worst = Table(*heads), []
-    for name in given.networks:
+    for name in args.networks:
         if missing := every[name].missing:
             say(f"{name}: needs {missing}: pip install -e '.[networks]'")
             continue
         if name not in rows.of:
             with tempfile.TemporaryDirectory() as cache:
                 os.environ["TVM_STRETCH_CACHE_DIR"] = cache
-                how = given.seconds, cpu(given.mcpu), given.precision
-                rows.keep(name, measure_network(name, every[name], *how))
+                how = args.seconds, cpu(args.mcpu), args.precision
+                rows.record(name, measure_network(name, every[name], *how))
         table.row(name, *_cells(rows.of[name]))
         worst += [max(_ratios(rows.of[name]))] if _ratios(rows.of[name]) else []
     if len(worst) > 1:

@@ -73,7 +73,7 @@ def networks(names: Sequence[str], mcpu: str, peak: Peak, given: Any) -> None:
             seconds = _seconds(lambda: model(**network.inputs), 1)  # noqa: B023
             shares.append({"seconds": seconds, "peak": max(before, peak.measure())})
         table.row(name, *network_cells(shares, work))
-        rows.keep(name, {"multiply_adds": work, "turns": shares})
+        rows.record(name, {"multiply_adds": work, "turns": shares})
 
 
 # --- unusual layers -------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ KINDS = {"networks": (networks, 30), "layers": (unusual, 15), "products": (produ
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
-    given = options(
+    args = options(
         *(__doc__, arguments, ("kind", "networks"), ("names*", ())),
         ("--mcpu", "", "of another core whose code this one can run"),
         *(
@@ -235,12 +235,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind=KINDS,
     )
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    machine = vector_machine(complete_target(Target(cpu(given.mcpu))), 1)
+    machine = vector_machine(complete_target(Target(cpu(args.mcpu))), 1)
     peak = Peak(machine.lanes)
-    print(f"{given.mcpu or 'this machine'}, {machine.lanes} lanes, one core\n")
-    measure, rounds = KINDS[given.kind]
-    given.rounds = given.rounds or rounds
-    measure(given.names, given.mcpu, peak, given)
+    print(f"{args.mcpu or 'this machine'}, {machine.lanes} lanes, one core\n")
+    measure, rounds = KINDS[args.kind]
+    args.rounds = args.rounds or rounds
+    measure(args.names, args.mcpu, peak, args)
     best = statistics.median(peak.measure() for _ in range(15))
     print(f"\npeak of this core with {machine.lanes} lanes: {2 * best / 1e9:.0f} GFLOP/s")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import os
 import posixpath
 import re
@@ -149,10 +148,11 @@ def _public() -> dict[str, str]:
 
     modules = [name for name in tvm_stretch.__all__ if name in tvm_stretch._MODULES]
     own = [name for name in tvm_stretch.__all__ if name not in modules]
-    pages = {"tvm_stretch": _page("tvm_stretch", "The public names at the top.", own)}
+    pages = {"tvm_stretch": _page("tvm_stretch", tvm_stretch, "The public names at the top.", own)}
     for name in modules:
         module = getattr(tvm_stretch, name)
-        pages[name] = _page(module.__name__, module.__doc__ or "", _names(module))
+        title = f"tvm_stretch.{name}"
+        pages[name] = _page(title, module, module.__doc__ or "", _names(module))
     return pages
 
 
@@ -162,17 +162,16 @@ def _names(module: ModuleType) -> list[str]:
     return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
 
 
-def _page(module: str, words: str, names: list[str]) -> str:
-    found = importlib.import_module(module)
-    lines = [f"# {module}", ""]
+def _page(title: str, module: ModuleType, words: str, names: list[str]) -> str:
+    lines = [f"# {title}", ""]
     for paragraph in words.strip().split("\n\n"):
         is_code = paragraph.startswith(("    ", "ts."))
         lines += (
             ["```python", textwrap.dedent(paragraph), "```", ""] if is_code else [paragraph, ""]
         )
     for name in sorted(names, key=str.lower):
-        value = getattr(found, name)
-        place = getattr(value, "__module__", module)
+        value = getattr(module, name)
+        place = getattr(value, "__module__", module.__name__)
         lines += [f"::: {place}.{getattr(value, '__qualname__', name)}", ""]
     return "\n".join(lines)
 

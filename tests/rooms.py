@@ -17,7 +17,8 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 PROCESSORS = ("cpu", "opencl", "hexagon", "engines")
 ROOMS = (
-    ("base",),
+    ("base.errors", "base.trusted"),
+    ("base", "network.rewriting"),
     ("network",),
     ("targets.kernels", "targets.processor", *(f"targets.{name}.kernels" for name in PROCESSORS)),
     ("plan",),
@@ -40,8 +41,9 @@ ROOMS = (
     ("lab.training",),
     ("lab",),
     ("plan.measuring", "phone.fleet"),
-    ("api",),
-    ("__main__",),
+    ("api.comparing", "api.differences"),
+    ("api.tune", "api.results"),
+    ("api", "__main__"),
 )
 LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}
 

@@ -73,13 +73,13 @@ def sample_of(group: str) -> Sample:
     if weights > _MOST_WEIGHTS:
         raise ValueError(f"{weights} weights are left, more than {_MOST_WEIGHTS}")
     model = AutoModel.from_config(config, **options).float().eval()
-    given = _inputs(model, config)
+    inputs = _inputs(model, config)
 
     def forward(**inputs: torch.Tensor) -> list[torch.Tensor]:
         results = model(**inputs, **_accepted(model, {"use_cache": False, "return_dict": True}))
         return [x for x in tensors(dict(results)) if x.is_floating_point()]
 
-    sample = call(group, forward, (), given)
+    sample = call(group, forward, (), inputs)
     sample.module.add_module("model", model)
     return sample
 
@@ -90,18 +90,18 @@ def _shrink(config: Any) -> None:
         if hasattr(part, "to_diff_dict"):
             _shrink(part)
     for name, size in {**_SIZES, **_PLAIN}.items():
-        known, meant = getattr(config, name, None), config.attribute_map.get(name, name)
-        is_size = isinstance(known, int | float) and (known > 0 or type(known) is bool)
+        value, meant = getattr(config, name, None), config.attribute_map.get(name, name)
+        is_size = isinstance(value, int | float) and (value > 0 or type(value) is bool)
         if is_size and meant in vars(config) and (meant == name or meant in _SIZES):
             setattr(config, name, size)
     for name in ("hidden_sizes", "embed_dims", "encoder_hidden_sizes", "depths", "layer_types"):
-        known = getattr(config, name, None)
-        if name == "depths" and isinstance(known, list | tuple):
-            config.depths = [1] * len(known)
-        elif name == "layer_types" and isinstance(known, list):
-            config.layer_types = known[: config.num_hidden_layers]
-        elif known and isinstance(known, list | tuple) and all(type(x) is int for x in known):
-            setattr(config, name, [8 * 2**place for place in range(len(known))])
+        sizes = getattr(config, name, None)
+        if name == "depths" and isinstance(sizes, list | tuple):
+            config.depths = [1] * len(sizes)
+        elif name == "layer_types" and isinstance(sizes, list):
+            config.layer_types = sizes[: config.num_hidden_layers]
+        elif sizes and isinstance(sizes, list | tuple) and all(type(x) is int for x in sizes):
+            setattr(config, name, [8 * 2**place for place in range(len(sizes))])
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)

@@ -169,7 +169,7 @@ def check_answers(models: Sequence[ts.Model]) -> None:
 
 def main() -> None:
     """Print both tables, or one."""
-    given = options(
+    args = options(
         __doc__,
         None,
         ("how?", "both"),
@@ -178,12 +178,12 @@ def main() -> None:
         ("--rounds", 21),
         how=["both", "counted", "measured"],
     )
-    lines = [] if given.how == "measured" else list(counted(given.networks or NETWORKS))
-    if given.how != "counted":
+    lines = [] if args.how == "measured" else list(counted(args.networks or NETWORKS))
+    if args.how != "counted":
         lines += ["", "| network | plan | predicted ms | measured ms | of the big core (least) |"]
         lines.append("|" + " --- |" * 5)
-        for name in given.networks or MEASURED:
-            lines += measured(name, given.size, given.rounds)
+        for name in args.networks or MEASURED:
+            lines += measured(name, args.size, args.rounds)
     print("\n".join(lines))  # together, because the solver prints, too
 
 

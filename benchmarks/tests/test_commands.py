@@ -42,9 +42,9 @@ def test_words_of_a_list_and_musts(words: list[str]):
 
 
 def test_rows_stay_in_the_file(tmp_path: Path):
-    Rows(tmp_path / "rows.json").keep("net", {"ms": 1.0})
+    Rows(tmp_path / "rows.json").record("net", {"ms": 1.0})
     again = Rows(tmp_path / "rows.json")
-    again.keep("other", {"ms": 2.0})
+    again.record("other", {"ms": 2.0})
     assert Rows(tmp_path / "rows.json").of == {"net": {"ms": 1.0}, "other": {"ms": 2.0}}
 
 

@@ -114,8 +114,8 @@ def test_torch_is_loaded_only_to_train(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "level"),
     [
-        ("tvm_stretch.targets.cpu.kernels.conv", 2),
-        ("tvm_stretch.targets.cpu.cpu", 10),
+        ("tvm_stretch.targets.cpu.kernels.conv", 3),
+        ("tvm_stretch.targets.cpu.cpu", 11),
         ("numpy", None),
     ],
 )
