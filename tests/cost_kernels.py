@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine

@@ -11,7 +11,7 @@ from fake_targets import fake_processor
 from relax_helpers import random_const
 from tvm import relax
 
-from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor

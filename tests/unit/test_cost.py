@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.base.files import sealed
-from tvm_stretch.plan.cost.analytic import AnalyticModel
+from tvm_stretch.plan.cost.describe import describe_copy
 from tvm_stretch.plan.cost.family import _weigh_unseen
 from tvm_stretch.plan.cost.fingerprint import name_of_cpu
 from tvm_stretch.plan.cost.generic_features import (
@@ -28,7 +28,7 @@ from tvm_stretch.plan.cost.generic_features import (
 )
 from tvm_stretch.plan.cost.launching import Launching
 from tvm_stretch.plan.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
-from tvm_stretch.plan.cost.statements import describe_copy
+from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.targets.cpu.cpu import CORE, speed_of_cores
 from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
@@ -301,7 +301,7 @@ def test_truncated_model(model: MeasuredModel, tmp_path: Path, share: float) -> 
         ({"format": "other"}, "format and version"),
         ({"device": {**DEVICE, "machine": "phone"}}, "machine 'phone' .here 'test'"),
         ({"families": {"conv": {"version": 1}}}, "for features of the cost model"),
-        ({"analytic": {"speed": 1}}, "numbers of Speed"),
+        ({"analytic": {"speed": 1}}, "expected the fields cycles_per_ns"),
         ({"families": None}, "expected families"),
         ({"below": {"format": "other"}}, "format and version"),
         ({"memory": 0}, "a positive speed for memory"),

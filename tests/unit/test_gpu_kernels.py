@@ -24,8 +24,8 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.plan.cost.analytic import AnalyticModel
 from tvm_stretch.plan.cost.generic_features import from_json, to_json
+from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig

@@ -24,8 +24,7 @@ from tvm_stretch.make.placement import choose_plan
 from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
-from tvm_stretch.plan.cost.describe import describe
-from tvm_stretch.plan.cost.statements import describe_copy
+from tvm_stretch.plan.cost.describe import describe, describe_copy
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.priced_kernels import Kernels

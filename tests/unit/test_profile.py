@@ -28,7 +28,7 @@ from tvm_stretch.make.kernels import kernels_alone
 from tvm_stretch.plan.cost.calibrate import Latency, calibrate_profile, read_latencies
 from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
-from tvm_stretch.plan.cost.profile import Profile, ProfileModel
+from tvm_stretch.plan.cost.profile import Profile
 from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, profile_text, profiles
 from tvm_stretch.plan.measuring.dataset import Dataset, Row
 from tvm_stretch.targets.cpu.cpu import cpu_processor
@@ -127,7 +127,7 @@ def test_families(shape: tuple[int, int, int], groups: int, family: str) -> None
 
 
 def test_what_is_no_kernel_takes_nothing(phone: Profile) -> None:
-    (prediction,) = ProfileModel(phone.processor("cpu")).predict_all([RunFeatures.of(9)])
+    (prediction,) = phone.processor("cpu").predict_all([RunFeatures.of(9)])
     assert prediction.nanoseconds == 0
 
 

@@ -27,8 +27,7 @@ from tvm_stretch.make.branching import branch
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.plan.cost.analytic import AnalyticModel
-from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.cost.prediction import AnalyticModel, Prediction
 from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search import rank, search

@@ -11,13 +11,13 @@ from cpu_targets import TARGET
 from gpu_checks import LARGE
 from tvm.target import Target
 
-from tvm_stretch.plan.cost.context import in_place
-from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.cost.prediction import CostModel, Prediction
+from tvm_stretch.plan.measuring.bench import in_place
 from tvm_stretch.plan.measuring.campaign import Campaign
 from tvm_stretch.plan.measuring.dataset import Dataset
 from tvm_stretch.plan.measuring.samples import Sample, wide_window
 from tvm_stretch.plan.measuring.similar import kernel_of_sample
-from tvm_stretch.plan.measuring.waiting import busy_times
+from tvm_stretch.plan.measuring.timing import busy_times
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.targets.cpu.cpu import cpu_processor
@@ -96,7 +96,7 @@ def test_campaigns_of_gpus_have_convolutions_for_winograd(tmp_path: Any) -> None
 def test_the_search_prices_a_gpu_in_a_network_whose_weights_its_cache_keeps() -> None:
     seen: list[Any] = []
 
-    class Model:
+    class Model(CostModel):
         def predict_all(self, kernels: Any) -> list[Prediction]:
             seen.extend(kernels)
             return [Prediction(7, 7, 7, "measured", ())] * len(kernels)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, ValuesView
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import version
@@ -22,6 +22,9 @@ from tvm_stretch.base.errors import StretchError
 from tvm_stretch.base.files import as_path, is_finite, is_whole, read_whole, reason_of
 
 Kind = TypeVar("Kind")
+
+_MOST = 1e12
+"""The largest number of `within`, so that sums and products stay finite."""
 
 _PLAIN = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
@@ -134,6 +137,28 @@ class Format:
                 got = ", ".join([*missing, *(f"{n!r} too" for n in data if n not in types)])
             raise self.error(f"expected the fields {words} for {where}, got {got}; {self.again}")
         return kind(**{key: self.value(types[key], v, key, where) for key, v in data.items()})
+
+    def within(
+        self,
+        found: Kind,
+        where: str,
+        least: float = 0.0,
+        most: float = _MOST,
+        /,
+        **limits: tuple[float, float],
+    ) -> Kind:
+        """Refuse a dataclass with a number outside of a range, also in its lists and mappings.
+
+        Args:
+            limits: ranges of single fields.
+        """
+        for name, value in vars(found).items():
+            low, high = limits.get(name, (least, most))
+            held = value.values() if isinstance(value, Mapping) else value
+            for number in held if isinstance(held, tuple | ValuesView) else (held,):
+                if isinstance(number, int | float) and not low <= number <= high:
+                    raise self._refusal(f"a number from {low:g} to {high:g}", number, name, where)
+        return found
 
     def value(self, kind: Any, data: Any, key: str, where: str) -> Any:
         """A value of a type, from the field ``key`` of parsed JSON."""

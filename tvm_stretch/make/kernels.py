@@ -25,8 +25,7 @@ from tvm_stretch.make.pipeline import lower_regions
 from tvm_stretch.network.operator_graph import OperatorGraph, is_computed
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
-from tvm_stretch.plan.cost.describe import Anchored, describe_apart, result_shape
-from tvm_stretch.plan.cost.statements import describe_copy
+from tvm_stretch.plan.cost.describe import Anchored, describe_apart, describe_copy, result_shape
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor

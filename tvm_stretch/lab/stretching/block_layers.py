@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.operators import BINARY, Operator, Operators, remember
 from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.plan.cost.statements import describe_copy
+from tvm_stretch.plan.cost.describe import describe_copy
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.layers import (
     ConvShape,

@@ -6,16 +6,23 @@ fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm import tirx
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.integers import meaning_of
 from tvm_stretch.network.views import dtype_bytes
-from tvm_stretch.plan.cost.statements import Statement, generic_features, statements_of
+from tvm_stretch.plan.cost.generic_features import GenericFeatures, MeanFeatures, TableFeatures
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
-from tvm_stretch.targets.kernels.fused import split_fused
+from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import template_of
 from tvm_stretch.targets.kernels.template import Template, read_template
@@ -90,3 +97,134 @@ def _shape(param: Any) -> tuple[int, ...]:
 def _bytes(param: Any) -> int:
     """Size of a buffer; scalars have none."""
     return prod(_shape(param)) * dtype_bytes(str(param.dtype))
+
+
+_FAMILIES: dict[str, type[GenericFeatures]] = {"mean": MeanFeatures, "table": TableFeatures}
+"""Families of integer operators that have one, by kind."""
+
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a PrimFunc and the loops around it."""
+
+    mark: str | None
+    elements: int
+    reduce: int
+    inner: int
+    arithmetic: int
+    loads: int
+    gathers: int
+    calls: int
+    conditions: int
+
+
+def generic_features(
+    function: tirx.PrimFunc,
+    statements: list[Statement],
+    sizes: list[int],
+    machine: VectorMachine,
+) -> GenericFeatures:
+    """Features of a kernel that consists of ``statements``; ``sizes`` are its operands' bytes."""
+    steps = sum(one.elements for one in statements)
+    last = statements[-1] if statements else Statement(None, 0, 1, 1, 0, 0, 0, 0, 0)
+    work = sum(
+        one.elements * (one.arithmetic + one.loads + 20 * one.calls + 2) for one in statements
+    )
+    integer = meaning_of(function)
+    family = _FAMILIES.get(integer.kind if integer else "", GenericFeatures)
+    return family(
+        flops=float(sum(one.elements * one.arithmetic for one in statements)),
+        in_bytes=sum(sizes[:-1]),
+        weight_bytes=0,
+        out_bytes=sizes[-1] if sizes else 0,
+        epilogue_flops=0.0,
+        model_cycles=work / machine.lanes,
+        out_elements=last.elements // max(1, last.reduce),
+        steps=steps,
+        loads=sum(one.elements * one.loads for one in statements),
+        gathers=sum(one.elements * one.gathers for one in statements),
+        calls=sum(one.elements * one.calls for one in statements),
+        conditions=sum(one.elements * one.conditions for one in statements),
+        reduce_steps=max((one.reduce for one in statements), default=1),
+        inner_elements=last.inner,
+        stages=len(statements),
+        vector_lanes=machine.lanes,
+        item_bytes=dtype_bytes(str(function.params[0].dtype)) if sizes else 4,
+    )
+
+
+def statements_of(function: tirx.PrimFunc, lanes: int) -> Iterator[Statement]:
+    """The statements of a function that consists of blocks, in order."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
+    for block in found:
+        if block.name_hint != "root" or len(block.iter_vars):
+            yield _statement(block, lanes)
+
+
+def _statement(block: s_tir.SBlock, lanes: int) -> Statement:
+    extents = [int(axis.dom.extent) for axis in block.iter_vars]
+    reduced = [
+        extent for extent, axis in zip(extents, block.iter_vars, strict=True) if axis.iter_type == 2
+    ]
+    counts = dict.fromkeys(("arithmetic", "loads", "gathers", "calls", "conditions"), 0)
+
+    def visit(node: Any) -> None:
+        if isinstance(node, TensorLoad):
+            counts["loads"] += 1
+            counts["gathers"] += _pieces(node, lanes) - 1
+        elif isinstance(node, Call):
+            name = node.op.name if isinstance(node.op, tvm.ir.Op) else ""
+            if name == "prim.if_then_else":
+                counts["conditions"] += 1
+            elif "float" in str(node.ty):
+                counts["calls"] += 1
+        elif isinstance(node, _ARITHMETIC) and "float" in str(node.ty):
+            counts["arithmetic"] += 1
+
+    tvm_ffi.structural_walk(block.body, visit, order="post")
+    mark = block.annotations.get(ANNOTATION)
+    return Statement(
+        mark=None if mark is None else str(mark),
+        elements=prod(extents),
+        reduce=prod(reduced),
+        inner=extents[-1] if extents else 1,
+        **counts,
+    )
+
+
+def _pieces(load: TensorLoad, lanes: int) -> int:
+    """Number of pieces in which the lanes of a vector are read, if all follow the last index.
+
+    ``x[.., lane]``: 1; ``x[.., (lane + 4) % 8]``: 2; ``x[.., (lane + 3) % 8]``: 8
+    """
+    shifts: list[int] = []
+    if len(load.indices):
+        tvm_ffi.structural_walk(
+            load.indices[-1], (tirx.IntImm, lambda number: shifts.append(int(number.value)))
+        )
+    return lanes // math.gcd(lanes, *shifts) if shifts else 1
+
+
+def describe_copy(size: int, machine: VectorMachine) -> GenericFeatures:
+    """Features of the executor's own copy of ``size`` bytes."""
+    return GenericFeatures(
+        flops=0.0,
+        in_bytes=size,
+        weight_bytes=0,
+        out_bytes=size,
+        epilogue_flops=0.0,
+        model_cycles=size / 16,
+        out_elements=size // 4,
+        steps=size // 4,
+        loads=size // 4,
+        gathers=0,
+        calls=0,
+        conditions=0,
+        reduce_steps=1,
+        inner_elements=max(1, size // 4),
+        stages=1,
+        vector_lanes=machine.lanes,
+    )

@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,13 @@ from tvm_stretch.base.files import is_finite, sealed, write_whole, writing
 from tvm_stretch.base.formats import Format
 from tvm_stretch.base.progress import say
 from tvm_stretch.base.trusted import make_folder
-from tvm_stretch.plan.cost.analytic import AnalyticModel
 from tvm_stretch.plan.cost.correction import Ratios
 from tvm_stretch.plan.cost.family import Array, FamilyModel, Over, Parts, fit_family, intervals_of
 from tvm_stretch.plan.cost.fingerprint import check_device
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.plan.cost.generic_features import families as all_families
 from tvm_stretch.plan.cost.launching import Launching, launching_of
-from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.cost.prediction import AnalyticModel, CostModel, Prediction
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed
 
@@ -42,6 +41,9 @@ FORMAT = Format(
     is_sealed=True,
 )
 
+_RATES = (1e-9, 1e9)
+"""Cycles and bytes of a nanosecond in a file."""
+
 _LARGEST_RATIO = 1e6
 """Largest slowdown in a file."""
 
@@ -51,7 +53,7 @@ kernel takes: samples are smaller than the largest layers, so the launch counts 
 
 
 @dataclass(frozen=True)
-class MeasuredModel:
+class MeasuredModel(CostModel):
     """See the module docstring.
 
     Attributes:
@@ -73,6 +75,15 @@ class MeasuredModel:
     below: MeasuredModel | None = None
     memory: float = math.inf
     launching: Launching | None = None
+
+    @property
+    def start_ns(self) -> float:
+        """The latency of a kernel without work."""
+        return self.base.start_ns
+
+    def added_ns(self, kernel: Features, alone_ns: float) -> float:
+        """How much longer a run takes with a kernel: on a GPU its launch may hide beside it."""
+        return alone_ns if self.launching is None else self.launching.added_ns(kernel, alone_ns)
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel, analytic for families that were not measured."""
@@ -174,7 +185,7 @@ class MeasuredModel:
         return {
             **FORMAT.head,
             "device": dict(self.device),
-            "analytic": self.base.to_json(),
+            "analytic": asdict(self.base.speed),
             "together_ratio": self.together_ratio,
             "families": {name: family.to_json() for name, family in self.families.items()},
             "below": None if self.below is None else self.below._to_json(),
@@ -206,7 +217,11 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
                 f"{path}: the cost families {', '.join(changed)} have changed since then; their "
                 "kernels are predicted by typical speeds until they are measured again"
             )
-        base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
+        speed = FORMAT.build(Speed, data["analytic"], f"analytic of {path}")
+        base = AnalyticModel(
+            FORMAT.within(speed, "analytic", cycles_per_ns=_RATES, bytes_per_ns=_RATES)
+        )
+        ratio = data["together_ratio"]
         memory = math.inf if data["memory"] is None else data["memory"]
         launching = data["launching"]
         below = data["below"]

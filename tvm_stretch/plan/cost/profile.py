@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.plan.cost.prediction import Prediction
+from tvm_stretch.plan.cost.prediction import CostModel, Prediction, analytic
 from tvm_stretch.targets.kernels.features import Features, Work
 
 BYTES = {"int8": 1, "float16": 2, "float32": 4}
@@ -28,7 +28,7 @@ _DOUBT = 1.25
 
 
 @dataclass(frozen=True)
-class ProcessorProfile:
+class ProcessorProfile(CostModel):
     """Costs on one processor."""
 
     name: str  # as in plans
@@ -60,6 +60,15 @@ class ProcessorProfile:
         weights = size * work.weights / self.weight_bytes_per_ns
         started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
         return compute + activations + weights + started
+
+    @property
+    def start_ns(self) -> float:
+        """The latency of a kernel without work."""
+        return 1e3 * self.kernel_us
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel."""
+        return analytic([self.nanoseconds(kernel.device_work()) for kernel in kernels], _DOUBT)
 
     def clocked(self, mhz: float) -> ProcessorProfile:
         """The processor at another of its clocks: it computes, reads and writes as much slower.
@@ -175,24 +184,3 @@ class Profile:
                 return round(1e3 * transfer.us + moved)
         pairs = ((writer, "cpu"), ("cpu", reader))
         return sum(self.hand_over(*pair, size, value_bytes) for pair in pairs)
-
-
-class ProfileModel:
-    """A `CostModel` of one processor of a device that is not here."""
-
-    def __init__(self, processor: ProcessorProfile) -> None:
-        self.processor = processor
-
-    @property
-    def start_ns(self) -> float:
-        """Time of a kernel without work."""
-        return 1e3 * self.processor.kernel_us
-
-    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
-        """One prediction for each kernel."""
-        found = []
-        for kernel in kernels:
-            ns = self.processor.nanoseconds(kernel.device_work())
-            low, high = round(ns / _DOUBT), round(ns * _DOUBT)
-            found.append(Prediction(round(ns), low, high, "analytic"))
-        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +14,10 @@ import numpy as np
 import tvm
 
 from tvm_stretch.base.errors import DeviceError
-from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.make.lowering.executor_graph import Graph, Node, Tensor
 from tvm_stretch.phone.device import Device
-from tvm_stretch.plan.cost.context import in_place
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.plan.measuring.dataset import Row
-from tvm_stretch.plan.measuring.record import Kernel
 from tvm_stretch.plan.measuring.samples import Sample
 from tvm_stretch.plan.measuring.timing import (
     GpuStopwatch,
@@ -26,10 +25,10 @@ from tvm_stretch.plan.measuring.timing import (
     QuickestCore,
     Stopwatch,
     Timing,
+    busy_times,
     empty_caches,
 )
-from tvm_stretch.plan.measuring.waiting import busy_times
-from tvm_stretch.plan.measuring.workshop import Prepared, Workshop
+from tvm_stretch.plan.measuring.workshop import Kernel, Prepared, Workshop
 from tvm_stretch.run.benchmark import node_packets, node_times
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.plans_of_model import Executor
@@ -257,3 +256,90 @@ def _no_answer(expected: str, got: object) -> DeviceError:
 def _is_span(span: dict[str, Any], count: int) -> bool:
     in_order = 0 <= int(span["start"]) <= int(span["end"])
     return in_order and (span["kind"] != "kernel" or 0 <= int(span["id"]) < count)
+
+
+_FLUSHED_BYTES = 1 << 30
+"""Bytes of a round after which all caches are empty."""
+
+_WEIGHTS = ("constant", "prepared")
+
+
+def in_place(
+    graph: Graph,
+    kernels: Mapping[str, Features],
+    flushed: bool = False,
+    once: bool = False,
+) -> list[Features | None]:
+    """The features of each node of a graph, with the bytes that are touched in between.
+
+    Args:
+        graph: the nodes in the order in which they run.
+        kernels: features by name of kernel; nodes of other kernels get None.
+        flushed: whether the caches are emptied before every run.
+        once: whether bytes that several nodes touch count once in a round. The cache of a GPU keeps
+            a network of 25 MB whose nodes touch 130.
+    """
+    touched = _Touched(graph)
+    reuse = [touched.node(node) for node in graph.nodes]
+    total = _different_bytes(graph) if once else touched.now
+    total = _FLUSHED_BYTES if flushed else total
+    return [
+        replace(kernels[node.kernel], round_bytes=total, reuse_bytes=distance)
+        if node.kernel in kernels
+        else None
+        for node, distance in zip(graph.nodes, reuse, strict=True)
+    ]
+
+
+def _different_bytes(graph: Graph) -> int:
+    """How many different bytes the nodes touch."""
+    windows = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
+    for number in {i for node in graph.nodes for i in (*node.inputs, *node.outputs)}:
+        tensor = graph.tensors[number]
+        windows[tensor.kind, tensor.buffer].append((tensor.offset, tensor.offset + tensor.bytes))
+    total = 0
+    for own in windows.values():
+        reached = 0
+        for begin, end in sorted(own):
+            total += max(0, end - max(begin, reached))
+            reached = max(reached, end)
+    return total
+
+
+class _Touched:
+    """When bytes were last read or written; the clock counts the bytes that kernels touch.
+
+    Tensors are windows on memory, and several may share bytes.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = graph.tensors
+        self.now = 0
+        self._log: list[tuple[tuple[str, int], int, int, int]] = []
+
+    def node(self, node: Node) -> int:
+        """Run a node; returns how long ago its inputs were touched, on average."""
+        inputs = list(dict.fromkeys(node.inputs))
+        read = [self.tensors[i] for i in inputs if self.tensors[i].kind not in _WEIGHTS]
+        size = sum(tensor.bytes for tensor in read)
+        distance = sum(self._distance(tensor) for tensor in read)
+        written = [self.tensors[i] for i in dict.fromkeys(node.outputs)]
+        self.now += sum(self.tensors[i].bytes for i in inputs) + sum(t.bytes for t in written)
+        for tensor in (*read, *written):
+            end = tensor.offset + tensor.bytes
+            self._log.append(((tensor.kind, tensor.buffer), tensor.offset, end, self.now))
+        return round(distance / size) if size else 0
+
+    def _distance(self, tensor: Tensor) -> int:
+        """Bytes of the tensor times how long ago they were touched; 0 for the caller's tensors."""
+        memory, begin = (tensor.kind, tensor.buffer), tensor.offset
+        end = begin + tensor.bytes
+        left, total = tensor.bytes, 0
+        for where, start, stop, when in reversed(self._log):
+            if where == memory and (common := min(stop, end) - max(start, begin)) > 0:
+                common = min(common, left)
+                total += common * (self.now - when)
+                left -= common
+                if not left:
+                    break
+        return total

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm
+from tvm import tirx
 
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.progress import quiet
 from tvm_stretch.make.branching import branch
+from tvm_stretch.make.code.generate import named_kernel
 from tvm_stretch.make.pipeline import build_parts
 from tvm_stretch.network.calls import Calls
-from tvm_stretch.plan.measuring.record import Kernel, recording
+from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.plan.measuring.sample_networks import chain
-from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.samples import Sample, sample_of
 from tvm_stretch.read import load_network
 from tvm_stretch.run.model import Model
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
@@ -94,3 +97,42 @@ def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModul
     shares = half_shares(mod)
     pair = [processors[0], replace(processors[-1], name="other half")]
     return branch(mod, shares, (), pair).mod if shares else mod
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a network; ``sample`` measures the same kernel, if it has a template."""
+
+    features: Features
+    sample: Sample | None
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordKernels")
+class RecordKernels:
+    """Describe kernels after fusion and before scheduling; the module does not change.
+
+    It is the last of a processor's phases, not a part of the schedule, because the schedule does
+    not run for kernels that the cache knows.
+    """
+
+    def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
+        self.processor = processor
+        self.found = found
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Fill the table."""
+        for var, function in mod.functions.items():
+            if isinstance(function, tirx.PrimFunc):
+                named = named_kernel(var.name_hint, function, self.processor.schedule)
+                features = describe(function, self.processor.machine)
+                self.found[str(named.attrs["global_symbol"])] = Kernel(
+                    features, sample_of(var.name_hint, function)
+                )
+        return mod
+
+
+def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
+    """A copy of the processor, and a table that its compilations fill."""
+    found: dict[str, Kernel] = {}
+    phases = (*processor.phases, RecordKernels(processor, found))
+    return replace(processor, phases=phases), found

@@ -9,16 +9,20 @@ So a search that needs hundreds of ratios asks the cost model twice.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
 from tvm_stretch.network.operator_graph import Group
-from tvm_stretch.plan.cost.analytic import AnalyticModel
-from tvm_stretch.plan.cost.measured_model import MeasuredModel
-from tvm_stretch.plan.cost.planning import trained_costs
-from tvm_stretch.plan.cost.prediction import CostModel
-from tvm_stretch.plan.cost.profile import Power, ProfileModel
+from tvm_stretch.plan.cost.fingerprint import default_folder, fingerprint
+from tvm_stretch.plan.cost.generic_features import TransferFeatures
+from tvm_stretch.plan.cost.measured_model import MeasuredModel, load_cost_model
+from tvm_stretch.plan.cost.prediction import AnalyticModel, CostModel, Prediction
+from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.scheduling.problem import TransferCost
 from tvm_stretch.plan.search.objective import Cost
 from tvm_stretch.plan.search.priced_kernels import Kernels
@@ -32,8 +36,9 @@ _MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
 
 _GPU_ROUND = 24_000_000
 """Different bytes that most networks touch beside a kernel's own weights: fewer than the cache of a
-large GPU keeps. `plan/cost/context.py` counts those of networks that are measured."""
+large GPU keeps. `plan/measuring/bench.py` counts those of networks that are measured."""
 
+_MEBI = 1 << 20
 _COPIED_PER_NS = 8.0  # bytes that a core copies in a nanosecond, both directions together
 
 
@@ -54,10 +59,8 @@ class Costs:
     regions: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()  # the factor of all kernels of each processor
     power: Power | None = None  # of the device; None if it is not known
-    _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
-    _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
-    _known: dict[tuple[int, Features], int] = field(default_factory=dict)
-    _unlike: set[tuple[int, Features]] = field(default_factory=set)
+    # predictions of kernels, and costs of groups and of their halves, by place
+    _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     kernels: Kernels = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,17 +81,17 @@ class Costs:
 
     def whole(self, group: Group, place: int) -> int | None:
         """Nanoseconds of a kernel on a processor; None if it refuses one of its operators."""
-        key = (group, place)
-        if key not in self._wholes:
+        if (key := (group, place)) not in self._memo:
             supported = self.kernels.supported(group, place)
-            self._wholes[key] = (
+            self._memo[key] = (
                 self.of(self.kernels.whole(group, place), place) if supported else None
             )
-        return self._wholes[key]
+        found: int | None = self._memo[key]
+        return found
 
     def of(self, kernels: Sequence[Features], place: int) -> int:
         """Kernels on a processor."""
-        return self._predict(place, kernels)
+        return sum(answer.nanoseconds for answer in self._predict(place, kernels))
 
     def ask_for(
         self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
@@ -121,10 +124,9 @@ class Costs:
         """The number of these kernels that are unlike all measured ones on some processor."""
 
         def is_unlike(group: Group, place: int) -> bool:
-            if not self.kernels.supported(group, place):
-                return False
-            kernels = self.kernels.whole(group, place)
-            return any((place, kernel) in self._unlike for kernel in kernels)
+            supported = self.kernels.supported(group, place)
+            kernels = self.kernels.whole(group, place) if supported else ()
+            return any(answer.out_of_range for answer in self._predict(place, kernels))
 
         places = range(len(self.processors))
         return sum(any(is_unlike(group, place) for place in places) for group in groups)
@@ -136,10 +138,7 @@ class Costs:
             factors=tuple(a * b for a, b in zip(self.factors, factors, strict=True)),
             together=tuple(ratio * together for ratio in self.together),
             source=f"{self.source}, corrected by a run",
-            _wholes={},
-            _halves={},
-            _known={},
-            _unlike=set(),
+            _memo={},
         )
         slower.kernels = self.kernels
         return slower
@@ -162,10 +161,9 @@ class Costs:
         """Nanoseconds of a part of a kernel, on a processor that supports it, while others work."""
         whole = self.whole(group, place)
         assert whole is not None
-        key = (group, place, along)
-        if key not in self._halves:
-            self._halves[key] = self._half(group, place, along, whole)
-        half, share = self._halves[key]
+        if (key := (group, place, along)) not in self._memo:
+            self._memo[key] = self._half(group, place, along, whole)
+        half, share = self._memo[key]
         line = whole - (whole - half) * (1 - fraction) / (1 - share)
         return round(self.together[place] * max(half * fraction, line))
 
@@ -196,11 +194,7 @@ class Costs:
 
     def start(self, place: int) -> int:
         """A kernel without work."""
-        model = self.models[self.processors[place].name]
-        if isinstance(model, ProfileModel):
-            return round(model.start_ns)
-        base = model if isinstance(model, AnalyticModel) else getattr(model, "base", None)
-        return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
+        return round(self.models[self.processors[place].name].start_ns)
 
     def transfers(self, *, formed: bool = False) -> list[list[TransferCost]]:
         """Hand-overs in the form that schedulers take.
@@ -214,20 +208,16 @@ class Costs:
             for p in places
         ]
 
-    def _predict(self, place: int, features: Sequence[Features]) -> int:
-        missing = [f for f in features if (place, f) not in self._known]
-        if missing:
-            model = self.models[self.processors[place].name]
-            launching = model.launching if isinstance(model, MeasuredModel) else None
-            answers = model.predict_all([self._in_a_round(place, kernel) for kernel in missing])
-            for feature, answer in zip(missing, answers, strict=True):
-                ns: float = answer.nanoseconds
-                if launching is not None:
-                    ns = launching.added_ns(feature, ns)
-                self._known[place, feature] = round(self.factors[place] * ns)
-                if answer.out_of_range:
-                    self._unlike.add((place, feature))
-        return sum(self._known[place, feature] for feature in features)
+    def _predict(self, place: int, kernels: Sequence[Features]) -> list[Prediction]:
+        """What each kernel adds to a run."""
+        missing = [kernel for kernel in kernels if (place, kernel) not in self._memo]
+        model, factor = self.models[self.processors[place].name], self.factors[place]
+        asked = [self._in_a_round(place, kernel) for kernel in missing]
+        answers = model.predict_all(asked) if asked else []
+        for kernel, answer in zip(missing, answers, strict=True):
+            ns = round(factor * model.added_ns(kernel, answer.nanoseconds))
+            self._memo[place, kernel] = replace(answer, nanoseconds=ns)
+        return [self._memo[place, kernel] for kernel in kernels]
 
     def _in_a_round(self, place: int, kernel: Features) -> Features:
         """The kernel in a network of usual size."""
@@ -241,7 +231,7 @@ class Costs:
         if half is None:
             return (whole + self.start(place)) // 2, 0.5
         kernels, fraction = half
-        return min(whole, self._predict(place, kernels)), fraction
+        return min(whole, self.of(kernels, place)), fraction
 
 
 def not_asked_for(host: Processor) -> Processor:
@@ -249,38 +239,91 @@ def not_asked_for(host: Processor) -> Processor:
     return replace(host, rules=(), refuse=lambda _: "it is not among the targets")
 
 
-def planning_costs(processors: Sequence[Processor]) -> Costs:
+def planning_costs(processors: Sequence[Processor], folder: str | Path | None = None) -> Costs:
     """Costs by `ts.tune.measure` on their machine, or typical speeds of such processors.
 
+    Args:
+        processors: the CPU first.
+        folder: contains the models; by default the folder of `ts.tune.measure`.
+
     Raises:
-        CostModelError: a file of `ts.tune.measure` is damaged or of another version.
+        CostModelError: a file of `ts.tune.measure` is damaged, of another version or device.
     """
-    typical = {processor.name: AnalyticModel(processor.speed) for processor in processors}
+    folder, trained = _trained_models(processors, folder)
+    measured = f"measured on {processors[0].device or 'this machine'} ({folder})"
+    typical: dict[str, CostModel] = {p.name: AnalyticModel(p.speed) for p in processors}
+    together = max((model.together_ratio for model in trained.values()), default=1.0)
+    return Costs(
+        processors=tuple(processors),
+        models={**typical, **trained},
+        hand_over=_hand_overs(processors, trained),
+        together=(together,) * len(processors),
+        source=measured if trained else _UNMEASURED,
+        trusted=bool(trained),
+        regions=tuple(round(processor.speed.region_ns) for processor in processors),
+    )
+
+
+_UNMEASURED = "typical of such processors, nothing was measured there (ts.tune.measure)"
+
+
+def _hand_overs(
+    processors: Sequence[Processor], trained: Mapping[str, MeasuredModel]
+) -> Callable[[int, int, int], int]:
+    """Nanoseconds of a hand-over, by places of writer and reader and bytes."""
     speeds = [processor.speed for processor in processors]
-    share_caches = [processor.on_host_cores for processor in processors]
-    trained = trained_costs(processors)
+    lines = [_transfer_lines(trained.get(processor.name)) for processor in processors]
 
     @cache
     def hand_over(writer: int, reader: int, size: int) -> int:
         if writer == reader:
             return 0
-        measured = None if trained is None else trained.hand_over(writer, reader, size)
-        if measured is not None:
-            return measured
-        if share_caches[writer] and share_caches[reader]:
+        # Transfers between two devices are not measured: at worst they go through the CPU.
+        ways = [lines[writer].get((1, 0))] if writer else []
+        ways += [lines[reader].get((0, 1))] if reader else []
+        known = [way[0] + way[1] * size for way in ways if way is not None]
+        if len(known) == len(ways):
+            return round(sum(known))
+        if processors[writer].on_host_cores and processors[reader].on_host_cores:
             return round(_MEETING_NS + size / _CACHED_PER_NS)
         slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
         return round(max(speeds[writer].handover_ns, speeds[reader].handover_ns) + size / slower)
 
-    return Costs(
-        processors=tuple(processors),
-        models=typical if trained is None else dict(trained.models),
-        hand_over=hand_over,
-        together=(1.0,) * len(processors) if trained is None else trained.together,
-        source=_UNMEASURED if trained is None else trained.source,
-        trusted=trained is not None,
-        regions=tuple(round(speed.region_ns) for speed in speeds),
-    )
+    return hand_over
 
 
-_UNMEASURED = "typical of such processors, nothing was measured there (ts.tune.measure)"
+def _transfer_lines(model: MeasuredModel | None) -> dict[tuple[int, int], tuple[float, float]]:
+    """Measured transfers from the CPU, (0, 1), and to it: time without bytes, and per byte."""
+    if model is None or TransferFeatures.family not in model.families:
+        return {}
+    found = {}
+    for pair in ((0, 1), (1, 0)):
+        none, much = model.nanoseconds([TransferFeatures.of(size, *pair) for size in (0, _MEBI)])
+        found[pair] = (float(none), float(much - none) / _MEBI)  # models are lines
+    return found
+
+
+def _trained_models(
+    processors: Sequence[Processor], folder: str | Path | None
+) -> tuple[Path | None, dict[str, MeasuredModel]]:
+    """The folder of `ts.tune.measure` and its models; none unless each processor has one.
+
+    Without a folder only processors of this machine or of a device reached by RPC can have models,
+    because others are only known by their target.
+    """
+    found = None if folder is None else Path(folder)
+    if folder is None and all(p.runs_here or p.device for p in processors):
+        found = default_folder(processors[0])
+    paths = {p.name: (found or Path()) / f"{p.name}.json" for p in processors}
+    if found is None or not all(os.access(path, os.F_OK) for path in paths.values()):
+        return found, {}
+    return found, {
+        p.name: _load(path, path.stat().st_mtime_ns, json.dumps(fingerprint(p), sort_keys=True))
+        for p, path in zip(processors, paths.values(), strict=True)
+    }
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, _modified: int, device: str) -> MeasuredModel:
+    """Load a model, which takes half a second, once per version of a file."""
+    return load_cost_model(path, json.loads(device))

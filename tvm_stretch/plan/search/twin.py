@@ -17,7 +17,7 @@ import tvm
 
 from tvm_stretch.base.errors import InputError, TargetError
 from tvm_stretch.make.kernels import kernels_alone
-from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, ProfileModel
+from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile
 from tvm_stretch.plan.search.costs import Costs, not_asked_for
 from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
@@ -73,7 +73,7 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
     precisions = ", ".join(f"{p.precision} on {p.name}" for p in known)
     return Costs(
         processors=tuple(processors),
-        models={processor.name: ProfileModel(processor) for processor in known},
+        models={processor.name: processor for processor in known},
         hand_over=lambda writer, reader, size: profile.hand_over(
             names[writer], names[reader], size, value_bytes
         ),
