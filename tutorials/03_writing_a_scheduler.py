@@ -19,7 +19,6 @@ from tvm_stretch.plan.scheduling import (
     Result,
     Simulation,
     check_schedule,
-    refine,
     result_of,
     schedule_heft,
 )
@@ -103,19 +102,9 @@ for name, result in sorted(results.items(), key=lambda item: -item[1].makespan):
     check_schedule(problem, result)
     print(f"{name:10}{result.makespan / 1e6:8.3f} ms{result.runtime_ns / 1e6:10.1f} ms to find it")
 
-section("5. Let local search improve it")
-# Moves and swaps of operators in C++, from any complete schedule.
-started = Simulation(problem)
-for operator in mine.sequence:
-    started.append(operator, mine.placement[operator])
-refined = result_of("mine, refined", refine(started), time.perf_counter_ns())
-check_schedule(problem, refined)
-print(f"{mine.makespan / 1e6:.3f} -> {refined.makespan / 1e6:.3f} ms")
-assert refined.makespan <= mine.makespan
-
-section("6. From a schedule to a plan, and to a model")
+section("5. From a schedule to a plan, and to a model")
 # Operators of one processor become regions; a region waits only before its first operator.
-plan = network.plan(refined)
+plan = network.plan(mine)
 model = ts.compile(onnx_model, targets, plan=plan, cpu_threads=1)
 print(model.plan.explain())
 assert {region.processor for region in model.plan.regions} == {"cpu", "second"}
@@ -126,7 +115,7 @@ expected, y = alone(x), model(x)
 assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
 print("the same numbers as on one processor")
 
-section("7. Let every compile use it")
+section("6. Let every compile use it")
 # A search asks a scheduler wherever operators may run at the same time: about each of the network's
 # segments with branches.  Its answers are checked, and compete with shares and splits of layers.
 asked: list[Problem] = []

@@ -4,7 +4,7 @@
 
 Fewer processors are tried too, so that another processor never makes a network slower; operators
 that may be split are also tried in the parts of µLayer and CoDL. A compilation does not spend this
-time: it starts from its own plan (`refine.py`).
+time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.baselines import (
     schedule_starpu,
 )
 from benchmarks.baselines.bounds import lower_bound
+from benchmarks.baselines.local_search import anneal
 from benchmarks.baselines.merge import merge_short_operators
 from tvm_stretch.plan.scheduling.heft import schedule_heft
 from tvm_stretch.plan.scheduling.problem import Problem
-from tvm_stretch.plan.scheduling.refine import anneal
 from tvm_stretch.plan.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.plan.scheduling.simulate import Simulation, simulate
 

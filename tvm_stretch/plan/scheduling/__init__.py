@@ -4,8 +4,8 @@
     >>> result = schedule_heft(problem)
     >>> result.makespan, result.placement
 
-Every scheduler has this signature. A compilation runs HEFT and refines its own plans (`refine.py`);
-schedulers of other papers stand beside the benchmarks that compare them.
+Every scheduler has this signature. A compilation runs HEFT; schedulers of other papers stand beside
+the benchmarks that compare them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tvm_stretch.plan.scheduling.problem import (
     TransferCost,
     linear_transfer,
 )
-from tvm_stretch.plan.scheduling.refine import refine
 from tvm_stretch.plan.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.plan.scheduling.simulate import Simulation, run_sequence, simulate
 
@@ -35,7 +34,6 @@ __all__ = [
     "TransferCost",
     "check_schedule",
     "linear_transfer",
-    "refine",
     "result_of",
     "run_sequence",
     "schedule_heft",

@@ -1,7 +1,6 @@
 """Runs a schedule of a problem, given a placement and an order on each processor.
 
-The times are those of `clock.py`. The local search in C++ (`native/`) computes the same times of
-what a change moves; each of its answers runs here again, and a test compares the two.
+The times are those of `clock.py`.
 """
 
 from __future__ import annotations

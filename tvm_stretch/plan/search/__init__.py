@@ -5,7 +5,7 @@
                                        of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
         designed.py                    the branches of a stretched network on their processors
-        realise.py                     plan: regions, predicted times, a scheduler's order
+        realise.py                     plan: regions, predicted times
 
 Costs come from `costs.py`: measured kernels of this machine, or typical processors. A prediction
 alone never decides: the compiler builds the proposed plans and measures them.
