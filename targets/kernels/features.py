@@ -8,18 +8,22 @@ The latency is approximated by a weighted sum of phases, which the family comput
 
     conv 64 -> 64   ->   {"start": 300, "multiply": 81234, "tiles": 5120, "output": 6720, ...}
 
-Each is in nanoseconds of an imaginary core, so 1 is a sensible first weight.
+Each is in nanoseconds of an imaginary core, so 1 is a sensible first weight. A field says where
+a template's configuration has it, so no other list names it; `Features.of_kernel` reads them:
+
+    tile_pixels: int = field(metadata=feature("pixels", least=1))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 Phases = dict[str, float]
+Family = TypeVar("Family", bound="Features")
 
 FAMILIES: dict[str, type[Features]] = {}
 """By name; a class registers itself."""
@@ -84,6 +88,23 @@ class Work:
         return Work(family, multiply_adds, values, weights, groups if family == "grouped" else 0)
 
 
+def feature(
+    read: str | Callable[[Any], float] | None = "",
+    *,
+    least: int = 0,
+    is_constant: bool = False,
+) -> dict[str, Any]:
+    """The metadata of a family's field.
+
+    Args:
+        read: an attribute of a configuration, or a function of it; by default the field's own
+            name. None: configurations do not have it.
+        least: the smallest value.
+        is_constant: whether it stays as it is when the kernel's result grows; see `scaled`.
+    """
+    return {"read": read, "least": least, "is_constant": is_constant}
+
+
 @dataclass(frozen=True)
 class Features:
     """Base of all families; every field is a number.
@@ -94,14 +115,12 @@ class Features:
 
     family: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    positive: ClassVar[Collection[str]] = ()
-    """Fields of the family that are at least 1."""
     stand_in: ClassVar[str] = ""
     """A family with the same fields, whose model predicts this one until it is measured."""
     is_kernel: ClassVar[bool] = True
     """Whether it describes a kernel, and neither a transfer nor a run."""
-    constant: ClassVar[Collection[str]] = ()
-    """Fields of the family that do not grow with the kernel's result; see `scaled`."""
+    result_bytes: ClassVar[int] = 0
+    """Bytes of a number of the result; 0: as many as of an input."""
 
     flops: float  # multiplies and adds of the anchor; a multiply-add counts as two
     in_bytes: int  # of the kernel's inputs without its weights
@@ -112,18 +131,54 @@ class Features:
     model_cycles: float  # see the module docstring
     # bytes that the processor touches between two runs of the kernel, usually a whole network
     # It decides in which memory the weights are found
-    round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
+    round_bytes: int = field(
+        default=_TYPICAL_ROUND_BYTES, kw_only=True, metadata=feature(None, is_constant=True)
+    )
     # bytes touched since the kernel's inputs were read or written, on average
-    reuse_bytes: int = field(default=0, kw_only=True)
+    reuse_bytes: int = field(default=0, kw_only=True, metadata=feature(None, is_constant=True))
     # numbers in a vector of the processor; counts of vectors refer to these
-    vector_lanes: int = field(default=8, kw_only=True)
+    vector_lanes: int = field(
+        default=8, kw_only=True, metadata=feature("lanes", least=1, is_constant=True)
+    )
     # of an input number: 4 for float32, 2 for float16, 1 for 8-bit integers
-    item_bytes: int = field(default=4, kw_only=True)
+    item_bytes: int = field(
+        default=4, kw_only=True, metadata=feature(None, least=1, is_constant=True)
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "family" in cls.__dict__:
             FAMILIES[cls.family] = cls
+
+    @classmethod
+    def of_kernel(
+        cls: type[Family],
+        config: Any,  # a template's configuration
+        cycles: float,  # by its own model
+        epilogue: EpilogueWork,
+        item: int,  # bytes of a number of the kernel's input
+        flops: float,
+        # numbers that the kernel reads and writes, and its constants
+        numbers: tuple[int, int, int],
+    ) -> Family:
+        """The features of a configuration."""
+        read, written, constants = numbers
+        sources = {field.name: field.metadata.get("read") for field in fields(cls)}
+        own = {
+            name: source(config) if callable(source) else getattr(config, source or name)
+            for name, source in sources.items()
+            if source is not None
+        }
+        return cls(
+            flops=flops,
+            in_bytes=item * read + epilogue.bytes,
+            weight_bytes=item * constants,
+            out_bytes=epilogue.out_bytes or (cls.result_bytes or item) * written,
+            epilogue_flops=epilogue.flops,
+            model_cycles=cycles,
+            item_bytes=item,
+            **own,
+        )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -182,11 +237,10 @@ class Features:
 
     def scaled(self, share: Fraction, read: Fraction) -> Features:
         """A kernel of a share of the result, which reads a share of the input."""
-        same = {"round_bytes", "reuse_bytes", "vector_lanes", "item_bytes", *self.constant}
         changed = {
             field.name: type(value)(value * part.numerator / part.denominator)
             for field in fields(self)
-            if field.name not in same
+            if not field.metadata.get("is_constant")
             for value in (getattr(self, field.name),)
             for part in (read if field.name == "in_bytes" else share,)
         }

@@ -16,7 +16,7 @@ from tvm_stretch.make.reading import read_network
 from tvm_stretch.plan.search.halves import half_of
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
-from tvm_stretch.targets.cpu.kernels.window_features import PoolFeatures, WindowFeatures
+from tvm_stretch.targets.cpu.kernels.window import PoolFeatures, WindowFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

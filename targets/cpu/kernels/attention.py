@@ -22,14 +22,21 @@ then a copy would take longer than the products.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.features import EpilogueWork
+from tvm_stretch.targets.kernels.features import (
+    GIGAHERTZ,
+    EpilogueWork,
+    Features,
+    Phases,
+    Work,
+    feature,
+)
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import Layer, taken
 from tvm_stretch.targets.kernels.loops import (
@@ -45,7 +52,6 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, choose
 
-from .attention_features import AttentionFeatures
 from .attention_nest import Band
 from .matmul import MatmulConfig, MatmulShape, place_in
 
@@ -83,6 +89,40 @@ class AttentionShape(Layer):
     def stack(self) -> tuple[int, ...]:
         """The axes of the stack of results."""
         return MatmulShape((*self.scores.batch, self.q[-2], self.v[-2]), self.v).batch
+
+
+@dataclass(frozen=True)
+class AttentionFeatures(Features):
+    """Queries, keys and values of several heads."""
+
+    family: ClassVar[str] = "attention"
+    # heads, queries of a head, and columns of the values
+    matrices: int = field(metadata=feature(lambda config: prod(config.stack), least=1))
+    rows: int = field(metadata=feature(lambda config: config.scores.size[0], least=1))
+    key_rows: int = field(
+        metadata=feature(lambda config: config.scores.size[2], least=1, is_constant=True)
+    )
+    depth_steps: int = field(
+        metadata=feature(lambda config: config.scores.size[1], least=1, is_constant=True)
+    )
+    columns: int = field(metadata=feature(lambda config: config.v[-1], least=1, is_constant=True))
+
+    def own_phases(self) -> Phases:
+        """Vectors of products and of exponentials, and rows."""
+        lanes, rows = self.vector_lanes, self.matrices * self.rows
+        vectors = rows * -(-self.key_rows // lanes)
+        products = vectors * self.depth_steps + rows * self.key_rows * -(-self.columns // lanes)
+        return {
+            "multiply": products / 2 / GIGAHERTZ,
+            "exponentials": vectors * 4.0,
+            "rows": rows * 10.0,
+        }
+
+    def device_work(self) -> Work:
+        """Products of matrices, whose second operands stand for weights."""
+        second = self.matrices * self.key_rows * (self.depth_steps + self.columns)
+        values = (self.in_bytes + self.out_bytes) / self.item_bytes
+        return Work("pointwise", self.flops / 2, max(0.0, values - second), second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,22 +181,10 @@ class AttentionConfig(Template, AttentionShape):
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> AttentionFeatures:
         rows, depth, keys = self.scores.size
-        numbers = prod(self.q) + prod(self.k) + prod(self.v) + prod(self.mask or (0,))
-        return AttentionFeatures(
-            flops=2.0 * prod(self.stack) * rows * keys * (depth + self.v[-1]),
-            in_bytes=item * numbers + epilogue.bytes,
-            weight_bytes=0,
-            out_bytes=epilogue.out_bytes or item * prod(self.out_shape),
-            epilogue_flops=epilogue.flops,
-            model_cycles=self.cycles(machine),
-            matrices=prod(self.stack),
-            rows=rows,
-            key_rows=keys,
-            depth_steps=depth,
-            columns=self.v[-1],
-            vector_lanes=self.lanes,
-            item_bytes=item,
-        )
+        read = prod(self.q) + prod(self.k) + prod(self.v) + prod(self.mask or (0,))
+        numbers, cycles = (read, prod(self.out_shape), 0), self.cycles(machine)
+        flops = 2.0 * prod(self.stack) * rows * keys * (depth + self.v[-1])
+        return AttentionFeatures.of_kernel(self, cycles, epilogue, item, flops, numbers)
 
     @property
     def sampled(self) -> object:

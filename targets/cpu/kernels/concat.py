@@ -14,7 +14,7 @@ Parts of 6, 9 and 5 channels, in blocks of 4 lanes::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -24,7 +24,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.targets.kernels.features import EpilogueWork, Features, Phases
+from tvm_stretch.targets.kernels.features import EpilogueWork, Features, Phases, feature
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import Layer, taken
 from tvm_stretch.targets.kernels.loops import (
@@ -102,22 +102,9 @@ class ConcatConfig(Template, ConcatShape):
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConcatFeatures:
         batch, height, width = self.image
         pixels = batch * height * width
-        runs = block_runs(self)
-        shuffled = sum(run.count for run in runs if len(run.vectors) > 1)
         read = sum(-(-channels // self.lanes) for channels in self.widths) * self.lanes * pixels
-        return ConcatFeatures(
-            flops=0.0,
-            in_bytes=item * read + epilogue.bytes,
-            weight_bytes=0,
-            out_bytes=epilogue.out_bytes or item * prod(self.out_shape),
-            epilogue_flops=epilogue.flops,
-            model_cycles=self.cycles(machine),
-            out_vectors=prod(self.out_shape) // self.lanes,
-            shuffled_vectors=shuffled * pixels,
-            loop_steps=len(runs) * batch * height,
-            vector_lanes=self.lanes,
-            item_bytes=item,
-        )
+        numbers = read, prod(self.out_shape), 0
+        return ConcatFeatures.of_kernel(self, self.cycles(machine), epilogue, item, 0.0, numbers)
 
 
 @dataclass(frozen=True)
@@ -126,9 +113,16 @@ class ConcatFeatures(Features):
 
     family: ClassVar[str] = "concat"
 
-    out_vectors: int  # vectors of the result
-    shuffled_vectors: int  # those that are made of several
-    loop_steps: int  # loops over the pixels of a row
+    # vectors of the result, those that are made of several, and loops over the pixels of a row
+    out_vectors: int = field(
+        metadata=feature(lambda config: prod(config.out_shape) // config.lanes)
+    )
+    shuffled_vectors: int = field(
+        metadata=feature(lambda config: _shuffled_blocks(config) * prod(config.image))
+    )
+    loop_steps: int = field(
+        metadata=feature(lambda config: len(block_runs(config)) * prod(config.image[:2]))
+    )
 
     def own_phases(self) -> Phases:
         """Vectors, shuffles and loops."""
@@ -159,6 +153,11 @@ def merged(
 
     out = (n, -(-total // lanes), h, w, lanes)
     return te.compute(out, element, name="concat_channels", attrs=attrs)
+
+
+def _shuffled_blocks(config: ConcatConfig) -> int:
+    """Blocks of the result that are made of several vectors."""
+    return sum(run.count for run in block_runs(config) if len(run.vectors) > 1)
 
 
 @dataclass(frozen=True)

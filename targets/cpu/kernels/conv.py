@@ -2,14 +2,14 @@
 
     out[n, o, y, x, lane] = sum of data[n, ic, y', x', ii] * weight[group, ic, ky, kx, ii, lane']
 
-The loop nest is in `conv_nest.py`, the cost family in `conv_features.py`.
+The loop nest is in `conv_nest.py`, the cost families in `conv_features.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any, ClassVar, TypeVar
 
 from tvm import relax, te, tirx, topi
@@ -26,7 +26,7 @@ from tvm_stretch.targets.kernels.template import Template
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_columns import tiles_of_piece, write_in_pieces
-from .conv_features import ConvFeatures, DenseFeatures, conv_features
+from .conv_features import ConvFeatures, DenseFeatures
 from .conv_nest import ConvNest, write_nest
 from .conv_tiles import Tile, blocking, cut_for_parts
 from .cycles import Step, conv_step, direct_cycles, register_tiles, step_cycles
@@ -265,7 +265,11 @@ class ConvConfig(Template, ConvShape):
         return channel_runs(self, self.oc_blocks) or [whole_run(self, self.oc_blocks)]
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
-        return conv_features(self, epilogue, self.cycles(machine), item)
+        """Weights of integer kernels may be wider than their pixels, which matters little."""
+        image = self.batch * self.in_blocks * self.data_block * prod(self.in_size)
+        numbers = image, prod(self.out_shape), prod(self.weight_shape)
+        family, flops = self.families[self.is_dense], 2.0 * self.multiply_adds
+        return family.of_kernel(self, self.cycles(machine), epilogue, item, flops, numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

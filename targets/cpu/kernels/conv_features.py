@@ -1,29 +1,32 @@
-"""Cost families of direct convolutions and of matrix products with constant weights."""
+"""Cost families of convolutions and of matrix products with constant weights."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from tvm_stretch.targets.kernels.features import (
     GIGAHERTZ,
     L1_BYTES,
     L2_BYTES,
-    EpilogueWork,
     Features,
     Phases,
     Work,
+    feature,
     missing,
 )
 from tvm_stretch.targets.kernels.loops import balanced
 
-from .channel_runs import mean_channels
+from .channel_runs import mean_channels, winograd_runs
 
-if TYPE_CHECKING:
-    from .conv import ConvConfig
+
+def _row(config: Any) -> int:
+    """Pixels of a row; pointwise convolutions join all rows."""
+    height, width = config.out_size
+    return int(height * width if config.pointwise else width)
 
 
 @dataclass(frozen=True)
@@ -31,26 +34,25 @@ class ConvFeatures(Features):
     """A direct convolution with its register tile."""
 
     family: ClassVar[str] = "conv"
-    positive: ClassVar[tuple[str, ...]] = (
-        *("tile_pixels", "tile_out_vectors", "groups"),
-        *("out_height_pixels", "out_width_pixels"),
+    in_channels: int = field(metadata=feature())
+    out_channels: int = field(metadata=feature())
+    out_height_pixels: int = field(metadata=feature(lambda config: config.out_size[0], least=1))
+    out_width_pixels: int = field(metadata=feature(lambda config: config.out_size[1], least=1))
+    kernel_height_taps: int = field(metadata=feature(lambda config: config.kernel[0]))
+    kernel_width_taps: int = field(metadata=feature(lambda config: config.kernel[1]))
+    stride_pixels: int = field(metadata=feature(lambda config: max(config.stride)))
+    dilation_pixels: int = field(metadata=feature(lambda config: max(config.dilation)))
+    groups: int = field(metadata=feature(least=1))
+    data_block_lanes: int = field(metadata=feature("data_block"))
+    reduce_lanes: int = field(metadata=feature(lambda config: mean_channels(config.runs())))
+    tile_pixels: int = field(metadata=feature("pixels", least=1))
+    tile_out_vectors: int = field(metadata=feature("oc_blocks", least=1))
+    tail_pixels: int = field(
+        metadata=feature(lambda config: min(balanced(_row(config), config.pixels)))
     )
-
-    in_channels: int
-    out_channels: int
-    out_height_pixels: int
-    out_width_pixels: int
-    kernel_height_taps: int
-    kernel_width_taps: int
-    stride_pixels: int
-    dilation_pixels: int
-    groups: int
-    data_block_lanes: int
-    reduce_lanes: int
-    tile_pixels: int
-    tile_out_vectors: int
-    tail_pixels: int
-    tail_out_vectors: int
+    tail_out_vectors: int = field(
+        metadata=feature(lambda config: config.out_blocks % config.oc_blocks)
+    )
 
     @property
     def taps(self) -> int:
@@ -119,6 +121,7 @@ class IntegerConvFeatures(ConvFeatures):
     """A direct convolution of 8-bit numbers."""
 
     family: ClassVar[str] = "integer_conv"
+    result_bytes: ClassVar[int] = 1  # also where pixels were widened
 
 
 @dataclass(frozen=True)
@@ -126,43 +129,64 @@ class IntegerDenseFeatures(DenseFeatures):
     """A matrix product of 8-bit numbers."""
 
     family: ClassVar[str] = "integer_dense"
+    result_bytes: ClassVar[int] = 1
 
 
-def conv_features(
-    cfg: ConvConfig, epilogue: EpilogueWork, cycles: float, item: int
-) -> ConvFeatures:
-    """The features of a configuration whose own model says ``cycles``.
+@dataclass(frozen=True)
+class WinogradFeatures(Features):
+    """A Winograd convolution with its tiles, or one of the two kernels it can be split into."""
 
-    Weights of integer kernels may be wider than their pixels, which matters little. Their results
-    have 8 bits, also where pixels were widened.
-    """
-    height, width = cfg.out_size
-    row = height * width if cfg.pointwise else width
-    family = cfg.families[cfg.is_dense]
-    are_integers = issubclass(family, IntegerConvFeatures | IntegerDenseFeatures)
-    return family(
-        flops=2.0 * cfg.multiply_adds,
-        in_bytes=item * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
-        + epilogue.bytes,
-        weight_bytes=item * prod(cfg.weight_shape),
-        out_bytes=epilogue.out_bytes or (1 if are_integers else item) * prod(cfg.out_shape),
-        epilogue_flops=epilogue.flops,
-        model_cycles=cycles,
-        in_channels=cfg.in_channels,
-        out_channels=cfg.out_channels,
-        out_height_pixels=height,
-        out_width_pixels=width,
-        kernel_height_taps=cfg.kernel[0],
-        kernel_width_taps=cfg.kernel[1],
-        stride_pixels=max(cfg.stride),
-        dilation_pixels=max(cfg.dilation),
-        groups=cfg.groups,
-        data_block_lanes=cfg.data_block,
-        reduce_lanes=mean_channels(cfg.runs()),
-        tile_pixels=cfg.pixels,
-        tile_out_vectors=cfg.oc_blocks,
-        tail_pixels=min(balanced(row, cfg.pixels)),
-        tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
-        vector_lanes=cfg.lanes,
-        item_bytes=item,
+    family: ClassVar[str] = "winograd"
+    in_channels: int = field(metadata=feature())
+    out_channels: int = field(metadata=feature())
+    out_height_pixels: int = field(metadata=feature(lambda config: config.out_size[0], least=1))
+    out_width_pixels: int = field(metadata=feature(lambda config: config.out_size[1], least=1))
+    groups: int = field(metadata=feature(least=1))
+    merged_groups: int = field(metadata=feature(least=1))
+    tile_side_pixels: int = field(metadata=feature("tile"))
+    tiles: int = field(metadata=feature(lambda config: prod(config.tiles), least=1))
+    reduce_lanes: int = field(
+        metadata=feature(lambda config: mean_channels(winograd_runs(config, config.oc_blocks)))
     )
+    register_tiles: int = field(metadata=feature("pixels", least=1))
+    register_out_vectors: int = field(metadata=feature("oc_blocks", least=1))
+    tail_tiles: int = field(
+        metadata=feature(lambda config: min(balanced(prod(config.tiles), config.pixels)))
+    )
+    input_stages: int = 1  # 1 if the kernel transforms the input
+    product_stages: int = 1  # 1 if it multiplies and transforms the output
+
+    def own_phases(self) -> Phases:
+        """Transforms, products, and the planes between them."""
+        square = (self.tile_side_pixels + 2) ** 2
+        parts = max(1, self.groups // self.merged_groups)
+        lanes = self.vector_lanes
+        inputs = -(-self.reduce_lanes // lanes)
+        outputs = -(-self.out_channels // parts // lanes)
+        full, tail = divmod(outputs, self.register_out_vectors)
+        steps = sum(
+            count * max(size * vectors / 2, (size + vectors) / 1.6, 4.0)
+            for vectors, count in ((self.register_out_vectors, full), (tail, min(tail, 1)))
+            for size in balanced(self.tiles, self.register_tiles)
+        )
+        product = square * parts * self.reduce_lanes * steps
+        between = self.item_bytes * square * self.tiles * (inputs + outputs) * lanes
+        return {
+            "multiply": self.product_stages * product / GIGAHERTZ,
+            "input_transform": self.input_stages * self.tiles * parts * inputs * square / 2,
+            "output_transform": self.product_stages * self.tiles * parts * outputs * square / 2,
+            "steps": self.product_stages * square * parts * outputs * self.reduce_lanes,
+            "between": between * missing(between, L2_BYTES) / 30,
+            "rows_of_tiles": math.sqrt(self.tiles) * parts * inputs * 5,
+        }
+
+    def device_work(self) -> Work:
+        """The work of the convolution on any device; the first stage alone is none."""
+        if not self.product_stages:
+            return Work(kernels=0)
+        read = self.in_bytes / self.item_bytes
+        if not self.input_stages:  # its input is transformed already
+            read = self.in_channels * self.out_height_pixels * self.out_width_pixels
+        weights = self.out_channels * (self.in_channels // self.groups) * 9
+        values = read + self.out_bytes / self.item_bytes
+        return Work.of_conv(self.flops / 2, values, self.in_channels, weights, self.groups, 9)

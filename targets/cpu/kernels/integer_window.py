@@ -39,8 +39,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 from tvm_stretch.targets.kernels.window_taps import Reads, each_read
 
-from .window import WindowConfig
-from .window_features import DepthwiseFeatures, IntegerDepthwiseFeatures
+from .window import DepthwiseFeatures, IntegerDepthwiseFeatures, WindowConfig
 from .window_nest import RowNest
 
 

@@ -27,10 +27,10 @@ from tvm_stretch.targets.kernels.loops import block, const, load, unrolled
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .channel_runs import ChannelRun
+from .conv_features import WinogradFeatures
 from .cycles import register_tiles
 from .integer_conv import IntegerConvConfig
 from .winograd import WinogradConfig, suits_winograd
-from .winograd_features import WinogradFeatures
 from .winograd_nest import WinogradNest, write_winograd
 from .winograd_sums import WEIGHT
 

@@ -19,7 +19,7 @@ lanes make a narrower vector: heads of attention may have 4 or 8 of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
@@ -34,6 +34,7 @@ from tvm_stretch.targets.kernels.features import (
     Features,
     Phases,
     Work,
+    feature,
     missing,
 )
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
@@ -172,24 +173,9 @@ class MatmulConfig(Template, MatmulShape):
         )
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> MatmulFeatures:
-        rows, depth, columns = self.size
-        outputs = prod(self.out_shape)
-        return MatmulFeatures(
-            flops=2.0 * outputs * depth,
-            in_bytes=item * (prod(self.a) + prod(self.b)) + epilogue.bytes,
-            weight_bytes=0,
-            out_bytes=epilogue.out_bytes or item * outputs,
-            epilogue_flops=epilogue.flops,
-            model_cycles=self.cycles(machine),
-            matrices=prod(self.batch),
-            rows=rows,
-            depth_steps=depth,
-            columns=columns,
-            tile_rows=self.rows,
-            tile_vectors=self.vectors,
-            vector_lanes=self.lanes,
-            item_bytes=item,
-        )
+        outputs, cycles = prod(self.out_shape), self.cycles(machine)
+        numbers, flops = (prod(self.a) + prod(self.b), outputs, 0), 2.0 * outputs * self.size[1]
+        return MatmulFeatures.of_kernel(self, cycles, epilogue, item, flops, numbers)
 
 
 @dataclass(frozen=True)
@@ -197,18 +183,12 @@ class MatmulFeatures(Features):
     """Products of computed matrices with their register tile."""
 
     family: ClassVar[str] = "matmul"
-    positive: ClassVar[tuple[str, ...]] = ("rows", "columns", "tile_rows", "tile_vectors")
-    constant: ClassVar[tuple[str, ...]] = (
-        *("rows", "depth_steps", "columns"),
-        *("tile_rows", "tile_vectors"),
-    )
-
-    matrices: int
-    rows: int
-    depth_steps: int
-    columns: int
-    tile_rows: int
-    tile_vectors: int
+    matrices: int = field(metadata=feature(lambda config: prod(config.batch)))
+    rows: int = field(metadata=feature(lambda config: config.size[0], least=1, is_constant=True))
+    depth_steps: int = field(metadata=feature(lambda config: config.size[1], is_constant=True))
+    columns: int = field(metadata=feature(lambda config: config.size[2], least=1, is_constant=True))
+    tile_rows: int = field(metadata=feature("rows", least=1, is_constant=True))
+    tile_vectors: int = field(metadata=feature("vectors", least=1, is_constant=True))
 
     def own_phases(self) -> Phases:
         """Tiles, their products, and the columns that each tile reads again."""

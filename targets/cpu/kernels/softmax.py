@@ -15,7 +15,7 @@ distinguish them from zero: log(softmax(x)) can, a matrix product cannot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import zip_longest
 from math import log, prod
@@ -24,7 +24,14 @@ from typing import ClassVar
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.features import L1_BYTES, EpilogueWork, Features, Phases, missing
+from tvm_stretch.targets.kernels.features import (
+    L1_BYTES,
+    EpilogueWork,
+    Features,
+    Phases,
+    feature,
+    missing,
+)
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import Layer
 from tvm_stretch.targets.kernels.loops import (
@@ -153,20 +160,9 @@ class SoftmaxConfig(Template):
         return loop(rows * vectors, lambda i: _columns(_Row(self, fused), i, vectors), "row", kind)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> SoftmaxFeatures:
-        size = item * prod(self.shape)
-        return SoftmaxFeatures(
-            flops=5.0 * prod(self.shape),
-            in_bytes=size + epilogue.bytes,
-            weight_bytes=0,
-            out_bytes=epilogue.out_bytes or size,
-            epilogue_flops=epilogue.flops,
-            model_cycles=self.cycles(machine),
-            rows=prod(self.shape) // self.extent,
-            row_elements=self.extent,
-            rows_of_vectors=self.lanes if self.columns else 1,
-            vector_lanes=self.lanes,
-            item_bytes=item,
-        )
+        size, cycles = prod(self.shape), self.cycles(machine)
+        numbers = size, size, 0
+        return SoftmaxFeatures.of_kernel(self, cycles, epilogue, item, 5.0 * size, numbers)
 
 
 @dataclass(frozen=True)
@@ -174,12 +170,13 @@ class SoftmaxFeatures(Features):
     """A softmax; ``rows_of_vectors`` are the rows that a vector holds numbers of."""
 
     family: ClassVar[str] = "softmax"
-    positive: ClassVar[tuple[str, ...]] = ("rows", "row_elements", "rows_of_vectors")
-    constant: ClassVar[tuple[str, ...]] = ("row_elements", "rows_of_vectors")
-
-    rows: int
-    row_elements: int
-    rows_of_vectors: int
+    rows: int = field(metadata=feature(lambda config: prod(config.shape) // config.extent, least=1))
+    row_elements: int = field(metadata=feature("extent", least=1, is_constant=True))
+    rows_of_vectors: int = field(
+        metadata=feature(
+            lambda config: config.lanes if config.columns else 1, least=1, is_constant=True
+        )
+    )
 
     def own_phases(self) -> Phases:
         """Exponentials of vectors, rows, and vectors that are partly empty."""

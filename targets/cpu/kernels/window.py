@@ -1,28 +1,99 @@
 """Depthwise convolution and pooling in blocked layout (NCHW[c]): the template.
 
-The loop nest is in `window_nest.py`, the cost families in `window_features.py`.
+The loop nest is in `window_nest.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.features import EpilogueWork, Features
+from tvm_stretch.targets.kernels.features import (
+    GIGAHERTZ,
+    EpilogueWork,
+    Features,
+    Phases,
+    Work,
+    feature,
+)
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.kernel_call import kernel_call
-from tvm_stretch.targets.kernels.layers import ConvShape, Layer, WindowShape, taken
+from tvm_stretch.targets.kernels.layers import ConvShape, Layer, Sliding, WindowShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 from tvm_stretch.targets.kernels.window_taps import least, window_count
 
-from .window_features import DepthwiseFeatures, window_features
 from .window_nest import write_window
+
+
+def _taps_inside(cfg: Sliding, axis: int) -> float:
+    """Share of the taps along one axis that lie inside the image."""
+    inside = sum(len(cfg.taps(axis, place)) for place in range(cfg.out_size[axis]))
+    return inside / (cfg.out_size[axis] * cfg.kernel[axis])
+
+
+@dataclass(frozen=True)
+class WindowFeatures(Features):
+    """A kernel that reduces windows channel by channel."""
+
+    channels: int = field(metadata=feature())
+    out_height_pixels: int = field(metadata=feature(lambda config: config.out_size[0], least=1))
+    out_width_pixels: int = field(metadata=feature(lambda config: config.out_size[1], least=1))
+    kernel_height_taps: int = field(metadata=feature(lambda config: config.kernel[0]))
+    kernel_width_taps: int = field(metadata=feature(lambda config: config.kernel[1]))
+    stride_pixels: int = field(metadata=feature(lambda config: max(config.stride)))
+    dilation_pixels: int = field(metadata=feature(lambda config: max(config.dilation)))
+    outside_taps_permille: int = field(
+        metadata=feature(
+            lambda config: round(1000 * (1 - _taps_inside(config, 0) * _taps_inside(config, 1)))
+        )
+    )
+
+    def own_phases(self) -> Phases:
+        """Taps, pixels, rows and blocks."""
+        taps = self.kernel_height_taps * self.kernel_width_taps
+        blocks = self.channels / self.vector_lanes
+        pixels = blocks * self.out_height_pixels * self.out_width_pixels
+        return {
+            "multiply": pixels * taps / GIGAHERTZ,
+            "pixels": pixels,
+            "rows": blocks * self.out_height_pixels * 5,
+            "blocks": blocks * 10,
+            "outside": pixels * taps * self.outside_taps_permille / 1000,
+        }
+
+
+@dataclass(frozen=True)
+class DepthwiseFeatures(WindowFeatures):
+    """A depthwise convolution."""
+
+    family: ClassVar[str] = "depthwise"
+
+    def device_work(self) -> Work:
+        taps = self.kernel_height_taps * self.kernel_width_taps
+        values = (self.in_bytes + self.out_bytes) / self.item_bytes
+        return Work("depthwise", self.flops / 2, values, self.channels * taps)
+
+
+@dataclass(frozen=True)
+class IntegerDepthwiseFeatures(DepthwiseFeatures):
+    """A depthwise convolution of 8-bit numbers."""
+
+    family: ClassVar[str] = "integer_depthwise"
+
+
+@dataclass(frozen=True)
+class PoolFeatures(WindowFeatures):
+    """Maximum or average of windows."""
+
+    family: ClassVar[str] = "pool"
+
+    averages: int = field(metadata=feature(lambda config: int(config.kind == "avg")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +216,21 @@ class WindowConfig(Template, WindowShape):
     # --- cost ---
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        return window_features(self, epilogue, self.cycles(machine), item)
+        has_weights, taps = self.kind == "depthwise", prod(self.kernel)
+        outputs, channels = prod(self.out_shape), self.blocks * self.lanes
+        numbers = (
+            self.batch * channels * self._pixels_read(),
+            outputs,
+            channels * taps if has_weights else 0,
+        )
+        flops = (2.0 if has_weights else 1.0) * outputs * taps
+        family = self.family if has_weights else PoolFeatures
+        return family.of_kernel(self, self.cycles(machine), epilogue, item, flops, numbers)
+
+    def _pixels_read(self) -> int:
+        """Pixels of the image that are read; strides longer than the kernel skip some."""
+        sizes = zip(self.in_size, self.out_size, self.kernel, strict=True)
+        return prod(min(size, out * kernel) for size, out, kernel in sizes)
 
 
 _MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: least(str(t)), name="maximum")

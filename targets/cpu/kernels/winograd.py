@@ -1,7 +1,7 @@
 """Winograd convolutions of 3x3 layers in blocked layout: the templates.
 
 The sums are explained in `winograd_sums.py`, loop nests are in `winograd_nest.py`,
-the cost family in `winograd_features.py`. A convolution is
+the cost family in `conv_features.py`. A convolution is
 one kernel, or two if other convolutions read the same transformed image
 (`passes/share_winograd.py`); the transform of the weights runs when an artifact is loaded.
 """
@@ -19,12 +19,13 @@ from tvm.ir import Expr
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import ConvShape, Layer, taken
-from tvm_stretch.targets.kernels.loops import balanced, const
+from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 
-from .channel_runs import mean_channels, winograd_runs
+from .channel_runs import winograd_runs
 from .conv import merged_groups
+from .conv_features import WinogradFeatures
 from .cycles import (
     WEIGHT_BYTES_PER_CYCLE,
     Step,
@@ -33,7 +34,6 @@ from .cycles import (
     register_tiles,
     tile_counts,
 )
-from .winograd_features import WinogradFeatures
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
 from .winograd_sums import multiply_planes, transform_input, transform_weight
 from .winograd_weight import write_weight_transform
@@ -222,31 +222,14 @@ class WinogradConfig(Template, ConvShape):
         self, epilogue: EpilogueWork, machine: VectorMachine, item: int
     ) -> WinogradFeatures:
         """Features of all stages."""
-        height, width = self.out_size
         outputs = self.parts * self.out_blocks * self.lanes
-        image = self.batch * self.in_channels * prod(self.in_size)
-        return WinogradFeatures(
-            flops=2.0 * self.multiply_adds,
-            in_bytes=item * image + epilogue.bytes,
-            weight_bytes=item * self.alpha**2 * self.in_blocks * self.lanes * outputs,
-            out_bytes=epilogue.out_bytes or item * self.batch * outputs * height * width,
-            epilogue_flops=epilogue.flops,
-            model_cycles=self.cycles(machine),
-            in_channels=self.in_channels,
-            out_channels=self.out_channels,
-            out_height_pixels=height,
-            out_width_pixels=width,
-            groups=self.groups,
-            merged_groups=self.merged_groups,
-            tile_side_pixels=self.tile,
-            tiles=prod(self.tiles),
-            reduce_lanes=mean_channels(winograd_runs(self, self.oc_blocks)),
-            register_tiles=self.pixels,
-            register_out_vectors=self.oc_blocks,
-            tail_tiles=min(balanced(prod(self.tiles), self.pixels)),
-            vector_lanes=self.lanes,
-            item_bytes=item,
+        numbers = (
+            self.batch * self.in_channels * prod(self.in_size),
+            self.batch * outputs * prod(self.out_size),
+            self.alpha**2 * self.in_blocks * self.lanes * outputs,
         )
+        cycles, flops = self.cycles(machine), 2.0 * self.multiply_adds
+        return WinogradFeatures.of_kernel(self, cycles, epilogue, item, flops, numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures, DenseFeatures
-from tvm_stretch.targets.cpu.kernels.winograd_features import WinogradFeatures
+from tvm_stretch.targets.cpu.kernels.conv_features import (
+    ConvFeatures,
+    DenseFeatures,
+    WinogradFeatures,
+)
 from tvm_stretch.targets.kernels.features import Features, Phases, Work
 
 _GIGAHERTZ, _BYTES = 1.7, 3000.0

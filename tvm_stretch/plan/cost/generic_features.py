@@ -7,12 +7,12 @@ without a template, transfers between processors, and the overhead of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.base.formats import Format
-from tvm_stretch.targets.kernels.features import FAMILIES, Features, Phases, Work
+from tvm_stretch.targets.kernels.features import FAMILIES, Features, Phases, Work, feature
 from tvm_stretch.targets.kernels.template import every_template
 
 MEASUREMENTS = Format(
@@ -22,7 +22,6 @@ MEASUREMENTS = Format(
 
 _LARGEST = 2**62
 _FLOAT_BYTES = 4
-_AT_LEAST_ONE = ("vector_lanes", "item_bytes")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class GenericFeatures(Features):
     """Anything without a family of its own: elementwise, reductions, layout changes, copies."""
 
     family: ClassVar[str] = "generic"
-    constant: ClassVar[tuple[str, ...]] = ("reduce_steps", "inner_elements", "stages")
 
     out_elements: int
     steps: int
@@ -38,9 +36,9 @@ class GenericFeatures(Features):
     gathers: int  # additional loads for vectors whose lanes are not contiguous
     calls: int
     conditions: int
-    reduce_steps: int
-    inner_elements: int
-    stages: int
+    reduce_steps: int = field(metadata=feature(is_constant=True))
+    inner_elements: int = field(metadata=feature(is_constant=True))
+    stages: int = field(metadata=feature(is_constant=True))
 
     @property
     def read_bytes(self) -> int:
@@ -136,9 +134,8 @@ class LaunchedRunFeatures(Features):
 
     family: ClassVar[str] = "launched_run"
     is_kernel: ClassVar[bool] = False
-    positive: ClassVar[tuple[str, ...]] = ("launches",)
 
-    launches: int
+    launches: int = field(metadata=feature(least=1))
     weight_launches: int  # those of kernels that read weights, which have more arguments
     kernel_ns: int  # of all kernels, each measured alone
 
@@ -182,7 +179,7 @@ def from_json(data: Any) -> Features | None:
     found = MEASUREMENTS.build(kind, values, family)
     for item in fields(found):
         value = getattr(found, item.name)
-        least = 1 if item.name in (*_AT_LEAST_ONE, *kind.positive) else 0
+        least = item.metadata.get("least", 0)
         if not least <= value <= _LARGEST:
             raise CostModelError(
                 f"expected an {item.type} from {least} to 2^62 for {item.name} of {family}, got "
