@@ -13,7 +13,7 @@ from tvm.relax import op
 import tvm_stretch as ts
 from tvm_stretch.plan.considered import Considered, considered_lines
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.plan.search.bound import least_ns
+from tvm_stretch.plan.search.candidates import least_ns
 
 MS = 1_000_000
 

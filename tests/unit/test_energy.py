@@ -19,9 +19,9 @@ from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, prof
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import decide as deciding
 from tvm_stretch.plan.search import search
+from tvm_stretch.plan.search.candidates import front_of
 from tvm_stretch.plan.search.contest import Outcome
 from tvm_stretch.plan.search.costs import Costs
-from tvm_stretch.plan.search.front import front_of
 from tvm_stretch.plan.search.limits import NO_LIMITS
 from tvm_stretch.plan.search.objective import LATENCY, Cost, Objective, read_objective
 from tvm_stretch.plan.search.site import Site
@@ -242,5 +242,5 @@ def test_powers_that_are_none_are_refused(line: str) -> None:
 
 
 def test_latency_is_what_counts_by_default() -> None:
-    assert NO_LIMITS.objective is LATENCY and not LATENCY.needs_energy
-    assert LATENCY(Cost(7)) == 7
+    assert NO_LIMITS.objective is LATENCY and not LATENCY.needs
+    assert LATENCY(Cost(7)) == 7e-6

@@ -33,7 +33,7 @@ from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.plan.search import search
-from tvm_stretch.plan.search.designed import as_designed
+from tvm_stretch.plan.search.candidates import as_designed
 from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.read import load_network, load_trainable
 from tvm_stretch.targets.registry import registered, used_unasked

@@ -32,8 +32,8 @@ from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling import Scheduler
 from tvm_stretch.plan.search.alternatives import PlansLike, with_plans
 from tvm_stretch.plan.search.any_length import remembering, shared_rooms, sized_networks
+from tvm_stretch.plan.search.candidates import PlanFront, front_of
 from tvm_stretch.plan.search.choose import choose, find, predict
-from tvm_stretch.plan.search.front import PlanFront, front_of
 from tvm_stretch.plan.search.lengths import SizedNetwork, model_of_lengths
 from tvm_stretch.plan.search.limits import NO_LIMITS
 from tvm_stretch.plan.search.objective import Objective, read_objective
@@ -238,7 +238,7 @@ def plan_front(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> PlanFront:
-    """Predict the plans of which no other one is both faster and thriftier.
+    """Predict the Pareto front of latency and energy.
 
     Args:
         source: as for `compile`.

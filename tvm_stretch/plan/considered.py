@@ -8,7 +8,7 @@ costs 2: typical of such processors, nothing was measured there, corrected by a 
 predictions by different costs do not compare
 
 The least time is a bound of all plans by the same costs: all processors always busy, nothing handed
-over (`plan/search/bound.py`).
+over (`plan/search/candidates.py`).
 """
 
 from __future__ import annotations

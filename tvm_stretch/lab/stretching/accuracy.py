@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tvm_stretch.lab.stretching.stretching import Stretching
     from tvm_stretch.lab.training import Training
 
-RULE = "accuracy"
-
 
 @dataclass(frozen=True)
 class AccuracyTarget:
@@ -104,5 +102,5 @@ def _accuracies(found: Stretching, kept: list[Candidate], target: AccuracyTarget
 def _judged(candidate: Candidate, share: float, original: float, loss: float) -> Candidate:
     rule = ""
     if share < original - loss:
-        rule = f"{RULE} (at least {original - loss:.1%} of the tests, got {share:.1%})"
+        rule = f"accuracy (at least {original - loss:.1%} of the tests, got {share:.1%})"
     return replace(candidate, accuracy=share, rule=rule)

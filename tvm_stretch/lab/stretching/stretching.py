@@ -26,7 +26,7 @@ from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
-from tvm_stretch.lab.stretching.accuracy import RULE, AccuracyTarget, with_accuracy
+from tvm_stretch.lab.stretching.accuracy import AccuracyTarget, with_accuracy
 from tvm_stretch.lab.stretching.best_designs import find_candidates
 from tvm_stretch.lab.stretching.block_layers import count
 from tvm_stretch.lab.stretching.design_rules import Rules
@@ -95,7 +95,7 @@ class Stretching:
         kept = [candidate for candidate in self.candidates if candidate.kept]
         if not kept:
             hint = "give weaker rules, such as rules=Rules(capacity=0.8, tolerance=0.3)"
-            if self.candidates[0].rule.startswith(RULE):
+            if self.candidates[0].accuracy is not None:
                 hint = "train longer, or allow a larger loss"
             elif self.candidates[0].ns > self.task.fastest_alone_ns:
                 hint = (

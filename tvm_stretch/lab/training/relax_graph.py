@@ -98,7 +98,9 @@ def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRM
 
 
 def _replaced(
-    binding: relax.Binding, names: Mapping[tuple[str, int], str], arrays: Mapping[str, np.ndarray]
+    binding: relax.Binding,
+    names: Mapping[tuple[str, int], tuple[str, str]],
+    arrays: Mapping[str, np.ndarray],
 ) -> relax.Binding:
     call = binding.value
     if not isinstance(call, relax.Call):
@@ -107,7 +109,7 @@ def _replaced(
     if not any(found.values()):
         return binding
     args = [
-        constant(arrays[name].astype(str(arg.ty.dtype))) if (name := found[i]) else arg
+        constant(arrays[":".join(name)].astype(str(arg.ty.dtype))) if (name := found[i]) else arg
         for i, arg in enumerate(call.args)
     ]
     again = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
@@ -156,7 +158,7 @@ class _Reader:
         for index, arg in enumerate(operator.call.args):
             if (operator.name, index) in self.names:
                 self._keep(operator, index, arg)
-                found.append(self.names[operator.name, index])
+                found.append(":".join(self.names[operator.name, index]))
             elif isinstance(arg, relax.Tuple) and operator.kind == "concat":
                 found += self._values(arg.fields)
             elif isinstance(arg, relax.Var):
@@ -173,13 +175,12 @@ class _Reader:
         return tuple(self.alias.get(var.name, var.name) for var in variables)
 
     def _keep(self, operator: Operator, index: int, arg: GenericConst) -> None:
-        name = self.names[operator.name, index]
-        role, value = name.rpartition(":")[2], arg.value.numpy()
+        layer, role = self.names[operator.name, index]
+        name, value = f"{layer}:{role}", arg.value.numpy()
         is_float = "float" in str(arg.ty.dtype)
         learned = role in ("weight", "bias") and is_float
         if operator.kind == "add":
             learned = learned and value.size > 1
-        layer = name.rpartition(":")[0]
         self.weights.append(Weight(name, layer, role, tuple(shape_of(arg)), learned))
         self.arrays[name] = value
 
@@ -192,8 +193,8 @@ def layer_name(operators: Operators, operator: Operator) -> str:
     return operator.name
 
 
-def _weight_names(operators: Operators) -> dict[tuple[str, int], str]:
-    """``layer:role`` of every constant, by operator and position among its arguments."""
+def _weight_names(operators: Operators) -> dict[tuple[str, int], tuple[str, str]]:
+    """Layer and role of every constant, by operator and position among its arguments."""
     names = {}
     for operator in operators:
         if not isinstance(operator.binding.value, relax.Call):
@@ -202,7 +203,7 @@ def _weight_names(operators: Operators) -> dict[tuple[str, int], str]:
         for index, arg in enumerate(operator.call.args):
             if isinstance(arg, GenericConst):
                 role = roles[index] if index < len(roles) and roles[index] else f"constant{index}"
-                names[operator.name, index] = f"{layer_name(operators, operator)}:{role}"
+                names[operator.name, index] = layer_name(operators, operator), role
     return names
 
 

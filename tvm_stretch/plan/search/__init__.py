@@ -4,7 +4,6 @@
         options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
                                        of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
-        designed.py                    the branches of a stretched network on their processors
         realise.py                     plan: regions, predicted times
 
 Costs come from `costs.py`: measured kernels of this machine, or typical processors. A prediction
@@ -18,8 +17,7 @@ from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.operators import Operators
-from tvm_stretch.plan.search.bound import least_ns
-from tvm_stretch.plan.search.candidates import Found, find_candidates
+from tvm_stretch.plan.search.candidates import Found, find_candidates, least_ns
 from tvm_stretch.plan.search.chain import rank, thrifty
 from tvm_stretch.plan.search.costs import Costs, planning_costs
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits

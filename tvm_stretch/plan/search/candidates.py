@@ -1,22 +1,29 @@
 """The candidates of a network: each processor alone, and plans for several, worked out.
 
 chains (chain.py), designed branches ──realise.py──> plans with predicted times ──> Found
+
+A stretched network was designed for a plan: its branches run on the processors that
+passes/duplicate_and_scale.py recorded, concats between them on one processor or in parts, and stem
+and classifier as in any network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.branching import Branching
 from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.provenance import SOURCES, table_of
+from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.plan.search.chain import CLEARLY_LESS, Chain
+from tvm_stretch.plan.search.chain import CLEARLY_LESS, Chain, ChainSearch
 from tvm_stretch.plan.search.costs import Costs
-from tvm_stretch.plan.search.designed import as_designed
-from tvm_stretch.plan.search.limits import Limits
+from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.options import Option, one_by_one
 from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.search.realise import Candidate, by_objective, realise
@@ -26,6 +33,7 @@ _DOUBT = (1.25, 1.02)
 alone: first by costs that were not measured, then by measured ones."""
 
 
+_STEPS, _PACE = 400, 0.5  # towards better weights of `least_ns`; any weights give a bound
 _NOT_FIRST = "not built: another one is predicted to be faster"
 
 
@@ -62,7 +70,7 @@ def find_candidates(
     limit = _DOUBT[costs.trusted] * ranked[0].cost.ns if ranked else float("inf")
     notes, passed = _unlike_measured(network, costs), list[Considered]()
     most = most if costs.trusted or ranking[0].only_shares else 2
-    if limits.objective.needs_energy:  # a slow plan may take the least
+    if limits.objective.needs:  # a slow plan may take the least
         limit, most = float("inf"), len(ranking)
     rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
     designed = as_designed(network, costs, limits)
@@ -118,8 +126,8 @@ def _work_out(
         disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].cost.ns
         clearly = chain.ns < clearly_less * limit / _DOUBT[costs.trusted]
         together = any(option.uses_several for option in chain.options)
-        may_turn = _in_turns(chain) and (clearly or allowed.objective.needs_energy)
-        is_bounded = limit < float("inf") or allowed.objective.needs_energy
+        may_turn = _in_turns(chain) and (clearly or bool(allowed.objective.needs))
+        is_bounded = limit < float("inf") or bool(allowed.objective.needs)
         if not together and not may_turn and is_bounded:
             notes.append("no way to use several processors is predicted to be faster")
         elif chain.ns > limit:
@@ -134,7 +142,7 @@ def _work_out(
                 passed.append(Considered(what, chain.ns, costs.source, verdict=why))
             else:
                 rivals.append(rival)
-    if allowed.objective.needs_energy:
+    if allowed.objective.needs:
         rivals.sort(key=by_objective(allowed))
     elif len(rivals) > 1 and rivals[1].cost.ns < clearly_less * rivals[0].cost.ns:
         rivals.reverse()
@@ -161,14 +169,102 @@ def _unlike_measured(network: Network, costs: Costs) -> list[str]:
 
 def _describe(options: Sequence[Option]) -> str:
     """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
-    shared = sum(len(option.shares) for option in options)
-    rows = sum(option.what.startswith("rows") for option in options)
-    channels = sum(option.what.startswith("channels") for option in options)
-    scheduled = sum(option.what.startswith("scheduled") for option in options)
+    splits = [option.splits[0].by for option in options if option.splits]
     counts = (
-        (shared, "layers in shares"),
-        (rows, "segments in rows"),
-        (channels, "segments in channels"),
-        (scheduled, "segments scheduled"),
+        (sum(len(option.shares) for option in options), "layers in shares"),
+        (splits.count("rows"), "segments in rows"),
+        (splits.count("channels"), "segments in channels"),
+        (sum(bool(option.scheduler) for option in options), "segments scheduled"),
     )
     return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"
+
+
+def as_designed(
+    network: Network, costs: Costs, limits: Limits = NO_LIMITS
+) -> Candidate | str | None:
+    """The plan; None for a network without branches for these processors, or why it cannot be."""
+    recorded = branch_operators(network.mod)
+    names = [processor.name for processor in costs.processors]
+    if not recorded or not set(recorded) <= set(names):
+        return None
+    owner = {name: names.index(who) for who, listed in recorded.items() for name in listed}
+    sources = table_of(network.mod["main"], SOURCES)
+    designed: dict[str, int] = {}
+    for group in network.graph.groups:
+        # a normalisation may have been folded into the bias of a convolution
+        (source,) = sources[group.name].operators if group.name in sources else (group.name,)
+        place = owner.get(group.name, owner.get(source))
+        if place is None:
+            continue
+        if costs.whole(group, place) is None:
+            return f"{group.name} on {names[place]}: {_refusal(network, costs, group.name, place)}"
+        designed[group.name] = place
+    chain = ChainSearch(network, costs, designed, limits).best(splits=False)
+    shared = sum(len(option.shares) for option in chain.options)
+    what = f"branches as designed, {shared} layers in shares" if shared else "branches as designed"
+    return realise(network, costs, chain.options, what, limits)
+
+
+def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:
+    group = next(group for group in network.graph.groups if group.name == name)
+    reasons = (costs.processors[place].why_not(operator.call) for operator in group.operators)
+    return next(filter(None, reasons), "refused")
+
+
+def least_ns(times: Sequence[Sequence[int | None]]) -> int:
+    """A bound of the time of any plan: processors are always busy, and kernels shared in any parts.
+
+    conv    cpu 4 ms, gpu 2 ms    both processors always busy, nothing handed over: 1.67 ms
+    add     cpu 1 ms, gpu 2 ms
+
+    A plan takes at least any weighted mean of its processors' loads. The mean is least if each
+    kernel runs where its weighted time is least: a bound for all weights of sum 1.
+
+    Args:
+        times: nanoseconds of each kernel on each processor, None where it is not supported.
+    """
+    if not times:
+        return 0
+    costs = np.array([[np.inf if ns is None else float(ns) for ns in row] for row in times])
+    weights = np.full(costs.shape[1], 1 / costs.shape[1])
+    best = 0.0
+    for step in range(_STEPS):
+        weighted = costs * weights
+        places = weighted.argmin(axis=1)
+        kernels = np.arange(len(costs))
+        best = max(best, float(weighted[kernels, places].sum()))
+        loads = np.bincount(places, costs[kernels, places], len(weights))
+        if not loads.any():
+            break
+        weights = weights * np.exp(_PACE / (1 + step) ** 0.5 * loads / loads.max())
+        weights /= weights.sum()
+    return int(best)
+
+
+class PlanFront(tuple[Plan, ...]):
+    """The Pareto front of latency and energy, the fastest plan first; printing it shows a table."""
+
+    def __str__(self) -> str:
+        """Latency, energy and what each plan does, in Markdown."""
+        rows = [
+            f"| {(plan.predicted_ns or 0) / 1e6:.2f} | {plan.predicted_mj or 0:.1f} "
+            f"| {plan.reason} |"
+            for plan in self
+        ]
+        return "\n".join(("| ms | mJ | plan |", "| --- | --- | --- |", *rows))
+
+
+def front_of(candidates: Iterable[Candidate]) -> PlanFront:
+    """The Pareto front of candidates whose energy is known."""
+    best: list[Candidate] = []
+    for one in sorted(candidates, key=lambda c: (c.cost.ns, c.cost.millijoules)):
+        energy = one.cost.millijoules
+        assert energy is not None
+        if not best or energy < (best[-1].cost.millijoules or 0.0):
+            best.append(one)
+    return PlanFront(_named(one) for one in best)
+
+
+def _named(candidate: Candidate) -> Plan:
+    used = dict.fromkeys(region.processor for region in candidate.plan.regions)
+    return replace(candidate.plan, reason=f"{candidate.what} on {' + '.join(used)}")

@@ -18,6 +18,7 @@ from tvm_stretch.network.properties.meeting_points import amortise
 from tvm_stretch.plan.scheduling.clock import Clock, Written
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.plan.search.objective import Price
 from tvm_stretch.plan.search.options import Option, Options, Widths
 from tvm_stretch.plan.search.pieces import Network, Piece
 from tvm_stretch.plan.search.pruning import ALPHAS
@@ -31,9 +32,6 @@ first for costs that were not measured, then for measured ones."""
 _BETTER = 0.9998
 """One segment is split into several only below this factor: processors wait where they meet, and
 the longer, the more other programs run."""
-
-_WORTHS = (2.0, 50.0)
-"""What a millijoule is worth, relative to the time in which the hungriest processor takes it."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class ChainSearch:
     # options
     designed: Mapping[str, int] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
-    # what a millijoule is worth, in nanoseconds; 0 if only latency counts
-    worth: float = 0.0
+    price: Price = lambda ns, _busy: ns  # the state with the smaller one is kept
     _followed: dict[object, list[Option]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +98,7 @@ class ChainSearch:
                 for option, length in fixed:
                     if not self._kept_apart(pieces[index], state.forms):
                         self._extend(states, state, option, index, length)
-        last = min(states[-1].values(), key=lambda s: self._price(s.clock, self._done(s)))
+        last = min(states[-1].values(), key=lambda s: self.price(self._done(s), s.clock.busy))
         return Chain(tuple(reversed(list(last.options()))), self._done(last))
 
     def _begin(self) -> Clock:
@@ -111,13 +108,6 @@ class ChainSearch:
             for name in self.network.graph.inputs
         }
         return Clock([0] * len(self.costs.processors), self.costs.enter, inputs)
-
-    def _price(self, clock: Clock, ns: int) -> float:
-        """The state with the smaller price is kept, if two hold the same tensors."""
-        power = self.costs.power
-        if not self.worth or power is None:
-            return ns
-        return ns + self.worth * power.millijoules(ns, clock.busy)
 
     def _done(self, state: _State) -> int:
         """The time at which the first processor, the caller's, has the outputs."""
@@ -198,8 +188,8 @@ class ChainSearch:
         key = (places, tuple(sorted(forms.items())))
         known = states[index + length].get(key)
         # what comes later has more splits
-        if known is None or self._price(clock, clock.when(exits)) < _BETTER * self._price(
-            known.clock, known.clock.when(exits)
+        if known is None or self.price(clock.when(exits), clock.busy) < _BETTER * self.price(
+            known.clock.when(exits), known.clock.busy
         ):
             states[index + length][key] = found
 
@@ -224,13 +214,9 @@ def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Cha
 
 
 def thrifty(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
-    """Chains of little energy, for an objective that counts it: those of several prices of it."""
-    power = costs.power
-    if power is None or not limits.objective.needs_energy or len(costs.processors) < 2:
-        return []
-    per_watt = [1 / max(power.idle_watts + watts, 1e-9) for watts in power.watts]
-    worths = [1e6 * most * min(per_watt) for most in _WORTHS]
-    chains = [ChainSearch(network, costs, limits=limits, worth=worth).best() for worth in worths]
+    """The best chains by other prices than latency, for an objective that has some."""
+    prices = limits.objective.prices(costs.power) if len(costs.processors) > 1 else []
+    chains = [ChainSearch(network, costs, limits=limits, price=price).best() for price in prices]
     return list({chain.options: chain for chain in chains}.values())
 
 

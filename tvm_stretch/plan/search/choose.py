@@ -100,7 +100,7 @@ def find(
     """
     say("searching for plans")
     costs = site.costs(mod)
-    if limits.objective.needs_energy and costs.power is None:
+    if "energy" in limits.objective.needs and costs.power is None:
         raise InputError(
             f"expected powers of the processors of {site.device or 'this machine'} for energy as "
             "objective, got none; name a profile with watts as device, or plan where a meter is"

@@ -81,7 +81,7 @@ def decide(
             others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
     rivals += [(rival, build(mod, rival)) for rival in others]
     singles = found.singles[:1] if costs.trusted else _in_reach(found, limits)
-    singles = found.singles if limits.objective.needs_energy else singles
+    singles = found.singles if limits.objective.needs else singles
     entries = [*((single, build(mod, single)) for single in singles), *rivals]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     built = [candidate for candidate, _ in entries]
@@ -93,11 +93,11 @@ def decide(
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
-    costs_measured = _measured_costs(models, outcomes, limits.objective)
+    costs_measured = limits.objective.measure(models, [one.seconds for one in outcomes])
     candidate, model = entries[index := _winner(outcomes, costs_measured, limits.objective)]
     reason = "; ".join((*notes, f"chosen: {candidate.what}"))
     rows = _measured(built, outcomes, index)
-    if limits.objective.needs_energy:
+    if limits.objective.needs:
         rows = (
             replace(row, measured_mj=cost.millijoules, verdict="chosen" if i == index else "")
             for i, (row, cost) in enumerate(zip(rows, costs_measured, strict=True))
@@ -107,26 +107,6 @@ def decide(
     if memory is not None and decision.plan is not None and is_lasting(outcomes):
         memory.store(decision.plan)
     return decision
-
-
-def _measured_costs(
-    models: Sequence[Model], outcomes: Sequence[Outcome], objective: Objective
-) -> list[Cost]:
-    """What runs of the models cost where they run.
-
-    Raises:
-        MeterError: the objective counts energy, and no meter is usable.
-    """
-    seconds = [round(outcome.seconds * 1e9) for outcome in outcomes]
-    if not objective.needs_energy:
-        return [Cost(ns) for ns in seconds]
-    say(f"measuring the energy of {len(models)} plans")
-    meter = True if objective.meter is None else objective.meter
-    energies = [model.benchmark(1, energy=meter).energy for model in models]
-    return [
-        Cost(ns, None if energy is None else energy.millijoules)
-        for ns, energy in zip(seconds, energies, strict=True)
-    ]
 
 
 def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:

@@ -7,16 +7,27 @@ Objective(energy_mj=50)                                  the fastest plan within
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import is_finite
+from tvm_stretch.base.progress import say
+from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.run.meters import Meters, read_meters
+from tvm_stretch.run.model import Model
 
 _MISSED = 1e15
 """Costs beyond a budget are larger than all costs within it, and the larger the farther."""
+
+_WORTHS = (2.0, 50.0)
+"""What a millijoule is worth, relative to the time in which the hungriest processor takes it."""
+
+Price = Callable[[int, Sequence[int]], float]
+"""What the search makes small: of the nanoseconds of a run, and of work of each processor."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,18 @@ class Cost:
     millijoules: float | None = None  # its energy; None while no model or meter gives it
     # what processors hand over to each other; None if they were not counted
     bytes: int | None = None
+
+    def of(self, quantity: str) -> float | None:
+        """One of `_BUDGETS` in the unit of its budget; None if it is not known."""
+        return {"latency": self.ns / 1e6, "energy": self.millijoules}[quantity]
+
+    def __str__(self) -> str:
+        shown = ((self.of(name), unit) for name, (_, unit) in _BUDGETS.items())
+        return " with ".join(f"{value:.3g} {unit}" for value, unit in shown if value is not None)
+
+
+_BUDGETS = {"latency": ("latency_ms", "ms"), "energy": ("energy_mj", "mJ")}
+"""What may be made small: the field of `Objective` with its budget, and the unit."""
 
 
 @dataclass(frozen=True)
@@ -56,39 +79,39 @@ class Objective:
     meter: Meters | None = None
 
     def __post_init__(self) -> None:
-        if self.minimise not in ("latency", "energy"):
+        if self.minimise not in _BUDGETS:
             raise InputError(
                 f"expected 'latency' or 'energy' for minimise, got {self.minimise!r}; "
                 'budgets are arguments of their own: ts.Objective(minimise="energy", latency_ms=20)'
             )
-        for name in ("latency_ms", "energy_mj"):
-            budget = getattr(self, name)
-            if budget is not None and not (is_finite(budget) and budget > 0):
+        for name, budget in self._budgets().items():
+            if not (is_finite(budget) and budget > 0):
                 raise InputError(
-                    f"expected a number above 0 for {name}, got {budget!r}; leave it out for no "
-                    "budget"
+                    f"expected a number above 0 for {_BUDGETS[name][0]}, got {budget!r}; leave it "
+                    "out for no budget"
                 )
         if self.meter is not None:
             read_meters(self.meter)
 
+    def _budgets(self) -> dict[str, float]:
+        """The budgets that are given, by what they are for."""
+        given = {name: getattr(self, field) for name, (field, _) in _BUDGETS.items()}
+        return {name: budget for name, budget in given.items() if budget is not None}
+
     @property
-    def needs_energy(self) -> bool:
-        """Whether it cannot be judged by latencies alone."""
-        return self.minimise == "energy" or self.energy_mj is not None
+    def needs(self) -> set[str]:
+        """What must be known of a plan beside its latency."""
+        return {self.minimise, *self._budgets()} - {"latency"}
 
     def __call__(self, cost: Cost) -> float:
         """The better of two costs has the smaller number."""
         over = self.excess(cost)
-        if over:
-            return _MISSED * (1 + over)
-        known = self.minimise == "energy" and cost.millijoules is not None
-        return cost.millijoules if known else cost.ns  # type: ignore[return-value]
+        return _MISSED * (1 + over) if over else cost.of(self.minimise) or cost.ns
 
     def excess(self, cost: Cost) -> float:
         """By how much a cost exceeds the budgets, relative to them; 0 within them."""
-        pairs = ((cost.ns / 1e6, self.latency_ms), (cost.millijoules, self.energy_mj))
-        over = (used / most - 1 for used, most in pairs if most is not None and used is not None)
-        return max(0.0, *over, 0.0)
+        pairs = ((cost.of(name), most) for name, most in self._budgets().items())
+        return max(0.0, *(used / most - 1 for used, most in pairs if used is not None), 0.0)
 
     def require(self, best: Cost, all_costs: Iterable[Cost]) -> None:
         """Refuse the best plan if it misses a budget.
@@ -99,18 +122,38 @@ class Objective:
         if not self.excess(best):
             return
         known = list(all_costs)
-        extremes = [min(known, key=lambda cost: cost.ns)]
-        extremes += [min(known, key=lambda cost: cost.millijoules or float("inf"))]
-        can = " or ".join(dict.fromkeys(map(_said, extremes)))
+        can = " or ".join(dict.fromkeys(str(_least(name, known)) for name in _BUDGETS))
         raise InputError(
             f"expected a plan within {self} for objective, got {can} at best; allow more, or add "
             "a target"
         )
 
+    def prices(self, power: Power | None) -> list[Price]:
+        """What a search makes small in turns, beside latency."""
+        if "energy" not in self.needs or power is None:
+            return []
+        per_watt = min(1 / max(power.idle_watts + watts, 1e-9) for watts in power.watts)
+        worths = (1e6 * most * per_watt for most in _WORTHS)
+        return [partial(_with_energy, power, worth) for worth in worths]
+
+    def measure(self, models: Sequence[Model], seconds: Sequence[float]) -> list[Cost]:
+        """What runs of models cost where they run, which took so long.
+
+        Raises:
+            MeterError: the objective counts energy, and no meter is usable.
+        """
+        costs = [Cost(round(1e9 * one)) for one in seconds]
+        if "energy" not in self.needs:
+            return costs
+        say(f"measuring the energy of {len(models)} plans")
+        meter = True if self.meter is None else self.meter
+        energies = [model.benchmark(1, energy=meter).energy for model in models]
+        pairs = zip(costs, energies, strict=True)
+        return [replace(cost, millijoules=e.millijoules) if e else cost for cost, e in pairs]
+
     def __str__(self) -> str:
         """The budgets, or what it minimises."""
-        pairs = ((self.latency_ms, "ms"), (self.energy_mj, "mJ"))
-        budgets = [f"{most:g} {unit}" for most, unit in pairs if most is not None]
+        budgets = [f"{most:g} {_BUDGETS[name][1]}" for name, most in self._budgets().items()]
         return " and ".join(budgets) or f"the least {self.minimise}"
 
 
@@ -133,6 +176,9 @@ def read_objective(objective: object) -> Objective:
     )
 
 
-def _said(cost: Cost) -> str:
-    energy = "" if cost.millijoules is None else f" with {cost.millijoules:.3g} mJ"
-    return f"{cost.ns / 1e6:.3g} ms{energy}"
+def _least(quantity: str, costs: Sequence[Cost]) -> Cost:
+    return min(costs, key=lambda cost: cost.of(quantity) or math.inf)
+
+
+def _with_energy(power: Power, worth: float, ns: int, busy: Sequence[int]) -> float:
+    return ns + worth * power.millijoules(ns, busy)

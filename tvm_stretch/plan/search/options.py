@@ -41,6 +41,7 @@ class Option:
     forms: Mapping[str, Widths] = field(default_factory=dict)
     shares: Mapping[str, Widths] = field(default_factory=dict)  # as in a plan
     splits: tuple[Split, ...] = ()  # as in a plan
+    scheduler: str = ""  # who chose the places and the order, if one did
 
     @property
     def is_schedule(self) -> bool:
@@ -252,7 +253,8 @@ class Options:
         if len(set(placed.values())) < 2 or not self.limits.allow(self._work(piece, placed)):
             return None
         steps = tuple(self.whole_step(piece.groups[i - 1], result.placement[i]) for i in order)
-        return Option(f"scheduled by {result.scheduler}", steps, placed)
+        who = result.scheduler
+        return Option(f"scheduled by {who}", steps, placed, scheduler=who)
 
     def _work(self, piece: Piece, placed: Mapping[str, int]) -> dict[int, int]:
         """Multiply-adds of each processor, without operators that only one supports."""
