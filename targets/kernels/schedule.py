@@ -12,15 +12,8 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.network.rewriting import rewrite
-from tvm_stretch.targets.cpu.kernels.nibble_words import WORDS, write_words
-from tvm_stretch.targets.cpu.kernels.nibbles import NIBBLES, write_nibbles
-from tvm_stretch.targets.cpu.kernels.recurrent import STEPS
-from tvm_stretch.targets.cpu.kernels.recurrent_nest import write_recurrence
-from tvm_stretch.targets.hexagon.kernels.hvx_mean import mean_nest
 from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
-from tvm_stretch.targets.hexagon.kernels.hvx_table import table_nest
 from tvm_stretch.targets.opencl.kernels.groups import IMAGES, WHOLE_QUADS
-from tvm_stretch.targets.opencl.kernels.nibbles import write_group_nibbles, write_group_words
 from tvm_stretch.targets.opencl.kernels.rules import schedule_items
 
 from .fixed_point import narrowing_of
@@ -29,7 +22,7 @@ from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .machine import VectorMachine
 from .nan import take_nan
-from .template import Template, read_template
+from .template import Template, read_template, whole_nest
 
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
@@ -86,14 +79,11 @@ def _schedule(
         written = written.with_attr(WHOLE_QUADS, True)
         images = _images(func, template, fused)
         return written.with_attr(IMAGES, images) if images else written
-    attrs = func.attrs or {}
-    for mark, write in _ON_GPU.items() if machine.kind == "gpu" else ():
-        if mark in attrs:
-            return _with_body(func, write(func, machine)).with_attr(WHOLE_QUADS, True)
-    for mark, write in _MARKED.items():
-        if mark in attrs:
-            return _with_body(func, write(func, machine))
-    return _WITHOUT_TEMPLATE[machine.kind](func, machine)
+    nest = whole_nest(func, machine)
+    if nest is None:
+        return _WITHOUT_TEMPLATE[machine.kind](func, machine)
+    written = _with_body(func, nest)
+    return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
 
 
 def _images(func: tirx.PrimFunc, template: Template, fused: FusedKernel) -> list[int]:
@@ -139,23 +129,12 @@ def _with_outer_threads(body: tirx.Stmt, threads: int) -> tirx.Stmt:
     return rewrite(body, (tirx.For, serial if threads == 1 else serial_inside))
 
 
-def _on_dsp(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
-    nest = mean_nest(func) or table_nest(func)
-    return _on_core(func, machine) if nest is None else _with_body(func, nest)
-
-
 def _on_gpu(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     assert machine.gpu is not None
     return schedule_items(func, machine.gpu)  # TVM combines partial results of work-items
 
 
-_MARKED = {STEPS: write_recurrence, NIBBLES: write_nibbles, WORDS: write_words}
-"""What writes kernels that carry a mark, in loops."""
-
-_ON_GPU = {NIBBLES: write_group_nibbles, WORDS: write_group_words}
-"""The same for work-groups."""
-
-_WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_dsp, "gpu": _on_gpu}
+_WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_core, "gpu": _on_gpu}
 """What schedules kernels without a template, by kind of machine."""
 
 

@@ -14,14 +14,18 @@
 
 Planning, measuring, stretching and the cost models ask these objects; no other file lists them.
 A configuration travels as an annotation of the anchor's block, because FuseTIR drops attributes of
-functions and keeps those of blocks. The annotation is written and read in this file only.
+functions and keeps those of blocks. The annotation is written and read in this file only. Kernels
+into which nothing is fused keep an attribute of the function: `writes` registers their loop nests.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tvm import relax, te, tirx
@@ -30,7 +34,7 @@ from tvm.ir import Expr
 from tvm_stretch.network.codec import from_text, to_text
 
 from .features import EpilogueWork, Features
-from .fused import ANNOTATION, FusedKernel
+from .fused import ANNOTATION, FusedKernel, blocks_of
 from .kernel_call import kernel_call
 from .layers import Along, Layer, taken
 from .machine import VectorMachine
@@ -157,12 +161,46 @@ class Template(ABC):
         return {ANNOTATION: f"{self.template} {to_text(self)}"}
 
 
+Nest = Callable[[tirx.PrimFunc, VectorMachine], tirx.Stmt | None]
+"""Writes the loop nest of a kernel; None: other nests or the generic schedule take it."""
+
+_NESTS: dict[tuple[str, str], list[Nest]] = {}
+"""By the attribute of the function, or of a block, and the kind of machine."""
+
+
+def writes(mark: str, *kinds: str) -> Callable[[Nest], Nest]:
+    """Register what writes the kernels with an attribute, into which nothing is fused."""
+
+    def register(nest: Nest) -> Nest:
+        for kind in kinds:
+            _NESTS.setdefault((mark, kind), []).append(nest)
+        return nest
+
+    return register
+
+
+def whole_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
+    """The loop nest of a kernel that an attribute marks; None: the generic schedule."""
+    _import_templates()
+    annotations = (mark for block in blocks_of(func) for mark in block.annotations)
+    marks = dict.fromkeys([*(func.attrs or {}).keys(), *annotations])
+    marked = (nest for mark in marks for nest in _NESTS.get((mark, machine.kind), ()))
+    return next(filter(None, (nest(func, machine) for nest in marked)), None)
+
+
 def every_template() -> Mapping[str, type[Template]]:
     """All templates, by name."""
-    from . import templates  # they import this module
-
-    assert templates
+    _import_templates()
     return _REGISTERED
+
+
+@cache
+def _import_templates() -> None:
+    """Import every file in a processor's folder `kernels`: templates register themselves."""
+    folder, package = Path(__file__).parents[1], __name__.removesuffix("kernels.template")
+    for module in pkgutil.walk_packages([str(folder)], package):
+        if ".kernels." in module.name:
+            importlib.import_module(module.name)
 
 
 def read_template(mark: str) -> Template:

@@ -46,7 +46,6 @@ DEFERRED = {
     "tvm_stretch.run.report": "only graphs for Netron need onnx",
     "tvm_stretch.lab.stretching.accuracy": "torch is optional",
     "tvm_stretch.lab.stretching.stretching": "torch is optional, and training imports it",
-    "tvm_stretch.targets.kernels.template": "each template in the list imports the base class",
 }
 """Modules that may import within functions, and why."""
 

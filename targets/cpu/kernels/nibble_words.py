@@ -41,6 +41,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 from .nibbles import (
     UNITS,
@@ -122,6 +123,7 @@ _EXACT = 32
 """Inputs whose products int16 sums hold."""
 
 
+@writes(WORDS, "core", "dsp")
 def write_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The scheduled body of a PrimFunc of this file."""
     own = from_text(Nibbles, str(func.attrs[WORDS]))

@@ -50,6 +50,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 NIBBLES = "tvm_stretch.nibbles"
 """The attribute of PrimFuncs that `write_nibbles` schedules: text of the `Nibbles`."""
@@ -210,6 +211,7 @@ _VECTORS = 8
 """Vectors of sums of a tile: enough for the latency of multiply-adds, few enough for registers."""
 
 
+@writes(NIBBLES, "core", "dsp")
 def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The scheduled body of a PrimFunc of this file."""
     own = from_text(Nibbles, str(func.attrs[NIBBLES]))

@@ -34,11 +34,13 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 from .cycles import register_tiles, step_cycles, tile_counts
 from .recurrent import STEPS
 
 
+@writes(STEPS, "core", "dsp")
 def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The scheduled body of a PrimFunc of `recurrent.py`."""
     root = func.body.block

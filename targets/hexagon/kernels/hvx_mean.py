@@ -14,7 +14,7 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.integers import meaning_of, rounding_of
+from tvm_stretch.network.integers import MEANING, meaning_of, rounding_of
 from tvm_stretch.targets.kernels.fixed_point import FixedPoint, mantissas, narrowing_call
 from tvm_stretch.targets.kernels.fused import Epilogue, blocks_of
 from tvm_stretch.targets.kernels.loops import (
@@ -28,6 +28,8 @@ from tvm_stretch.targets.kernels.loops import (
     vectors,
     within,
 )
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 from .hvx import (
     LANES,
@@ -56,7 +58,8 @@ _BOTH = tirx.Ramp(const(0), const(1), 2 * LANES)
 _ONES = 0x01010101
 
 
-def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
+@writes(MEANING, "dsp")
+def mean_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
     """The loop nest of an integer mean of pixels in blocks of channels; None for other kernels."""
     found = _mean_of(func)
     if found is None:

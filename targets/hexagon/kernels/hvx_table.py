@@ -23,9 +23,11 @@ from math import prod
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.integers import meaning_of
+from tvm_stretch.network.integers import MEANING, meaning_of
 from tvm_stretch.targets.kernels.fused import blocks_of
 from tvm_stretch.targets.kernels.loops import const, loop, unravelled, vectors, within
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 from .hvx import LANES, VECTOR, bytes_at, dense_axes, hvx, keep, keep_bytes, whole, word
 
@@ -50,7 +52,8 @@ def lookup_of(func: tirx.PrimFunc) -> Lookup | None:
     return Lookup(*func.params) if len(blocks_of(func)) == 1 else None
 
 
-def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
+@writes(MEANING, "dsp")
+def table_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
     """The loop nest of a lookup in tensors with contiguous vectors; None for other kernels."""
     found = lookup_of(func)
     if found is None:

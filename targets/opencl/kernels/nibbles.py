@@ -39,6 +39,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import writes
 
 from .groups import QUAD, barrier, element, launch, load_quad, load_words, quads, splat, when
 from .machine import GpuMachine
@@ -53,6 +54,7 @@ _RUN = 4
 """Most times that an item reads 16 bytes for one scale of each output."""
 
 
+@writes(NIBBLES, "gpu")
 def write_group_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The body of a PrimFunc of `nibbles.py` on a GPU."""
     own = from_text(Nibbles, str(func.attrs[NIBBLES]))
@@ -61,6 +63,7 @@ def write_group_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stm
     return _Bytes(own, machine.gpu, x, weight, scale, zero[0] if zero else None, y).written()
 
 
+@writes(WORDS, "gpu")
 def write_group_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     """The body of a PrimFunc of `nibble_words.py` on a GPU."""
     own = from_text(Nibbles, str(func.attrs[WORDS]))
