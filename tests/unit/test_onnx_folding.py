@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx_models import Net, assert_same, random_inputs, run_onnxruntime
 
-from tvm_stretch.read.onnx.folding import fold_batch_norms
+from tvm_stretch.read.quantise import fold_batch_norms
 
 
 def kinds(model: onnx.ModelProto) -> Counter[str]:

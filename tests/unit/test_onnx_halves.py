@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_stretch as ts
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.read import load_network
-from tvm_stretch.read.onnx.halves import widen_halves
 from tvm_stretch.read.onnx.reader import read_onnx
+from tvm_stretch.read.onnx.shapes import widen_halves
 
 TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}

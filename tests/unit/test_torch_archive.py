@@ -18,7 +18,7 @@ from relax_helpers import run
 
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.read import load_network
-from tvm_stretch.read.torch.program import _is_expression
+from tvm_stretch.read.torch.archive import _is_expression
 
 Parts = dict[str, bytes]
 CONFIG, CONSTANTS = (

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch_beside import check, check_written
 
-from tvm_stretch.read.torch.written import WRITTEN
+from tvm_stretch.read.torch import elements, linalg, special  # noqa: F401  they register
+from tvm_stretch.read.torch.own import WRITTEN
 
 _X = torch.cat([torch.linspace(-9, 9, 401), torch.linspace(-60, 60, 41)])
 _ODD = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-5, 1e-20, 1e4, torch.inf, -torch.inf, torch.nan])

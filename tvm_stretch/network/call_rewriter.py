@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.expressions import constant_value
+from tvm_stretch.network.expressions import bindings_of, constant_value
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.source_names import same_source
 
 
 class CallRewriter(relax.PyExprMutator):
     """Visits the calls of a function, operands before the calls that read them.
 
-    A subclass implements `rewrite` and is decorated with ``relax.expr_functor.mutator``.
+    A subclass has `rules`, or implements `rewrite`, and is decorated with
+    ``relax.expr_functor.mutator``.
     """
+
+    rules: ClassVar[Mapping[str, Callable[[Any, relax.Call], relax.Expr | None]]] = {}
+    """By kind of operator, the function that replaces its calls, as `rewrite` does."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Rewrite the operands, then the call."""
@@ -26,7 +32,8 @@ class CallRewriter(relax.PyExprMutator):
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """The replacement of a call whose operands are rewritten; None if the call stays."""
-        return None
+        rule = self.rules.get(kind_of(call))
+        return None if rule is None else rule(self, call)
 
     def definition(self, x: relax.Expr) -> Any:
         """The expression that ``x`` is bound to."""
@@ -38,6 +45,9 @@ class CallRewriter(relax.PyExprMutator):
 
     def rewritten(self, mod: tvm.IRModule) -> tvm.IRModule:
         """``mod``, which the rewriter was made with, with a rewritten ``main`` and its kernels."""
+        kinds = {kind_of(binding.value) for binding in bindings_of(mod["main"])}
+        if self.rules and kinds.isdisjoint(self.rules):
+            return mod
         self.builder_.update_func(mod.get_global_var("main"), self.visit_expr(mod["main"]))
         return self.builder_.get()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tvm
@@ -54,6 +54,11 @@ def tensor_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
 def constant(value: np.ndarray) -> relax.Expr:
     """A constant with the values of an array, perhaps not contiguous; scalars stay scalars."""
     return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+
+
+def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
+    """The bindings of all blocks, in program order."""
+    return (binding for block in function.body.blocks for binding in block.bindings)
 
 
 def count_uses(function: relax.Function) -> dict[relax.Var, int]:

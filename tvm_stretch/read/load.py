@@ -22,10 +22,9 @@ from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 from tvm_stretch.passes.name_operators import keep_names
 from tvm_stretch.read.lengths import Shape, sized
 from tvm_stretch.read.network_limits import check_sizes
-from tvm_stretch.read.onnx.halves import widen_halves
 from tvm_stretch.read.onnx.importer import import_onnx
 from tvm_stretch.read.onnx.reader import read_onnx
-from tvm_stretch.read.onnx.shapes import fix_shapes
+from tvm_stretch.read.onnx.shapes import fix_shapes, widen_halves
 from tvm_stretch.read.relax_reader import read_relax
 from tvm_stretch.read.tflite.reader import is_tflite, read_tflite
 from tvm_stretch.read.torch.reader import load_torch, read_torch

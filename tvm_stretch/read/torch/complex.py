@@ -6,7 +6,7 @@
 
 No kernel here computes complex numbers. A network's complex inputs, weights and results become
 floats with a last axis of two, as `torch.view_as_real` shows them. Torch's own `ComplexTensor`
-knows the arithmetic; Fourier transforms become ONNX's (`torch_own.py`).
+knows the arithmetic; Fourier transforms become ONNX's (`own.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     median(x, 0)         sort, then the element in the middle
     masked_scatter       the number of marked elements before one is its place in the source
 
-These functions stand in the table of decompositions that `torch_operators.decomposed` applies.
+These functions stand in the table of decompositions that `operators.decomposed` applies.
 """
 
 from __future__ import annotations

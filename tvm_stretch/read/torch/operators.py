@@ -5,11 +5,11 @@ x // 2, div(x, y, rounding_mode) both operands in the result's type
 (x > 0).cumsum(1)                sums of booleans are integers
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
-lstm(x, (h, c), weights, ..)     one layer after the other: `torch_recurrent.py`
-x.amax(1), pad(x, .., "reflect") reductions and edges: `torch_reductions.py`
-x + 1.5, x.log1p()               arithmetic: `torch_numbers.py`
-x[:, i, j], x.scatter(1, i, y)   elements by index: `torch_places.py`
-interpolate(x, (7, 7))           resizes, samplers and pools: `torch_images.py`
+lstm(x, (h, c), weights, ..)     one layer after the other: `quantised.py`
+x.amax(1), pad(x, .., "reflect") reductions and edges: `images.py`
+x + 1.5, x.log1p()               arithmetic: `numbers.py`
+x[:, i, j], x.scatter(1, i, y)   elements by index: `places.py`
+interpolate(x, (7, 7))           resizes, samplers and pools: `images.py`
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.network.expressions import shape_of
-from tvm_stretch.read.torch.divisions import divided, floor_divided
-from tvm_stretch.read.torch.images import IMAGES
-from tvm_stretch.read.torch.importer import importer_names
-from tvm_stretch.read.torch.nodes import argument, as_onnx, dtype_of, is_static, of_type
-from tvm_stretch.read.torch.numbers import NUMBERS
+from tvm_stretch.read.torch.images import IMAGES, REDUCTIONS
+from tvm_stretch.read.torch.importer import (
+    argument,
+    as_onnx,
+    dtype_of,
+    importer_names,
+    is_static,
+    of_type,
+)
+from tvm_stretch.read.torch.numbers import NUMBERS, divided, floor_divided
 from tvm_stretch.read.torch.places import PLACES
-from tvm_stretch.read.torch.recurrent import RECURRENT
-from tvm_stretch.read.torch.reductions import REDUCTIONS
+from tvm_stretch.read.torch.quantised import RECURRENT
 from tvm_stretch.read.windows import Windows, fold
 
 if TYPE_CHECKING:
@@ -78,9 +82,10 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     import torch
     from torch._decomp import decomposition_table
 
+    from tvm_stretch.read.torch import elements, special  # noqa: F401  they register
     from tvm_stretch.read.torch.complex import in_real_numbers
     from tvm_stretch.read.torch.linalg import unchecked
-    from tvm_stretch.read.torch.written import WRITTEN
+    from tvm_stretch.read.torch.own import WRITTEN
 
     table = torch.export.default_decompositions()
     for name in (*_KEPT, *RECURRENT):

@@ -18,7 +18,7 @@ import torch
 from tvm import relax
 
 from tvm_stretch.network.expressions import shape_of
-from tvm_stretch.read.torch.nodes import as_onnx, dtype_of
+from tvm_stretch.read.torch.importer import as_onnx, dtype_of
 from tvm_stretch.targets.kernels.matrices import MORE_ROWS, factor_call
 
 _LIBRARY = torch.library.Library("tvm_stretch", "FRAGMENT")

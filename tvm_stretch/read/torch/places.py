@@ -22,7 +22,7 @@ from tvm import relax
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.read.onnx.node import numpy_dtype
-from tvm_stretch.read.torch.nodes import argument, as_onnx, dtype_of, of_type
+from tvm_stretch.read.torch.importer import argument, as_onnx, dtype_of, of_type
 
 _REDUCTIONS = {"sum": b"add", "prod": b"mul", "amax": b"max", "amin": b"min"}
 """ONNX's names for the reductions of `scatter_reduce`."""

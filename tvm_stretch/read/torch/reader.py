@@ -1,20 +1,121 @@
-"""Take a torch.export program as a Relax module."""
+"""Take a torch.export program as a Relax module; buffers that it changes become states.
+
+    self.k[p] = x; return self.k.sum(0)
+        ->  main(x, p, k):  next_k = ..; return sum(next_k), next_k      k begins as the buffer
+
+`passes/carry_states.py` then keeps them from run to run, as it does with the states of callers.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tvm
+from tvm import relax
 
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.network.states import CARRIED, next_name
 from tvm_stretch.read.torch.archive import safe_archive
 from tvm_stretch.read.torch.importer import import_program
 from tvm_stretch.read.torch.operators import converters, decomposed
-from tvm_stretch.read.torch.quantised import quantised_converters, register_quantised
-from tvm_stretch.read.torch.recurrent import recurrent_converters
-from tvm_stretch.read.torch.states import carry, expose_states, refuse_random
+from tvm_stretch.read.torch.quantised import (
+    quantised_converters,
+    recurrent_converters,
+    register_quantised,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+_SWITCHES = {"train": True, "training": False, "p": None, "dropout_p": 0.0, "dropout": None}
+"""Arguments without which an operator is not random, and torch's own values of them."""
+
+
+def refuse_random(program: ExportedProgram) -> None:
+    """Refuse dropout and random numbers, which differ from run to run."""
+    import torch
+
+    for node in program.graph.nodes:
+        tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
+        if torch.Tag.nondeterministic_seeded in tags and _is_random(node):
+            raise UnsupportedError(
+                f"expected a network without random numbers, got {node.name!r} (torch's "
+                f"{node.target}); export it in eval mode, or make the random numbers an input"
+            )
+
+
+def _is_random(node: Any) -> bool:
+    """Whether no argument says that a dropout is off."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**_SWITCHES, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return all(given[name] is None or given[name] for name in names if name in _SWITCHES)
+
+
+def expose_states(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Make inputs and last outputs of the changed buffers; returns their first values by name.
+
+    Raises:
+        UnsupportedError: it changes an input.
+    """
+    from torch.export.graph_signature import InputKind, OutputKind
+
+    signature, (ended,) = program.graph_signature, program.graph.find_nodes(op="output")
+    for spec in signature.output_specs:
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            raise UnsupportedError(
+                f"expected a network that leaves its inputs as they are, got one that writes to "
+                f"{spec.target!r}; return the new value, or make a buffer of the input"
+            )
+    pairs = list(zip(signature.output_specs, ended.args[0], strict=True))
+    kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+    changed = [pair for pair in pairs if pair[0].kind in kinds]
+    if not changed:
+        return {}
+    pairs = [pair for pair in pairs if pair[0].kind not in kinds]
+    targets = [spec.target for spec, _ in changed]
+    first = {**program.state_dict, **program.constants}
+    values = {target: first[target] for target in targets}
+    taken = {spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT}
+    names = {}
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for place, spec in enumerate(signature.input_specs):
+        if spec.target in values:
+            name = spec.target if spec.target not in taken else spec.arg.name
+            names[spec.target] = placeholders[spec.arg.name].name = name
+            own = replace(spec, kind=InputKind.USER_INPUT, arg=replace(spec.arg, name=name))
+            signature.input_specs[place] = replace(own, target=None)
+    signature.output_specs[:] = [
+        *(spec for spec, _ in pairs),
+        *(replace(spec, kind=OutputKind.USER_OUTPUT, target=None) for spec, _ in changed),
+    ]
+    ended.args = ((*(value for _, value in pairs), *(value for _, value in changed)),)
+    program._constants = {n: x for n, x in program.constants.items() if n not in values}
+    return {names[target]: value for target, value in values.items()}
+
+
+def carry(mod: tvm.IRModule, values: Mapping[str, torch.Tensor]) -> tvm.IRModule:
+    """Say in attributes of ``main`` which parameters are states, and their first values."""
+    if not values:
+        return mod
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    convert, main = ExportedProgramImporter._convert_pytorch_tensor_to_tvm, mod["main"]
+    kind = main.ret_ty
+    count = len(kind.fields) if isinstance(kind, relax.TupleType) else 1
+    names = [f"output{place}" for place in range(count - len(values))]
+    attrs = {
+        CARRIED: {name: convert(value.clone()) for name, value in values.items()},
+        "output_names": [*names, *map(next_name, values)],
+    }
+    carried = mod.clone()
+    carried["main"] = main.with_attrs(attrs)
+    return carried
+
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

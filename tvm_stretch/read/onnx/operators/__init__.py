@@ -2,22 +2,14 @@
 
 from tvm_stretch.read.onnx.operators import (  # noqa: F401
     activation,
-    attention,
-    blocks,
-    deformed,
-    einsum,
     elementwise,
     gather,
+    heads,
     layers,
     microsoft,
     microsoft_attention,
     movement,
-    normalisation,
-    ordering,
-    pooling,
-    quantised,
     recurrent,
     reduction,
     resize,
-    signal,
 )

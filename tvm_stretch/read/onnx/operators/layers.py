@@ -1,15 +1,170 @@
-"""Layers with weights: convolutions and dense layers."""
+"""Layers with weights: convolutions and dense layers, also of weights that have 4 bits.
+
+y = com.microsoft.MatMulNBits(x, B, scales, zero_points)       # B: two weights of 4 bits a byte
+y = MatMul(x, DequantizeLinear(int4, scales, zero_points, block_size=32))
+->
+y = R.call_tir(nibbles, (x, weight, scale, zero))              # `targets/cpu/kernels/nibbles.py`
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.read.onnx.block_weights import blocks_of_product
+from tvm_stretch.base.errors import ModelError
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.read.onnx.block_weights import Blocks, blocks_of_product
 from tvm_stretch.read.onnx.node import Node, as_expr, converter
-from tvm_stretch.read.onnx.operators.blocks import block_product
+from tvm_stretch.targets.cpu.kernels.nibble_words import words_call
+from tvm_stretch.targets.cpu.kernels.nibbles import nibbles_call
+
+_EIGHT_BITS = 4
+"""The `accuracy_level` that lets kernels round inputs to 8 bits."""
+
+_STEPS, _SMALLEST = 127, 1e-30
+_MIDDLE, _MIDDLES = 8, {"int4": 8, "uint4": 0}
+"""The zero point where none is given, and what makes numbers of a type those from 0 to 15."""
+
+
+@converter("com.microsoft.MatMulNBits")
+def _matmul_block(node: Node) -> relax.Expr:
+    depth, outputs, size = (int(node.attr(name, 0)) for name in ("K", "N", "block_size"))
+    if int(node.attr("bits", 4)) != 4:
+        raise node.refuse("weights of 4 bits", f"{node.attr('bits', 4)}")
+    if size < 16 or size & (size - 1) or node.shape()[-1:] != [depth] or outputs < 1:
+        raise node.refuse(
+            "K as the input has it, N above 0 and block_size a power of 2 from 16 on",
+            f"K={depth}, N={outputs}, block_size={size} for an input of {node.shape()}",
+        )
+    blocks = -(-depth // size)
+    values = _unpacked(node, 1, "weights", outputs, blocks * size)[:, :depth]
+    scale = _of(node, node.const(2, "scales"), outputs, blocks).astype("float32")
+    if not np.isfinite(scale).all():
+        raise ModelError(f"expected finite scales for {node.label}, got NaN or infinity")
+    if node.has(4):
+        order = node.const(4, "g_idx").ravel()
+        if not np.array_equal(order[:depth], np.arange(depth) // size):
+            raise node.refuse("inputs in the order of their blocks", "another g_idx")
+    zero = np.full((outputs, blocks), _MIDDLE, "float32")
+    if node.has(3) and node.dtype(3) == "uint8":
+        zero = _unpacked(node, 3, "zero points", outputs, blocks + blocks % 2)[:, :blocks]
+    elif node.has(3):
+        zero = _of(node, node.const(3, "zero points"), outputs, blocks)
+    weights = Blocks(values, scale, zero.astype("float32"), size, axis=1)
+    rounds = int(node.attr("accuracy_level", 0)) == _EIGHT_BITS
+    y = block_product(node, node[0], weights, rounds)
+    return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
+
+
+def block_product(
+    node: Node,
+    x: relax.Expr,
+    blocks: Blocks,
+    rounds: bool = False,  # whether inputs may be rounded to 8 bits
+) -> relax.Expr:
+    """``x @ weights.T`` by the kernel; with floats for what it does not take."""
+    shape = shape_of(x)
+    rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
+    x = node.emit(relax.op.reshape(x, (rows, depth)))
+    if node.dtype() != "float32":
+        weight = replace(blocks, axis=0).floats().astype(node.dtype())
+        y = relax.op.matmul(x, constant(weight))
+    elif rounds:
+        y = _rounded_product(node, x, blocks)
+    else:
+        values = blocks.values
+        if depth % 2:  # a byte holds two weights; the second one of the last byte meets a zero
+            values = np.pad(values, ((0, 0), (0, 1)))
+            x = node.emit(relax.op.concat([x, constant(np.zeros((rows, 1), "float32"))], axis=1))
+        size = min(blocks.size, values.shape[1])
+        y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size + size % 2)
+    return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
+
+
+def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
+    """The product of inputs that are rounded to 8 bits, with one scale for each block."""
+    depth, size, count = blocks.values.shape[1], blocks.size, blocks.scale.shape[1]
+    rows, missing = int(x.ty.shape.values[0]), count * size - depth
+    values = np.pad(blocks.values, ((0, 0), (0, missing)))
+    if missing:
+        rest = constant(np.zeros((rows, missing), "float32"))
+        x = node.emit(relax.op.concat([x, rest], axis=1))
+    x = node.emit(relax.op.reshape(x, (rows, count, size)))
+    most = node.emit(relax.op.max(node.emit(relax.op.abs(x)), axis=-1, keepdims=True))
+    least = constant(np.array(_SMALLEST, "float32"))  # a block of zeros is divided by it
+    steps = constant(np.array(_STEPS, "float32"))
+    factor = node.emit(relax.op.divide(node.emit(relax.op.maximum(most, least)), steps))
+    q = node.emit(relax.op.round(node.emit(relax.op.divide(x, factor))))
+    q = node.emit(relax.op.clip(q, -_STEPS, _STEPS))
+    q = node.emit(relax.op.reshape(node.emit(relax.op.astype(q, "int8")), (rows, count * size)))
+    factor = node.emit(relax.op.reshape(factor, (rows, count)))
+    return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size)
+
+
+@converter("com.microsoft.GatherBlockQuantized")
+def _gather(node: Node) -> relax.Expr:
+    """Rows of a table of 4 or 8 bits; only those that are read become floats."""
+    numbers, shape, bits = node.const(0, "data"), node.shape(), int(node.attr("bits", 4))
+    kind = node.dtype()
+    if kind not in ("uint8", *_MIDDLES) or bits not in (4, 8) or len(shape) != 2:
+        raise node.refuse("a matrix of 4 or 8 bits", f"{bits} bits, {kind} of shape {shape}")
+    packed = kind == "uint8" and bits == 4
+    columns = shape[1] * (2 if packed else 1)
+    if node.axis(0, "gather_axis") != 0 or node.axis(1, "quantize_axis") != 1:
+        raise node.refuse("rows, in blocks of columns", "another gather_axis or quantize_axis")
+    size = int(node.attr("block_size", 128))
+    blocks, scale = -(-columns // size), node.const(2, "scales")
+    middle = _MIDDLES.get(kind, 1 << (bits - 1))
+    zero = np.full((shape[0], blocks), middle, "uint8")
+    if node.has(3) and packed:
+        zero = _unpacked(node, 3, "zero points", shape[0], blocks + blocks % 2)[:, :blocks]
+    elif node.has(3):
+        zero = (node.const(3, "zero points").astype("int32") + _MIDDLES.get(kind, 0)).astype(
+            "uint8"
+        )
+    if kind in _MIDDLES:
+        whole = (numbers.astype("int32") + _MIDDLES[kind]).astype("uint8")
+        whole = np.pad(whole, ((0, 0), (0, columns % 2)))
+        numbers, packed = whole[:, 0::2] | whole[:, 1::2] << 4, True
+    read = [node.emit(relax.op.take(constant(x), node[1], 0)) for x in (numbers, scale, zero)]
+    values = _halves_of_bytes(node, read[0], columns) if packed else read[0]
+    wide = [values, *(_along_blocks(node, x, size, columns) for x in read[1:])]
+    values, scale, zero = (node.emit(relax.op.astype(x, node.dtype(2))) for x in wide)
+    return relax.op.multiply(node.emit(relax.op.subtract(values, zero)), scale)
+
+
+def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
+    """Two numbers of each byte, the lower half first."""
+    *rows, count = shape_of(x)
+    low = node.emit(relax.op.bitwise_and(x, relax.const(15, "uint8")))
+    high = node.emit(relax.op.right_shift(x, relax.const(4, "uint8")))
+    both = node.emit(relax.op.stack([low, high], len(rows) + 1))
+    both = node.emit(relax.op.reshape(both, [*rows, 2 * count]))
+    return node.emit(relax.op.strided_slice(both, [len(rows)], [0], [columns]))
+
+
+def _along_blocks(node: Node, x: relax.Expr, size: int, columns: int) -> relax.Expr:
+    """A number of each block, repeated for its columns."""
+    axis = len(shape_of(x)) - 1
+    repeated = node.emit(relax.op.repeat(x, size, axis))
+    return node.emit(relax.op.strided_slice(repeated, [axis], [0], [columns]))
+
+
+def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:
+    """Numbers of 4 bits, ``count`` for each output, the lower half of a byte first."""
+    packed = _of(node, node.const(index, what), outputs, count // 2)
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(outputs, count)
+
+
+def _of(node: Node, array: np.ndarray, outputs: int, count: int) -> np.ndarray:
+    if array.size != outputs * count:
+        raise node.refuse(f"{outputs} x {count} numbers", f"shape {[*array.shape]}")
+    return array.reshape(outputs, count)
+
 
 _CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 _TRANSPOSED = {

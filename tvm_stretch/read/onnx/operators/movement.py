@@ -11,9 +11,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.read.gathered import gathered, padded
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, converter, dtype_of, numpy_dtype
-from tvm_stretch.read.windows import Windows, fold
+from tvm_stretch.read.windows import Windows, fold, gathered, padded
 
 
 @converter("Shape")
