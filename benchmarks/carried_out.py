@@ -44,9 +44,9 @@ from tutorials import zoo
 from tvm_stretch.base.errors import InputError, StretchError, UnsupportedError
 from tvm_stretch.make.branching import branch
 from tvm_stretch.network.emitting.row_branches import plan_row_split
+from tvm_stretch.network.expressions import PIECES
 from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.network.operators import Operators
-from tvm_stretch.network.views import PIECES
 from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions

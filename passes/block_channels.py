@@ -24,7 +24,7 @@ from tvm import relax
 from tvm_stretch.network.calls import PROCESSOR
 from tvm_stretch.network.emitting.blocked_values import Rewriter
 from tvm_stretch.network.emitting.half_weights import store_halves
-from tvm_stretch.network.expressions import builder_with_kernels
+from tvm_stretch.network.expressions import bindings_of, builder_with_kernels
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
@@ -70,7 +70,7 @@ def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
 def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     """Rewrite each region, then `main`, because the types of its calls have changed."""
     main, bb = mod["main"], builder_with_kernels(mod)
-    bindings = [binding for group in main.body.blocks for binding in group.bindings]
+    bindings = [*bindings_of(main)]
     calls = [b for b in bindings if isinstance(b.value, relax.Call)]
     names = {b.var: b.value for b in bindings if not isinstance(b.value, relax.Call)}
 
@@ -152,7 +152,7 @@ def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
 
     with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
         with bb.dataflow():
-            for binding in (b for group in main.body.blocks for b in group.bindings):
+            for binding in bindings_of(main):
                 renamed[binding.var] = bb.emit(rename(binding.value), name_hint=binding.var.name)
             result = [bb.emit_output(rename(field)) for field in _fields(main.body.body)]
         bb.emit_func_output(_like(main.body.body, result))

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import tvm
 
-from tvm_stretch.network.emitting.branches import Replacement, replace_segments
-from tvm_stretch.network.emitting.channel_branches import channel_branches
+from tvm_stretch.network.emitting.branches import Replacement, channel_branches, replace_segments
 from tvm_stretch.network.emitting.row_branches import row_branches
 from tvm_stretch.network.expressions import builder_with_kernels
 from tvm_stretch.network.operators import Operators

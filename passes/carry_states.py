@@ -38,7 +38,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.expressions import bindings_of, constant, shape_of
 from tvm_stretch.network.states import (
     CARRIED,
     STATES,
@@ -142,7 +142,7 @@ class _Body:
 
     def __init__(self, main: relax.Function) -> None:
         self._main = main
-        self._bindings = [binding for block in main.body.blocks for binding in block.bindings]
+        self._bindings = [*bindings_of(main)]
         self._builder = relax.BlockBuilder()
 
     def _emit(self, value: relax.Expr, kind: type[relax.Var] = relax.DataflowVar) -> relax.Var:

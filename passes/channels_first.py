@@ -19,10 +19,10 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.call_rewriter import SourceRewriter
 from tvm_stretch.network.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.network.operators import POINTWISE, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
+from tvm_stretch.network.rewriting import SourceRewriter
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
 _LAYERS = {f"nn.{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)}

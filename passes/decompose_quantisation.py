@@ -14,9 +14,9 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.rewriting import CallRewriter
 
 
 @tvm.transform.module_pass(opt_level=0, name="DecomposeQuantisation")

@@ -13,9 +13,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import CallRewriter
-from tvm_stretch.network.expressions import constant, flat_args
+from tvm_stretch.network.expressions import bindings_of, constant, flat_args
 from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.rewriting import CallRewriter
 
 _OF_NOTHING = {"sum": 0, "prod": 1, "mean": math.nan, "variance": math.nan, "std": math.nan}
 _WRITES = ("scatter_nd", "scatter_elements", "index_put")
@@ -26,7 +26,7 @@ class EmptyTensors:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
+        bindings = [*bindings_of(mod["main"])]
         variables = [*mod["main"].params, *(binding.var for binding in bindings)]
         if not any(_is_empty(kind) for var in variables for kind in _tensors(var.ty)):
             return mod

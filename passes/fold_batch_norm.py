@@ -22,9 +22,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.expressions import count_uses, is_float, rewrite_functions, shape_of
-from tvm_stretch.network.source_names import same_source
+from tvm_stretch.network.provenance import same_source
+from tvm_stretch.network.rewriting import CallRewriter
 
 _ADD, _MULTIPLY = Op.get("relax.add"), Op.get("relax.multiply")
 _BATCH_NORM = Op.get("relax.nn.batch_norm")

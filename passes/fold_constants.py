@@ -13,6 +13,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_stretch.network.expressions import bindings_of
+
 
 @tvm.transform.module_pass(opt_level=0, name="FoldConstants")
 class FoldConstants:
@@ -32,11 +34,10 @@ def constant_bindings(function: relax.Function) -> list[relax.VarBinding]:
     """The bindings that depend on constants only, in order."""
     found: list[relax.VarBinding] = []
     variables: set[relax.Var] = set()
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if isinstance(binding, relax.VarBinding) and is_constant(binding.value, variables):
-                variables.add(binding.var)
-                found.append(binding)
+    for binding in bindings_of(function):
+        if isinstance(binding, relax.VarBinding) and is_constant(binding.value, variables):
+            variables.add(binding.var)
+            found.append(binding)
     return found
 
 

@@ -8,14 +8,13 @@
 
 Convolutions, dense layers, sums, products, means and softmax become integer operators. Operators
 that only move numbers, and the maximum, work on the integers themselves; an elementwise chain
-becomes a table of 256 results.  This has to happen before constants are folded, which turns weights
-into floats.  Sums of a layer that no quantising follows are converted to floats.  Everything
+becomes a table of 256 results. This has to happen before constants are folded, which turns weights
+into floats. Sums of a layer that no quantising follows are converted to floats. Everything
 else stays as it is; the attribute ``integers`` of ``main`` names these operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +23,10 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.integer_kernels import integer_call, softmax_powers
 from tvm_stretch.network.integers import Integer
-from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.operators import INTEGER, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of, with_integers
 from tvm_stretch.network.properties.quantised_layers import (
     LAYERS,
@@ -43,9 +41,10 @@ from tvm_stretch.network.properties.quantised_values import (
     Scale,
     Tensor,
     scale_of,
+    tabulated,
 )
-from tvm_stretch.network.properties.tabulate import tabulated
-from tvm_stretch.network.source_names import same_source
+from tvm_stretch.network.provenance import same_source
+from tvm_stretch.network.rewriting import CallRewriter
 
 _MOVES = (
     *("reshape", "permute_dims", "broadcast_to", "strided_slice", "take"),
@@ -150,15 +149,7 @@ class _Former(CallRewriter):
         same = self.tensor(x)
         if same is not None and same.scale == result.scale and not result.cuts:
             return same.value
-        rules: dict[str, Callable[..., relax.Expr | None]] = {
-            **dict.fromkeys(LAYERS, self.layer),
-            "add": self.add,
-            "multiply": self.multiply,
-            "mean": self.mean,
-            "nn.avg_pool2d": self.average,
-            "nn.softmax": self.softmax,
-        }
-        formed = rules[kind](x, call, result) if kind in rules else None
+        formed = INTEGER[kind](self, x, call, result) if kind in INTEGER else None
         return self.table(x, result) if formed is None else formed
 
     def keep(self, x: relax.Expr, value: relax.Expr) -> relax.Var:
@@ -197,24 +188,6 @@ class _Former(CallRewriter):
             self.splits[key] = self.same(x, split, value)
         return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
-    def layer(self, x: relax.Expr, _call: relax.Call, result: Result) -> relax.Expr | None:
-        """A convolution or dense layer with constant weights, and a bias if one follows."""
-        layer = self.read(x)
-        if layer is None:
-            return None
-        factor = (layer.unit / result.scale.scale).astype("float32")
-        integer = replace(layer.integer, rounding=result.rounding())
-        images = layer.images
-        if images is None:
-            return self.sums(x, replace(layer, integer=integer), factor)
-        values = []
-        per_channel = [images.per_channel(numbers) for numbers in (layer.offset, factor)]
-        for image in images.weights:
-            conv = replace(integer, padding=images.padding(image), groups=images.groups)
-            operands = map(constant, (np.ascontiguousarray(image), *per_channel))
-            values.append(self.operator(x, conv, layer.data.value, *operands))
-        return self.keep(x, images.back(*values))
-
     def sums(self, x: relax.Expr, layer: Layer, *factor: np.ndarray) -> relax.Var:
         """The operator of a layer that computes ``x``; of a product, on all rows as one matrix."""
         data, shape = layer.data.value, shape_of(x)
@@ -248,103 +221,6 @@ class _Former(CallRewriter):
         after = 0 if layer.integer.kind == "matmul" else len(shape_of(call)) - 2
         return relax.op.multiply(sums, constant(layer.unit.reshape(-1, *[1] * after)))
 
-    def residual(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """A convolution plus a tensor: they are added before the only rounding."""
-        for before, other in (call.args, reversed(call.args)):
-            layer, beside = self.read(before), self.tensor(other)
-            if layer is None or beside is None or layer.integer.kind != "conv2d" or layer.images:
-                continue
-            if shape_of(beside.value) != shape_of(call):
-                continue
-            constants = map(constant, (layer.weight, layer.offset))
-            sums = self.operator(before, layer.integer, layer.data.value, *constants)
-            factor = constant((layer.unit / result.scale.scale).astype("float32"))
-            scale = beside.scale.scale / result.scale.scale
-            offset = np.float32(result.scale.zero) - scale * np.float32(beside.scale.zero)
-            integer = Integer(
-                "round", result.rounding(zero=0), factors=(float(scale), float(offset))
-            )
-            return self.operator(x, integer, sums, beside.value, factor)
-        return None
-
-    def add(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """A layer with its bias, or a sum of two tensors."""
-        formed = self.layer(x, call, result)
-        if formed is not None:
-            return formed
-        a, b = (self.tensor(arg) for arg in call.args)
-        if a is None or b is None:
-            return self.residual(x, call, result)
-        first, second = (t.scale.scale / result.scale.scale for t in (a, b))
-        # ONNX Runtime's compiled code multiplies and adds with one rounding (a fused multiply-add)
-        taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)
-        offset = np.float32(result.scale.zero) - np.float32(taken)
-        factors = (float(first), float(second), float(offset))
-        integer = Integer("add", result.rounding(zero=0), factors=factors)
-        return self.operator(x, integer, a.value, b.value)
-
-    def multiply(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """A product of two tensors."""
-        a, b = (self.tensor(arg) for arg in call.args)
-        if a is None or b is None:
-            return None
-        factor = a.scale.scale * b.scale.scale / result.scale.scale
-        zeros, factors = (a.scale.zero, b.scale.zero), (float(factor), float(result.scale.zero))
-        integer = Integer("multiply", result.rounding(zero=0), zeros, factors)
-        return self.operator(x, integer, a.value, b.value)
-
-    def mean(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """The mean of every feature map."""
-        data, shape = self.tensor(call.args[0]), shape_of(call.args[0])
-        axes = [] if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
-        if (
-            data is None
-            or len(shape) != 4
-            or sorted(a % 4 for a in axes) != [2, 3]
-            or not call.attrs.keepdims
-        ):
-            return None
-        factor = data.scale.scale / (result.scale.scale * np.float32(shape[2] * shape[3]))
-        zeros = (data.scale.zero,)
-        integer = Integer("mean", result.rounding(), zeros, (float(factor),))
-        return self.operator(x, integer, data.value)
-
-    def average(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
-        if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4 or 0 in shape:
-            return None
-        windows = windows_of(call)
-        if windows is None:
-            return None
-        integer = Integer(
-            "average",
-            result.rounding(),
-            (data.scale.zero,),
-            (float(data.scale.scale), float(result.scale.scale)),
-            strides=ints(attrs.strides),
-            padding=windows.padding,
-            dilation=ints(attrs.dilation),
-            kernel=ints(attrs.pool_size),
-        )
-        return self.operator(x, integer, data.value, constant(windows.counts))
-
-    def softmax(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """Exponentials, from a table, divided by their sum along one axis."""
-        data, shape = self.tensor(call.args[0]), shape_of(call)
-        if data is None or len(shape) < 2 or 0 in shape:
-            return None
-        last, axis = len(shape) - 1, int(call.attrs.axis) % len(shape)
-        order = [last if i == axis else axis if i == last else i for i in range(len(shape))]
-        value = data.value
-        if axis != last:
-            value = self.keep(x, relax.op.permute_dims(value, order))
-        powers = constant(softmax_powers(data.scale.scale, shape[axis]))
-        # as ONNX Runtime does, which multiplies by a whole number instead of dividing by the scale
-        factor = np.floor(np.float32(1) / result.scale.scale)
-        integer = Integer("softmax", result.rounding(), factors=(float(factor),))
-        made = self.operator(x, integer, value, powers)
-        return made if axis == last else self.keep(x, relax.op.permute_dims(made, order))
-
     def table(self, x: relax.Expr, result: Result) -> relax.Expr | None:
         """An elementwise chain from one tensor, as a table of its results for the 256 numbers."""
         scale = result.scale
@@ -361,6 +237,132 @@ class _Former(CallRewriter):
         zeros = data.scale.zero, scale.zero
         integer = Integer("table", None, zeros, (float(data.scale.scale), float(scale.scale)))
         return self.operator(x, integer, data.value, constant(table))
+
+
+@INTEGER(*LAYERS)
+def _layer(f: _Former, x: relax.Expr, _call: relax.Call, result: Result) -> relax.Expr | None:
+    """A convolution or dense layer with constant weights, and a bias if one follows."""
+    layer = f.read(x)
+    if layer is None:
+        return None
+    factor = (layer.unit / result.scale.scale).astype("float32")
+    integer = replace(layer.integer, rounding=result.rounding())
+    images = layer.images
+    if images is None:
+        return f.sums(x, replace(layer, integer=integer), factor)
+    values = []
+    per_channel = [images.per_channel(numbers) for numbers in (layer.offset, factor)]
+    for image in images.weights:
+        conv = replace(integer, padding=images.padding(image), groups=images.groups)
+        operands = map(constant, (np.ascontiguousarray(image), *per_channel))
+        values.append(f.operator(x, conv, layer.data.value, *operands))
+    return f.keep(x, images.back(*values))
+
+
+def _residual(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    """A convolution plus a tensor: they are added before the only rounding."""
+    for before, other in (call.args, reversed(call.args)):
+        layer, beside = f.read(before), f.tensor(other)
+        if layer is None or beside is None or layer.integer.kind != "conv2d" or layer.images:
+            continue
+        if shape_of(beside.value) != shape_of(call):
+            continue
+        constants = map(constant, (layer.weight, layer.offset))
+        sums = f.operator(before, layer.integer, layer.data.value, *constants)
+        factor = constant((layer.unit / result.scale.scale).astype("float32"))
+        scale = beside.scale.scale / result.scale.scale
+        offset = np.float32(result.scale.zero) - scale * np.float32(beside.scale.zero)
+        integer = Integer("round", result.rounding(zero=0), factors=(float(scale), float(offset)))
+        return f.operator(x, integer, sums, beside.value, factor)
+    return None
+
+
+@INTEGER("add")
+def _add(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    """A layer with its bias, or a sum of two tensors."""
+    formed = _layer(f, x, call, result)
+    if formed is not None:
+        return formed
+    a, b = (f.tensor(arg) for arg in call.args)
+    if a is None or b is None:
+        return _residual(f, x, call, result)
+    first, second = (t.scale.scale / result.scale.scale for t in (a, b))
+    # ONNX Runtime's compiled code multiplies and adds with one rounding (a fused multiply-add)
+    taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)
+    offset = np.float32(result.scale.zero) - np.float32(taken)
+    factors = (float(first), float(second), float(offset))
+    integer = Integer("add", result.rounding(zero=0), factors=factors)
+    return f.operator(x, integer, a.value, b.value)
+
+
+@INTEGER("multiply")
+def _multiply(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    """A product of two tensors."""
+    a, b = (f.tensor(arg) for arg in call.args)
+    if a is None or b is None:
+        return None
+    factor = a.scale.scale * b.scale.scale / result.scale.scale
+    zeros, factors = (a.scale.zero, b.scale.zero), (float(factor), float(result.scale.zero))
+    integer = Integer("multiply", result.rounding(zero=0), zeros, factors)
+    return f.operator(x, integer, a.value, b.value)
+
+
+@INTEGER("mean")
+def _mean(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    """The mean of every feature map."""
+    data, shape = f.tensor(call.args[0]), shape_of(call.args[0])
+    axes = [] if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
+    if (
+        data is None
+        or len(shape) != 4
+        or sorted(a % 4 for a in axes) != [2, 3]
+        or not call.attrs.keepdims
+    ):
+        return None
+    factor = data.scale.scale / (result.scale.scale * np.float32(shape[2] * shape[3]))
+    zeros = (data.scale.zero,)
+    integer = Integer("mean", result.rounding(), zeros, (float(factor),))
+    return f.operator(x, integer, data.value)
+
+
+@INTEGER("nn.avg_pool2d")
+def _average(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    data, attrs, shape = f.tensor(call.args[0]), call.attrs, shape_of(call)
+    if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4 or 0 in shape:
+        return None
+    windows = windows_of(call)
+    if windows is None:
+        return None
+    integer = Integer(
+        "average",
+        result.rounding(),
+        (data.scale.zero,),
+        (float(data.scale.scale), float(result.scale.scale)),
+        strides=ints(attrs.strides),
+        padding=windows.padding,
+        dilation=ints(attrs.dilation),
+        kernel=ints(attrs.pool_size),
+    )
+    return f.operator(x, integer, data.value, constant(windows.counts))
+
+
+@INTEGER("nn.softmax")
+def _softmax(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    """Exponentials, from a table, divided by their sum along one axis."""
+    data, shape = f.tensor(call.args[0]), shape_of(call)
+    if data is None or len(shape) < 2 or 0 in shape:
+        return None
+    last, axis = len(shape) - 1, int(call.attrs.axis) % len(shape)
+    order = [last if i == axis else axis if i == last else i for i in range(len(shape))]
+    value = data.value
+    if axis != last:
+        value = f.keep(x, relax.op.permute_dims(value, order))
+    powers = constant(softmax_powers(data.scale.scale, shape[axis]))
+    # as ONNX Runtime does, which multiplies by a whole number instead of dividing by the scale
+    factor = np.floor(np.float32(1) / result.scale.scale)
+    integer = Integer("softmax", result.rounding(), factors=(float(factor),))
+    made = f.operator(x, integer, value, powers)
+    return made if axis == last else f.keep(x, relax.op.permute_dims(made, order))
 
 
 def _moves(call: relax.Call) -> bool:

@@ -20,10 +20,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import SourceRewriter
 from tvm_stretch.network.expressions import constant, is_float, rewrite_functions, shape_of
 from tvm_stretch.network.operators import POINTWISE, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
+from tvm_stretch.network.rewriting import SourceRewriter
 
 _LAYERS = ("nn.conv3d", "nn.conv3d_transpose")
 _VIDEO = [0, 2, 1, 3, 4]

@@ -27,10 +27,10 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import ModelError
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.expressions import constant, constant_value, shape_of
-from tvm_stretch.network.guards import GUARDS, Guard, read_guards
+from tvm_stretch.network.expressions import bindings_of, constant, constant_value, shape_of
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.source_names import is_made_up, same_source, source_of
+from tvm_stretch.network.provenance import is_made_up, same_source, source_of
+from tvm_stretch.network.states import GUARDS, Guard, read_guards
 
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
 _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
@@ -96,9 +96,8 @@ class _Rewriter:
         self._builder = relax.BlockBuilder()
         self._values: dict[relax.Var, relax.Expr] = {}
         self._name = self._hint = ""
-        for block in main.body.blocks:
-            for binding in block.bindings:
-                self._visit(binding)
+        for binding in bindings_of(main):
+            self._visit(binding)
 
     def function(self) -> relax.Function:
         """``main`` with guards."""
@@ -272,7 +271,7 @@ def _scalar_or_array(values: Sequence[int]) -> Any:
 
 
 def _bound(main: relax.Function) -> dict[relax.Var, relax.Expr]:
-    return {binding.var: binding.value for b in main.body.blocks for binding in b.bindings}
+    return {binding.var: binding.value for binding in bindings_of(main)}
 
 
 def results_of(main: relax.Function) -> list[relax.Expr]:

@@ -22,7 +22,13 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.calls import PROCESSOR
-from tvm_stretch.network.expressions import builder_with_kernels, constant, shape_of, with_variables
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    builder_with_kernels,
+    constant,
+    shape_of,
+    with_variables,
+)
 from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.passes.name_operators import Renamer
@@ -92,7 +98,7 @@ class _Region:
         self.integers = {param: param for param in region.params}
         with self.bb.function(name, list(region.params), attrs=dict(region.attrs or {})):
             with self.bb.dataflow():
-                for binding in (b for block in region.body.blocks for b in block.bindings):
+                for binding in bindings_of(region):
                     self.bind(binding.var, binding.value)
                 fields = getattr(region.body.body, "fields", [region.body.body])
                 results = [self.bb.emit_output(self.integer(field)) for field in fields]

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir import GlobalVar
 
-from tvm_stretch.network.expressions import count_uses
+from tvm_stretch.network.expressions import bindings_of, count_uses
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.provenance import KERNELS, Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import changed_block, rewrite
@@ -92,7 +92,7 @@ class _Joiner:
 
     def _pairs(self, function: relax.Function) -> Iterator[_Pair]:
         uses, makers = count_uses(function), dict[relax.Var, relax.VarBinding]()
-        for binding in (b for block in function.body.blocks for b in block.bindings):
+        for binding in bindings_of(function):
             call = binding.value
             if kind_of(call) != "call_tir" or len(call.args) != 2:
                 continue
@@ -160,7 +160,7 @@ def _names(
 ) -> dict[relax.Var, str]:
     """New names of joined results, whose provenance is added to the table."""
     taken, names = {*table}, dict[relax.Var, str]()
-    for binding in (b for block in function.body.blocks for b in block.bindings):
+    for binding in bindings_of(function):
         pair = pairs.get(binding.var)
         if binding.value in names:  # a result of the function
             names[binding.var] = names[binding.value]

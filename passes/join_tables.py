@@ -18,11 +18,11 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
 from tvm_stretch.network.properties.integer_summary import has_integers, with_integers
+from tvm_stretch.network.rewriting import CallRewriter
 
 
 @tvm.transform.module_pass(opt_level=0, name="JoinTables")

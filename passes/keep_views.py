@@ -21,9 +21,8 @@ import math
 import tvm
 from tvm import relax, topi
 
-from tvm_stretch.network.expressions import is_float
+from tvm_stretch.network.expressions import ALIGNMENT, PIECES, RESHAPES, is_float, is_view
 from tvm_stretch.network.states import WRITES_PLACES
-from tvm_stretch.network.views import ALIGNMENT, PIECES, RESHAPES, is_view
 
 _ARITHMETIC = {
     "add": topi.add,

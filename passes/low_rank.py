@@ -24,8 +24,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.network.emitting.again import emitted_again
-from tvm_stretch.network.emitting.scale_operators import Scaler, Value
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value, emitted_again
 from tvm_stretch.network.emitting.scaled_weights import Array
 from tvm_stretch.network.expressions import constant
 from tvm_stretch.network.operators import Operator

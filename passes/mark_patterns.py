@@ -29,6 +29,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
 from tvm_stretch.targets.hexagon.kernels.hvx_table import lookup_of
@@ -119,14 +120,13 @@ def _fed_by_kernels(
     """Gathers that somewhere receive data from a kernel that TVM fuses into others."""
     kernels: dict[relax.Var, relax.Call] = {}
     fed = set()
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            call: Any = getattr(binding, "value", None)
-            if kind_of(call) != "call_tir":
-                continue
-            kernels[binding.var] = call
-            for place in data_of.get(call.args[0], []):
-                maker = kernels.get(call.args[1].fields[place])
-                if maker is not None and _pattern(mod[maker.args[0]]) <= _INJECTIVE:
-                    fed.add(call.args[0])
+    for binding in bindings_of(func):
+        call: Any = getattr(binding, "value", None)
+        if kind_of(call) != "call_tir":
+            continue
+        kernels[binding.var] = call
+        for place in data_of.get(call.args[0], []):
+            maker = kernels.get(call.args[1].fields[place])
+            if maker is not None and _pattern(mod[maker.args[0]]) <= _INJECTIVE:
+                fed.add(call.args[0])
     return fed

@@ -25,8 +25,15 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
-from tvm_stretch.network.provenance import KERNELS, Provenance, free_name, with_table
-from tvm_stretch.network.source_names import is_made_up, show_dots
+from tvm_stretch.network.expressions import bindings_of
+from tvm_stretch.network.provenance import (
+    KERNELS,
+    Provenance,
+    free_name,
+    is_made_up,
+    show_dots,
+    with_table,
+)
 from tvm_stretch.passes.name_operators import Renamer
 
 _OPERATOR = "tvm_stretch.operator"
@@ -68,7 +75,7 @@ def _functions(mod: tvm.IRModule) -> list[tuple[GlobalVar, relax.Function]]:
 
 
 def _bindings(function: relax.Function) -> list[relax.Binding]:
-    return [binding for block in function.body.blocks for binding in block.bindings]
+    return [*bindings_of(function)]
 
 
 def _is_kernel_call(value: object) -> bool:

@@ -22,15 +22,19 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
+from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.provenance import SOURCES, Provenance, table_of, with_table
-from tvm_stretch.network.source_names import (
+from tvm_stretch.network.provenance import (
     SOURCE,
+    SOURCES,
+    Provenance,
     from_source,
     is_made_up,
     same_source,
     show_dots,
     source_of,
+    table_of,
+    with_table,
 )
 
 REGION = "region_"
@@ -69,7 +73,7 @@ def keep_names(mod: tvm.IRModule) -> tvm.IRModule:
     conv = R.nn.conv2d(x, w); bn = R.nn.batch_norm(conv, ..)[0]   ->   conv::, bn::
         after folding, and naming again: conv, bn (the addition)
     """
-    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    bindings = [*bindings_of(mod["main"])]
     return rename_variables(mod, {b.var: from_source(source_of(b.var.name)) for b in bindings})
 
 
@@ -117,7 +121,7 @@ class NameOperators:
 
 def choose_names(function: relax.Function) -> dict[relax.Var, str]:
     """New names for the variables of ``function`` that need one."""
-    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    bindings = [*bindings_of(function)]
     heads = _heads(bindings)
     wanted = {binding.var: _wanted(binding, heads) for binding in bindings}
     taken = {param.name for param in function.params}

@@ -27,7 +27,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.network.calls import PROCESSOR, Calls, Leaf
-from tvm_stretch.network.source_names import hide_dots
+from tvm_stretch.network.provenance import hide_dots
 from tvm_stretch.passes.tag import REGIONS
 
 

@@ -4,27 +4,192 @@
         ->
     conv(64 -> 48) -> norm -> relu -> conv(48 -> 128)      w1[kept], norm[kept], w2[:, kept]
 
-Channels that a sum joins, or a grouped convolution, go together
-(`network/properties/channel_groups.py`). Channels with the smallest weights go: a convolution's
+Channels with the smallest weights go: a convolution's
 rows count with the scale of its normalisation, and each convolution of a group has the same say. A
 multiple of 8 channels is left, which fills vectors on every processor.
+
+Channels that a sum joins, or a grouped convolution, go together:
+
+    conv1 -> norm -> relu -> conv2 -> norm --.
+       `----------- conv3 (shortcut) ---> + -> relu     conv2, conv3 and the sum have one group
+
+A convolution computes new channels, elementwise operators, normalisations and pooling keep those
+that they read, and a sum has the channels of both summands. The channels of a grouped convolution
+stay with its input's, whole groups at a time. A group is fixed if one of its tensors is an input or
+a result of the network, or is read by an operator that this file does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
+from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.network.emitting.again import emitted_again
-from tvm_stretch.network.emitting.scale_operators import Scaler, Value
+from tvm_stretch.network.emitting.scale_operators import Scaler, Value, emitted_again
 from tvm_stretch.network.emitting.scaled_weights import Array, Origin
-from tvm_stretch.network.operators import Operator, Operators
-from tvm_stretch.network.properties.channel_groups import ChannelGroup, channel_groups
+from tvm_stretch.network.operators import POINTWISE, Operator, Operators
 from tvm_stretch.plan.sources import Source
+
+_KEEPING = POINTWISE | {
+    "clip",
+    "image.resize2d",
+    "nn.adaptive_avg_pool2d",
+    "nn.avg_pool2d",
+    "nn.max_pool2d",
+}
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """A group that is not fixed."""
+
+    tensors: tuple[str, ...]  # the tensors with these channels
+    channels: int
+    unit: int  # the number of neighbouring channels that stay together
+    makers: tuple[str, ...]  # the convolutions that compute them
+    is_plain: bool  # whether all tensors are images, and none becomes a part of another tensor
+
+
+def channel_groups(operators: Operators) -> list[ChannelGroup]:
+    """The groups of a network with batch normalisations, in the order of their first tensors."""
+    return list(_Groups(operators).found())
+
+
+class _Groups:
+    """Joins tensors; see the module docstring."""
+
+    def __init__(self, operators: Operators) -> None:
+        self.operators = operators
+        self.above: dict[str, str] = {}
+        self.fixed: set[str] = {*operators.params, *operators.outputs}
+        self.units: dict[str, int] = defaultdict(lambda: 1)
+        # the tensors that each concat reads; its channels follow from theirs
+        self.parts: dict[str, list[str]] = {}
+        for operator in operators:
+            self._add(operator)
+        while self._fix_parts():
+            pass
+
+    def found(self) -> Iterator[ChannelGroup]:
+        members: dict[str, list[str]] = defaultdict(list)
+        for name in self.above:
+            members[self._root(name)].append(name)
+        parts = {read for reads in self.parts.values() for read in reads}
+        for names in members.values():
+            group = {*names}
+            makers = [n for n in names if n in self.operators and self._makes(self.operators[n])]
+            if group & self.fixed or group & {*self.parts} or not makers:
+                continue
+            channels = self.operators.shape(makers[0])[1]
+            unit = math.lcm(*(self.units[name] for name in names))
+            if channels % unit:
+                continue
+            flat = any(self._rank(name) == 2 for name in names)
+            is_plain = not (flat or group & parts)
+            yield ChannelGroup(tuple(names), channels, unit, tuple(makers), is_plain)
+
+    def _fix_parts(self) -> bool:
+        """Fix what a concat reads whose own channels are fixed, or are another tensor's, too."""
+        fixed = {self._root(name) for name in self.fixed}
+        others = [op.name for op in self.operators if self._makes(op)]
+        owners = Counter(self._root(name) for name in (*self.parts, *others))
+        before = len(self.fixed)
+        for name, reads in self.parts.items():
+            if self._root(name) in fixed or owners[self._root(name)] > 1:
+                self.fixed.update((name, *reads))
+        return len(self.fixed) > before
+
+    def _add(self, operator: Operator) -> None:
+        name, reads = operator.name, [n for n in operator.inputs if self._rank(n) in (2, 4)]
+        if operator.kind == "nn.batch_norm":
+            self._join(name, *reads)
+        elif operator.kind == "TupleGetItem":
+            source = operator.inputs[0]
+            is_norm = self.operators[source].kind == "nn.batch_norm"
+            self._join(name, source) if is_norm else self._fix(name, source)
+        elif operator.kind == "nn.conv2d" and isinstance(operator.call.args[1], GenericConst):
+            self._add_conv(operator)
+        elif operator.kind == "concat" and self._is_along_channels(operator):
+            self.parts[name] = reads
+            self._join(name)
+            for read in reads:
+                self._join(read)
+        elif operator.kind == "matmul" and self._is_dense(operator):
+            self._join(reads[0])
+            self._fix(name)
+        elif self._keeps(operator, reads):
+            width = self.operators.shape(name)[1]
+            same = [n for n in reads if self.operators.shape(n)[1] == width]
+            self._join(name, *same)
+            self._fix(*(n for n in reads if n not in same))
+        else:
+            self._fix(name, *operator.inputs)
+
+    def _add_conv(self, conv: Operator) -> None:
+        source = conv.inputs[0]
+        self._join(conv.name)
+        self._join(source)
+        if conv.groups == 1:
+            return
+        if conv.shape[1] != self.operators.shape(source)[1]:
+            self._fix(conv.name, source)
+            return
+        self._join(conv.name, source)
+        unit = conv.shape[1] // conv.groups
+        self.units[conv.name] = unit
+
+    def _keeps(self, operator: Operator, reads: list[str]) -> bool:
+        """Whether an operator keeps the channels that it reads apart."""
+        if not reads or len(reads) < len(operator.inputs) or len(operator.shape) not in (2, 4):
+            return False
+        before, after = self.operators.shape(reads[0]), operator.shape
+        if operator.kind == "reshape":
+            return len(before) == 4 and after == (*before[:2], *after[2:]) and before[2:] == (1, 1)
+        if operator.kind == "mean":
+            return len(before) == 4 and after[:2] == before[:2] and sum(after[2:]) <= 2
+        return operator.kind in _KEEPING and len(before) == len(after)
+
+    def _is_along_channels(self, concat: Operator) -> bool:
+        return len(concat.shape) == 4 and int(concat.call.attrs.axis) in (1, -3)
+
+    def _is_dense(self, matmul: Operator) -> bool:
+        weight = matmul.call.args[1]
+        return len(matmul.shape) == 2 and isinstance(weight, GenericConst) and bool(matmul.inputs)
+
+    def _makes(self, operator: Operator) -> bool:
+        return operator.kind == "nn.conv2d" and operator.groups == 1
+
+    def _rank(self, name: str) -> int:
+        """The number of dimensions of a tensor; those of a normalisation's result for its tuple."""
+        kind = self.operators[name].kind if name in self.operators else ""
+        if kind == "nn.batch_norm":
+            return self._rank(self.operators[name].inputs[0])
+        if kind == "split":
+            return 0
+        return len(self.operators.shape(name))
+
+    def _fix(self, *names: str) -> None:
+        self.fixed.update(names)
+        for name in names:
+            self._join(name)
+
+    def _join(self, first: str, *others: str) -> None:
+        self.above.setdefault(first, first)
+        for other in others:
+            self.above.setdefault(other, other)
+            self.above[self._root(other)] = self._root(first)
+
+    def _root(self, name: str) -> str:
+        while self.above[name] != name:
+            name = self.above[name]
+        return name
+
 
 _MULTIPLE = 8
 

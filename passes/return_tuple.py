@@ -12,6 +12,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_stretch.network.expressions import bindings_of
+
 
 @tvm.transform.module_pass(opt_level=0, name="ReturnTuple")
 class ReturnTuple:
@@ -40,7 +42,7 @@ class ReturnTuple:
 
 def _fields(result: relax.Var, main: relax.Function) -> list[relax.Expr]:
     """What a variable's tuple is made of."""
-    bound = {b.var: b.value for block in main.body.blocks for b in block.bindings}
+    bound = {b.var: b.value for b in bindings_of(main)}
     value: relax.Expr = result
     while isinstance(value, relax.Var) and value in bound:
         value = bound[value]

@@ -16,8 +16,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.expressions import tensor_bytes
+from tvm_stretch.network.rewriting import CallRewriter
 
 _Known = dict[tuple[Any, ...], tvm.ir.GenericConst]
 

@@ -26,7 +26,7 @@ from tvm.ir import Expr, GenericConst, Op
 
 from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.emitting.winograd_stage import STAGE, WinogradStage
-from tvm_stretch.network.expressions import count_uses, shape_of
+from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.cpu.kernels.winograd_sums import (
@@ -73,7 +73,7 @@ class ShareWinograd:
 class _Rewriter:
     def __init__(self, mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> None:
         self.main = mod["main"]
-        self.bindings = [b for block in self.main.body.blocks for b in block.bindings]
+        self.bindings = [*bindings_of(self.main)]
         self.concats = {
             binding.var: binding.value.args[0].fields
             for binding in self.bindings

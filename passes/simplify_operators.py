@@ -26,10 +26,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import SourceRewriter
-from tvm_stretch.network.expressions import constant, is_float, rewrite_functions, shape_of
+from tvm_stretch.network.expressions import (
+    RESHAPES,
+    constant,
+    is_float,
+    rewrite_functions,
+    shape_of,
+)
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.views import RESHAPES
+from tvm_stretch.network.rewriting import SourceRewriter
 
 _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _LONG = 1 << 16

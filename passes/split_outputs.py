@@ -31,7 +31,12 @@ from tvm.ir import GenericConst, Op
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.convolutions import conv2d_like, operator_like, weights_of
 from tvm_stretch.network.emitting.branches import with_body
-from tvm_stretch.network.expressions import builder_with_kernels, shape_of, with_variables
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    builder_with_kernels,
+    shape_of,
+    with_variables,
+)
 from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
 from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
@@ -101,7 +106,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
     if not shares:
         return mod
     main = mod["main"]
-    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    bindings = [*bindings_of(main)]
     builder = builder_with_kernels(mod)
     unknown = set(shares) - {binding.var.name for binding in bindings}
     if unknown:

@@ -5,7 +5,7 @@
     y = conv2d(x: (N, C, L, 1), w)   ->   the same: register tiles extend along rows
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
-                                          see `transposed.py`, also for conv1d_transpose
+                                          see `quantised_layers.py`, also for conv1d_transpose
     y = matmul(subtract(astype(x, "int32"), zero), w)
                                      ->   y = integer_matmul(x, w) - zero * sum(w), for x of 8 bits
 
@@ -22,14 +22,13 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import SourceRewriter
 from tvm_stretch.network.expressions import constant, count_uses, rewrite_functions, shape_of
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer
 from tvm_stretch.network.operators import UNARY, kind_of
-from tvm_stretch.network.properties.quantised_layers import fits
+from tvm_stretch.network.properties.quantised_layers import fits, transposed_images
 from tvm_stretch.network.properties.quantised_values import EIGHT_BITS
-from tvm_stretch.network.properties.transposed import transposed_images
+from tvm_stretch.network.rewriting import SourceRewriter
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}

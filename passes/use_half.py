@@ -24,9 +24,9 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.codec import from_text, to_text
-from tvm_stretch.network.expressions import builder_with_kernels, with_variables
+from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, with_variables
 from tvm_stretch.network.operators import BINARY, kind_of
-from tvm_stretch.network.source_names import source_of
+from tvm_stretch.network.provenance import source_of
 from tvm_stretch.passes.name_operators import NameOperators, keep_names
 
 HALVES = "halves"
@@ -90,7 +90,7 @@ class _Writer:
         self.values = {param: param for param in params}
         with self.bb.function("main", params):
             with self.bb.dataflow():
-                for binding in (b for block in main.body.blocks for b in block.bindings):
+                for binding in bindings_of(main):
                     self.source = binding.var.name
                     self.values[binding.var] = self.emit(self.rewritten(binding.value))
                 fields = getattr(main.body.body, "fields", [main.body.body])

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_stretch.network.calls import PROCESSOR
-from tvm_stretch.network.expressions import builder_with_kernels, shape_of
+from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, shape_of
 from tvm_stretch.network.provenance import KERNELS, Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
 
@@ -72,7 +72,7 @@ def _whole(
     results = _results(function)
     builder = relax.BlockBuilder(tvm.IRModule({}))
     var = builder.add_func(kernel, f"{name}_model")
-    operators = tuple(b.var.name for block in function.body.blocks for b in block.bindings)
+    operators = tuple(b.var.name for b in bindings_of(function))
     params = [relax.Var(param.name, param.ty) for param in function.params]
     types = [relax.TensorType(shape_of(r), str(r.ty.dtype)) for r in results]
     with builder.function(name, params, attrs=dict(function.attrs or {})):

@@ -21,9 +21,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.call_rewriter import SourceRewriter
-from tvm_stretch.network.expressions import constant, rewrite_functions, shape_of
+from tvm_stretch.network.expressions import bindings_of, constant, rewrite_functions, shape_of
 from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.rewriting import SourceRewriter
 
 
 @tvm.transform.module_pass(opt_level=0, name="WritePlaces")
@@ -39,10 +39,9 @@ class WritePlaces:
 def _moved_back(function: relax.Function) -> dict[relax.Var, list[list[int]]]:
     """For each variable, the axes of the transposes that read it."""
     found: dict[relax.Var, list[list[int]]] = {}
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if kind_of(binding.value) == "permute_dims":
-                found.setdefault(binding.value.args[0], []).append(_axes(binding.value))
+    for binding in bindings_of(function):
+        if kind_of(binding.value) == "permute_dims":
+            found.setdefault(binding.value.args[0], []).append(_axes(binding.value))
     return found
 
 

@@ -18,7 +18,7 @@ SOURCES = {
 PROCESSORS = ("cpu", "opencl", "hexagon", "engines")
 ROOMS = (
     ("base.errors", "base.trusted"),
-    ("base", "network.rewriting"),
+    ("base",),
     ("network",),
     ("targets.kernels", "targets.processor", *(f"targets.{name}.kernels" for name in PROCESSORS)),
     ("plan",),

@@ -9,7 +9,7 @@ from fractions import Fraction
 from benchmarks.baselines.bounds import bound_of
 from tvm_stretch.network.operator_graph import ANCHORS, OperatorGraph
 from tvm_stretch.network.operators import POINTWISE, Operator
-from tvm_stretch.network.properties.row_windows import why_not_by_rows, window
+from tvm_stretch.network.properties.branch_spans import why_not_by_rows, window
 from tvm_stretch.plan.scheduling import check
 from tvm_stretch.plan.scheduling.check import require
 from tvm_stretch.plan.scheduling.problem import Job, Problem

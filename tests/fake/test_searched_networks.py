@@ -18,8 +18,8 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.make.branching import branch
+from tvm_stretch.network.expressions import PIECES
 from tvm_stretch.network.operators import Operators
-from tvm_stretch.network.views import PIECES
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import Costs

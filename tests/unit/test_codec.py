@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tvm_stretch.network.codec import from_text, to_text
-from tvm_stretch.network.guards import Guard
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.network.provenance import Provenance
-from tvm_stretch.network.recurrences import Recurrence
+from tvm_stretch.network.states import Guard
+from tvm_stretch.network.steps import Recurrence
 
 ROUNDING = Rounding("uint8", 3, 0, 255)
 VALUES: dict[str, tuple[Any, Any]] = {

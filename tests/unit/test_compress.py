@@ -16,10 +16,9 @@ import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.lab.training import to_torch
 from tvm_stretch.network.operators import Operators
-from tvm_stretch.network.properties.channel_groups import channel_groups
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.low_rank import _halves, low_rank
-from tvm_stretch.passes.prune_channels import prune_channels
+from tvm_stretch.passes.prune_channels import channel_groups, prune_channels
 
 IMAGES = np.random.default_rng(0).standard_normal((96, 3, SIZE, SIZE)).astype("float32")
 OTHERS = np.random.default_rng(1).standard_normal((32, 3, SIZE, SIZE)).astype("float32")

@@ -12,7 +12,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.make.code.generate import generate
-from tvm_stretch.network.culprit import blaming
+from tvm_stretch.network.properties.verify import blaming
 from tvm_stretch.read import load_network
 
 op = relax.op

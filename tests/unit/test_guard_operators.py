@@ -13,7 +13,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError, ModelError
-from tvm_stretch.network.guards import read_guards
+from tvm_stretch.network.states import read_guards
 from tvm_stretch.read import load_network
 
 ROWS, COLUMNS = 4, 3

@@ -19,7 +19,7 @@ import tvm_stretch as ts
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.operators import Operators
-from tvm_stretch.network.recurrences import UNITS, Recurrence, recurrence_of
+from tvm_stretch.network.steps import UNITS, Recurrence, recurrence_of
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.read import load_network

@@ -26,7 +26,7 @@ from tvm_stretch.make.lowering.strides import with_strides
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.make.streams import with_rectangles
 from tvm_stretch.network.codec import target_data
-from tvm_stretch.network.views import ALIGNMENT
+from tvm_stretch.network.expressions import ALIGNMENT
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.network.expressions import bindings_of
 
 PROCESSOR = "processor"
 """Attribute of a region's function: the name of its processor."""
@@ -49,18 +50,17 @@ class Calls:
     def __init__(self, function: relax.Function) -> None:
         self.bound: list[tuple[relax.Var, relax.Call]] = []
         self._glue: dict[relax.Var, relax.Expr] = {}
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                value = getattr(binding, "value", None)
-                if isinstance(binding, relax.VarBinding) and isinstance(value, relax.Call):
-                    self.bound.append((binding.var, value))
-                elif isinstance(binding, relax.VarBinding) and not isinstance(value, relax.If):
-                    self._glue[binding.var] = value
-                else:
-                    raise UnsupportedError(
-                        f"expected operators and tuples in the network, got {type(value).__name__} "
-                        f"for {binding.var.name}; export it without control flow"
-                    )
+        for binding in bindings_of(function):
+            value = getattr(binding, "value", None)
+            if isinstance(binding, relax.VarBinding) and isinstance(value, relax.Call):
+                self.bound.append((binding.var, value))
+            elif isinstance(binding, relax.VarBinding) and not isinstance(value, relax.If):
+                self._glue[binding.var] = value
+            else:
+                raise UnsupportedError(
+                    f"expected operators and tuples in the network, got {type(value).__name__} "
+                    f"for {binding.var.name}; export it without control flow"
+                )
         self.calls = {var.name: call for var, call in self.bound}
         self.variables = {var.name: var for var, _ in self.bound}
         self.result = function.body.body

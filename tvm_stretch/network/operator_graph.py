@@ -24,8 +24,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.network.expressions import PIECES, RESHAPES, is_view
 from tvm_stretch.network.operators import POINTWISE, Operator, Operators, bytes_of
-from tvm_stretch.network.views import PIECES, RESHAPES, is_view
 
 # Operators whose kernels take the elementwise operators that follow them.
 ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")

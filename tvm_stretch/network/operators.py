@@ -19,12 +19,12 @@ from tvm import relax
 from tvm.ir import GenericConst, Op
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import bindings_of, shape_of
 from tvm_stretch.network.integers import integer_of, operands_of
-from tvm_stretch.network.recurrences import recurrence_of
-from tvm_stretch.network.steps import kind_of_steps
+from tvm_stretch.network.steps import kind_of_steps, recurrence_of
 
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Operators that compute each element of the result from the elements at the same position.
 UNARY = frozenset(
@@ -43,6 +43,30 @@ POINTWISE = UNARY | BINARY
 CONVOLUTIONS = frozenset({"nn.conv2d", "integer.conv2d"})
 OF_ONE = UNARY | {"integer.table"}
 OF_TWO = BINARY | {"integer.add", "integer.multiply"}
+
+
+class Column(dict[str, Any]):
+    """A column of the table of operators: for each kind, the function of one room for its calls.
+
+    @LAYOUT("nn.max_pool2d", "nn.avg_pool2d")
+    def _pool(layouts, call): ...
+    """
+
+    def __call__(self, *kinds: str) -> Callable[[Function], Function]:
+        """Register a function for operators of these kinds."""
+
+        def register(function: Function) -> Function:
+            self.update(dict.fromkeys(kinds, function))
+            return function
+
+        return register
+
+
+LAYOUT = Column()  # (layouts, call) -> its result in blocks of channels: blocked_values.py
+PADDING = Column()  # (uses, calls, args, results) -> what padding does to it: padding_rules.py
+INTEGER = Column()  # (former, value, call, result) -> the integers of it: form_integers.py
+SCALED = Column()  # (scaler, operator, reads, channels) -> with other ones: scale_operators.py
+GRADIENT = Column()  # (*tensors, **attributes) -> its result in torch: torch_functions.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +128,8 @@ class Operators:
         self.params = tuple(param.name for param in function.params)
         self.variables: dict[str, relax.Var] = {p.name: p for p in function.params}
         self._operators: dict[str, Operator] = {}
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                self._add(binding)
+        for binding in bindings_of(function):
+            self._add(binding)
         self._order = tuple(self._operators.values())
         self._position = dict.fromkeys(self.params, -1)
         self._position |= {operator.name: i for i, operator in enumerate(self._order)}

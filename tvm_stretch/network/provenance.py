@@ -6,19 +6,22 @@
 
 Relax cannot attach this to an operator, and TVM's passes drop attributes of calls. Therefore it is
 kept in tables by names of variables, which are attributes of functions: `SOURCES` and `PARTS` of
-``main``, `KERNELS` of each function that calls kernels.
+``main``, `KERNELS` of each function that calls kernels. Names of
+bindings record which operator of the frontend they come from: ``layer1.conv::``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tvm_stretch.network.codec import from_text, to_text
+
 if TYPE_CHECKING:  # a phone reads provenance without the compiler
     from tvm import relax
 
-from tvm_stretch.network.codec import from_text, to_text
 
 SOURCES = "tvm_stretch.sources"
 """Table of operators whose name differs from that of their operator in the frontend."""
@@ -75,3 +78,40 @@ def free_name(wanted: str, taken: set[str]) -> str:
         name = f"{wanted}.{number}"
     taken.add(name)
     return name
+
+
+_MADE_UP = re.compile(r"([lg]v|::)\d*")
+SOURCE = re.compile(r"(?s:(?P<source>.+))::\d*")
+_DOT = "\N{ONE DOT LEADER}"
+
+
+def from_source(name: str) -> str:
+    """The hint for a binding that comes from the operator ``name`` of the frontend."""
+    return hide_dots(f"{name}::")
+
+
+def source_of(name: str) -> str:
+    """The operator of the frontend from which a binding called ``name`` comes, else ``name``."""
+    found = SOURCE.fullmatch(name)
+    return show_dots(found["source"] if found else name)
+
+
+def same_source(expr: relax.Expr) -> str:
+    """The hint for a binding that replaces the variable ``expr``."""
+    name = getattr(expr, "name", "")
+    return name if isinstance(name, str) and SOURCE.fullmatch(name) else ""
+
+
+def hide_dots(name: str) -> str:
+    """A hint that TVM's builder keeps: it replaces dots by underscores."""
+    return name.replace(".", _DOT)
+
+
+def show_dots(name: str) -> str:
+    """The name that `hide_dots` was given."""
+    return name.replace(_DOT, ".")
+
+
+def is_made_up(name: str) -> bool:
+    """Whether TVM's builder chose the name."""
+    return _MADE_UP.fullmatch(name) is not None

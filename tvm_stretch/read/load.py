@@ -12,7 +12,7 @@ import tvm
 from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.base.files import open_regular, reason_of
 from tvm_stretch.base.progress import step
-from tvm_stretch.network.culprit import blaming
+from tvm_stretch.network.properties.verify import blaming
 from tvm_stretch.network.states import CARRIED
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.carry_states import Rooms, States, carry_states

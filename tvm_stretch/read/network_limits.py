@@ -12,7 +12,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.network.source_names import source_of
+from tvm_stretch.network.expressions import bindings_of
+from tvm_stretch.network.provenance import source_of
 from tvm_stretch.passes.fold_constants import constant_bindings
 
 MOST_ELEMENTS = 1 << 30
@@ -69,7 +70,7 @@ def check_sizes(mod: tvm.IRModule) -> None:
     """
     for param in mod["main"].params:
         _check(f"input {param.name!r}", param)
-    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    bindings = [*bindings_of(mod["main"])]
     for binding in bindings:
         _check(_what(binding), binding.var)
     weights: set[relax.Expr] = set()

@@ -22,8 +22,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
-from tvm_stretch.network.call_rewriter import CallRewriter
 from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.rewriting import CallRewriter
 from tvm_stretch.read.onnx.node import CONVERTERS, Node, static_shape
 from tvm_stretch.read.onnx.operators.activation import standardise
 from tvm_stretch.read.onnx.operators.elementwise import cast

@@ -28,8 +28,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.recurrences import ATTRIBUTE, UNITS, Recurrence
-from tvm_stretch.network.steps import steps_call
+from tvm_stretch.network.steps import ATTRIBUTE, UNITS, Recurrence, steps_call
 
 STEPS = "tvm_stretch.steps"
 """The attribute of PrimFuncs that `recurrent_nest.py` schedules: the units without padding."""

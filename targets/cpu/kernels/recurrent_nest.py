@@ -20,8 +20,8 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.recurrences import UNITS
 from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.loops import (
     block,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tvm_stretch.base.errors import InputError, UnsupportedError
-from tvm_stretch.lab.training.torch_functions import OPERATORS
+from tvm_stretch.lab.training.torch_functions import compute
 from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.plan.sources import Source
 
@@ -129,7 +129,7 @@ class TrainableNetwork(nn.Module):
         read = [values[n] if n in values else self._weight(n) for n in node.inputs]
         if node.kind == BATCH_NORM:
             return self.norm_of(node.name)(read[0])
-        return OPERATORS[node.kind](node, times, *read)
+        return compute(node, times, *read)
 
     def norm_of(self, name: str) -> _BatchNorm:
         """The batch normalisation of this name."""

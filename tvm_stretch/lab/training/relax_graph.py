@@ -18,41 +18,12 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.lab.training.torch_functions import attributes_of
 from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.network.expressions import constant, shape_of
-from tvm_stretch.network.operators import POINTWISE, Operator, Operators
+from tvm_stretch.network.operators import GRADIENT, Operator, Operators
 
 Arrays: TypeAlias = dict[str, np.ndarray]
-
-_CONV = ("strides", "padding", "dilation", "groups")
-_POOL = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
-_REDUCE = ("axis", "keepdims")
-
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "nn.conv1d": _CONV,
-    "nn.conv2d": _CONV,
-    "nn.conv2d_transpose": (*_CONV, "output_padding"),
-    BATCH_NORM: ("epsilon",),
-    "nn.max_pool2d": _POOL,
-    "nn.avg_pool2d": _POOL,
-    "nn.adaptive_avg_pool2d": ("output_size",),
-    "nn.layer_norm": ("axes", "epsilon"),
-    "nn.leakyrelu": ("alpha",),
-    "nn.softmax": ("axis",),
-    "nn.pad": ("pad_width", "pad_value", "pad_mode"),
-    "mean": _REDUCE,
-    "sum": _REDUCE,
-    "max": _REDUCE,
-    "min": _REDUCE,
-    "concat": ("axis",),
-    "permute_dims": ("axes",),
-    "split": ("axis",),
-    "take": ("axis",),
-}
-"""The attributes that operators.py and network.py read, by operator."""
-
-_PLAIN = POINTWISE | {"matmul", "reshape", "expand_dims", "squeeze", "broadcast_to"}
-_PLAIN = (_PLAIN | {"strided_slice", "TupleGetItem"}) - {"round"}  # torch's round has no gradient
 
 _LAYOUTS = {"data_layout": ("NCHW", "NCW"), "kernel_layout": ("OIHW", "OIW", "IOHW")}
 _LAYOUTS |= {"layout": ("NCHW",)}
@@ -146,7 +117,7 @@ class _Reader:
             attrs: dict[str, Any] = {"index": index}
             yield Node(operator.name, operator.kind, (whole,), attrs, operator.shape)
             return
-        known = operator.kind in _PLAIN or operator.kind in _FIELDS
+        known = operator.kind == BATCH_NORM or operator.kind in GRADIENT
         _require(known, operator, operator.kind)
         attrs = _attrs(operator)
         shape = operator.shape or operator.arg_shapes[0]
@@ -209,12 +180,12 @@ def _weight_names(operators: Operators) -> dict[tuple[str, int], tuple[str, str]
 
 def _attrs(operator: Operator) -> dict[str, Any]:
     call = operator.call
-    attrs = {field: _plain(getattr(call.attrs, field)) for field in _FIELDS.get(operator.kind, ())}
+    special = _SPECIAL.get(operator.kind, lambda _: {})(operator)
+    fields = [f for f in attributes_of(operator.kind) if f not in special and f != "shape"]
     for field, known in _LAYOUTS.items():
         layout = getattr(call.attrs, field, known[0])
         _require(str(layout) in known, operator, f"a layout of {layout}")
-    special = _SPECIAL.get(operator.kind)
-    return attrs | (special(operator) if special else {})
+    return {field: _plain(getattr(call.attrs, field)) for field in fields} | special
 
 
 def _batch_norm(operator: Operator) -> dict[str, Any]:
@@ -222,7 +193,7 @@ def _batch_norm(operator: Operator) -> dict[str, Any]:
     usual = int(attrs.axis) == 1 and bool(attrs.scale) and bool(attrs.center)
     weights = all(isinstance(arg, GenericConst) for arg in operator.call.args[1:])
     _require(usual and weights, operator, "a batch normalisation of another kind")
-    return {"rank": len(operator.arg_shapes[0])}
+    return {"rank": len(operator.arg_shapes[0]), "epsilon": _plain(attrs.epsilon)}
 
 
 def _split(operator: Operator) -> dict[str, Any]:

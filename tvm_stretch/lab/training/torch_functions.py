@@ -1,12 +1,11 @@
 """The operators of a graph, computed in torch.
 
-Each function reads the node, the batch factor (how many times the batch that the network was
-written for) and the tensors.
+Each function takes the tensors that an operator reads, and the attributes that it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tvm_stretch.lab.training.torch_graph import Node
-
-Compute = Callable[..., Any]
+from tvm_stretch.network.operators import GRADIENT
 
 
 def _padded(x: Tensor, padding: Sequence[int], value: float = 0.0) -> tuple[Tensor, Any]:
@@ -30,203 +28,135 @@ def _padded(x: Tensor, padding: Sequence[int], value: float = 0.0) -> tuple[Tens
     return functional.pad(x, flat, value=value), (0,) * rank
 
 
-def _conv(node: Node, _: int, x: Tensor, weight: Tensor) -> Tensor:
-    attrs = node.attrs
-    x, padding = _padded(x, attrs["padding"])
+@GRADIENT("nn.conv1d", "nn.conv2d")
+def _conv(
+    x: Tensor, weight: Tensor, *, strides: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    x, padding = _padded(x, padding)
     conv = functional.conv1d if weight.ndim == 3 else functional.conv2d
-    return conv(x, weight, None, attrs["strides"], padding, attrs["dilation"], attrs["groups"])
+    return conv(x, weight, None, strides, padding, dilation, groups)
 
 
-def _conv_transpose(node: Node, _: int, x: Tensor, weight: Tensor) -> Tensor:
-    attrs = node.attrs
-    top, left, bottom, right = attrs["padding"]
-    found = functional.conv_transpose2d(
-        x, weight, None, attrs["strides"], 0, 0, attrs["groups"], attrs["dilation"]
-    )
-    rows, columns = attrs["output_padding"]
+@GRADIENT("nn.conv2d_transpose")
+def _conv_transpose(
+    x: Tensor, weight: Tensor, *,
+    strides: Any, padding: Any, dilation: Any, groups: int, output_padding: Any,
+) -> Tensor:  # fmt: skip
+    top, left, bottom, right = padding
+    found = functional.conv_transpose2d(x, weight, None, strides, 0, 0, groups, dilation)
+    rows, columns = output_padding
     found = functional.pad(found, (0, columns, 0, rows))
     return found[:, :, top : found.shape[2] - bottom, left : found.shape[3] - right]
 
 
-def _max_pool(node: Node, _: int, x: Tensor) -> Tensor:
-    attrs = node.attrs
-    x, padding = _padded(x, attrs["padding"], -torch.inf)
-    size, strides = attrs["pool_size"], attrs["strides"]
-    if any(2 * p > k for p, k in zip(padding, size, strict=True)):
+@GRADIENT("nn.max_pool2d")
+def _max_pool(
+    x: Tensor, *, pool_size: Any, strides: Any, padding: Any, dilation: Any,
+    ceil_mode: bool, count_include_pad: bool,
+) -> Tensor:  # fmt: skip
+    x, padding = _padded(x, padding, -torch.inf)
+    if any(2 * p > k for p, k in zip(padding, pool_size, strict=True)):
         x = functional.pad(x, (padding[1],) * 2 + (padding[0],) * 2, value=-torch.inf)
         padding = (0, 0)
-    return functional.max_pool2d(
-        x, size, strides, padding, attrs["dilation"], ceil_mode=attrs["ceil_mode"]
-    )
+    return functional.max_pool2d(x, pool_size, strides, padding, dilation, ceil_mode=ceil_mode)
 
 
-def _avg_pool(node: Node, _: int, x: Tensor) -> Tensor:
-    attrs = node.attrs
-    size, strides, padding = attrs["pool_size"], attrs["strides"], attrs["padding"]
-    symmetric = tuple(padding[:2]) == tuple(padding[2:])
-    if symmetric:
-        return functional.avg_pool2d(
-            x, size, strides, padding[:2], attrs["ceil_mode"], attrs["count_include_pad"]
-        )
+@GRADIENT("nn.avg_pool2d")
+def _avg_pool(
+    x: Tensor, *, pool_size: Any, strides: Any, padding: Any, dilation: Any,
+    ceil_mode: bool, count_include_pad: bool,
+) -> Tensor:  # fmt: skip
     top, left, bottom, right = padding
+    if (top, left) == (bottom, right):
+        return functional.avg_pool2d(
+            x, pool_size, strides, (top, left), ceil_mode, count_include_pad
+        )
     sides = (left, right, top, bottom)
-    total = functional.avg_pool2d(functional.pad(x, sides), size, strides, 0, attrs["ceil_mode"])
-    if attrs["count_include_pad"]:
+    total = functional.avg_pool2d(functional.pad(x, sides), pool_size, strides, 0, ceil_mode)
+    if count_include_pad:
         return total
     ones = functional.pad(torch.ones_like(x[:1, :1]), sides)
-    return total / functional.avg_pool2d(ones, size, strides, 0, attrs["ceil_mode"])
+    return total / functional.avg_pool2d(ones, pool_size, strides, 0, ceil_mode)
 
 
-def _layer_norm(node: Node, _: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    axes = [int(axis) % x.ndim for axis in node.attrs["axes"]]
+@GRADIENT("nn.layer_norm")
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, axes: Any, epsilon: float) -> Tensor:
+    axes = [int(axis) % x.ndim for axis in axes]
     if axes != list(range(x.ndim - len(axes), x.ndim)):
         mean = x.mean(axes, keepdim=True)
         variance = x.var(axes, unbiased=False, keepdim=True)
         shape = [x.shape[axis] if axis in axes else 1 for axis in range(x.ndim)]
-        scaled = (x - mean) / torch.sqrt(variance + node.attrs["epsilon"])
+        scaled = (x - mean) / torch.sqrt(variance + epsilon)
         return scaled * weight.reshape(shape) + bias.reshape(shape)
-    shape = [x.shape[axis] for axis in axes]
-    return functional.layer_norm(x, shape, weight, bias, node.attrs["epsilon"])
+    return functional.layer_norm(x, [x.shape[axis] for axis in axes], weight, bias, epsilon)
 
 
-def _pad(node: Node, _: int, x: Tensor) -> Tensor:
-    width = node.attrs["pad_width"]
-    pairs = [width[i : i + 2] for i in range(0, len(width), 2)]
+@GRADIENT("nn.pad")
+def _pad(x: Tensor, *, pad_width: Any, pad_value: float | None, pad_mode: str) -> Tensor:
+    pairs = [pad_width[i : i + 2] for i in range(0, len(pad_width), 2)]
     flat = [side for pair in reversed(pairs) for side in pair]
-    mode, value = node.attrs["pad_mode"], float(node.attrs["pad_value"] or 0.0)
-    if mode == "constant":
-        return functional.pad(x, flat, value=value)
-    return functional.pad(x, flat[: 2 * (x.ndim - 2)], mode={"edge": "replicate"}.get(mode, mode))
+    if pad_mode == "constant":
+        return functional.pad(x, flat, value=float(pad_value or 0.0))
+    mode = {"edge": "replicate"}.get(pad_mode, pad_mode)
+    return functional.pad(x, flat[: 2 * (x.ndim - 2)], mode=mode)
 
 
-def _axes(node: Node, x: Tensor) -> list[int]:
-    axes = node.attrs["axis"]
-    return list(range(x.ndim)) if axes is None else [int(axis) for axis in axes]
+def _reduction(kind: str, method: Callable[..., Tensor]) -> None:
+    def reduced(x: Tensor, *, axis: Any, keepdims: bool) -> Tensor:
+        axes = list(range(x.ndim)) if axis is None else [int(one) for one in axis]
+        return method(x, axes, keepdim=keepdims)
+
+    GRADIENT(kind)(reduced)
 
 
-def _mean(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.mean(_axes(node, x), keepdim=node.attrs["keepdims"])
+for _name in ("mean", "sum", "max", "min"):
+    _reduction(_name, getattr(torch, {"max": "amax", "min": "amin"}.get(_name, _name)))
 
 
-def _sum(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.sum(_axes(node, x), keepdim=node.attrs["keepdims"])
-
-
-def _max(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.amax(_axes(node, x), keepdim=node.attrs["keepdims"])
-
-
-def _min(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.amin(_axes(node, x), keepdim=node.attrs["keepdims"])
-
-
-def _reshape(node: Node, times: int, x: Tensor) -> Tensor:
-    return x.reshape(_resized(node.shape, times))
-
-
-def _broadcast(node: Node, times: int, x: Tensor) -> Tensor:
-    return x.expand(_resized(node.shape, times))
-
-
-def _resized(shape: tuple[int, ...], times: int) -> tuple[int, ...]:
-    """A shape with its batch multiplied by ``times``."""
-    return (shape[0] * times, *shape[1:]) if shape else shape
-
-
-def _slice(node: Node, _: int, x: Tensor) -> Tensor:
-    attrs = node.attrs
+@GRADIENT("strided_slice")
+def _slice(x: Tensor, *, axes: Any, begin: Any, end: Any, strides: Any) -> Tensor:
     index = [slice(None)] * x.ndim
-    ranges = zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True)
-    for axis, begin, end, stride in ranges:
-        index[axis] = slice(begin, end, stride)
+    for axis, *limits in zip(axes, begin, end, strides, strict=True):
+        index[axis] = slice(*limits)
     return x[tuple(index)]
 
 
-def _take(node: Node, _: int, x: Tensor, places: Tensor) -> Tensor:
-    return x.index_select(node.attrs["axis"], places.long())
-
-
-def _clip(node: Node, _: int, x: Tensor) -> Tensor:
-    low, high = node.attrs["numbers"]
-    return x.clamp(low, high)
-
-
-def _leaky(node: Node, _: int, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, node.attrs["alpha"])
-
-
-def _softmax(node: Node, _: int, x: Tensor) -> Tensor:
-    return functional.softmax(x, node.attrs["axis"])
-
-
-def _adaptive(node: Node, _: int, x: Tensor) -> Tensor:
-    return functional.adaptive_avg_pool2d(x, node.attrs["output_size"] or tuple(x.shape[2:]))
-
-
-def _concat(node: Node, _: int, *parts: Tensor) -> Tensor:
-    return torch.cat(parts, node.attrs["axis"] or 0)
-
-
-def _split(node: Node, _: int, x: Tensor) -> tuple[Tensor, ...]:
-    return x.split(node.attrs["sizes"], node.attrs["axis"])
-
-
-def _item(node: Node, _: int, parts: Sequence[Tensor]) -> Tensor:
-    return parts[node.attrs["index"]]
-
-
-def _permute(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.permute(node.attrs["axes"] or tuple(reversed(range(x.ndim))))
-
-
-def _astype(node: Node, _: int, x: Tensor) -> Tensor:
-    return x.to(getattr(torch, node.attrs["dtype"]))
-
-
-def _tensors_only(function: Callable[..., Tensor]) -> Compute:
-    """Adapt a torch function that takes only tensors."""
-    return lambda _node, _times, *tensors: function(*tensors)
-
-
-_SAME_NAME = (
+GRADIENT("reshape", "expand_dims", "squeeze")(lambda x, *, shape: x.reshape(shape))
+GRADIENT("broadcast_to")(lambda x, *, shape: x.expand(shape))
+GRADIENT("take")(lambda x, places, *, axis: x.index_select(axis, places.long()))
+GRADIENT("clip")(lambda x, *, numbers: x.clamp(*numbers))
+GRADIENT("nn.leakyrelu")(lambda x, *, alpha: functional.leaky_relu(x, alpha))
+GRADIENT("nn.softmax")(lambda x, *, axis: functional.softmax(x, axis))
+GRADIENT("nn.adaptive_avg_pool2d")(
+    lambda x, *, output_size: functional.adaptive_avg_pool2d(x, output_size or tuple(x.shape[2:]))
+)
+GRADIENT("concat")(lambda *parts, axis: torch.cat(parts, axis or 0))
+GRADIENT("split")(lambda x, *, axis, sizes: x.split(sizes, axis))
+GRADIENT("TupleGetItem")(lambda parts, *, index: parts[index])
+GRADIENT("permute_dims")(lambda x, *, axes: x.permute(axes or tuple(reversed(range(x.ndim)))))
+GRADIENT("astype")(lambda x, *, dtype: x.to(getattr(torch, dtype)))
+for _name in (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "log", "negative", "rsqrt", "sigmoid", "sign"),
     *("sin", "sqrt", "square", "tanh"),
     *("add", "divide", "maximum", "minimum", "multiply", "subtract", "matmul"),
-)
+):
+    GRADIENT(_name)(getattr(torch, _name))
+GRADIENT("power")(torch.pow)
+for _name in ("relu", "relu6", "silu", "softplus", "gelu"):
+    GRADIENT(f"nn.{_name}")(getattr(functional, _name))
+GRADIENT("nn.gelu_tanh")(lambda x: functional.gelu(x, approximate="tanh"))
 
-OPERATORS: Mapping[str, Compute] = {
-    **{name: _tensors_only(getattr(torch, name)) for name in _SAME_NAME},
-    "power": _tensors_only(torch.pow),
-    "nn.relu": _tensors_only(functional.relu),
-    "nn.relu6": _tensors_only(functional.relu6),
-    "nn.silu": _tensors_only(functional.silu),
-    "nn.softplus": _tensors_only(functional.softplus),
-    "nn.gelu": _tensors_only(functional.gelu),
-    "nn.gelu_tanh": _tensors_only(lambda x: functional.gelu(x, approximate="tanh")),
-    "nn.leakyrelu": _leaky,
-    "nn.softmax": _softmax,
-    "nn.conv1d": _conv,
-    "nn.conv2d": _conv,
-    "nn.conv2d_transpose": _conv_transpose,
-    "nn.max_pool2d": _max_pool,
-    "nn.avg_pool2d": _avg_pool,
-    "nn.adaptive_avg_pool2d": _adaptive,
-    "nn.layer_norm": _layer_norm,
-    "nn.pad": _pad,
-    "mean": _mean,
-    "sum": _sum,
-    "max": _max,
-    "min": _min,
-    "reshape": _reshape,
-    "expand_dims": _reshape,
-    "squeeze": _reshape,
-    "broadcast_to": _broadcast,
-    "strided_slice": _slice,
-    "take": _take,
-    "clip": _clip,
-    "astype": _astype,
-    "concat": _concat,
-    "split": _split,
-    "TupleGetItem": _item,
-    "permute_dims": _permute,
-}
+
+def attributes_of(kind: str) -> tuple[str, ...]:
+    """The attributes that the function of an operator takes: its keyword-only parameters."""
+    code = getattr(GRADIENT.get(kind), "__code__", None)
+    return () if code is None else code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+
+
+def compute(node: Node, times: int, *tensors: Any) -> Any:
+    """What an operator computes of a batch that is ``times`` the one that it was written for."""
+    attrs = node.attrs
+    if "shape" in attributes_of(node.kind):
+        batch, *rest = node.shape or (1,)
+        attrs = {**attrs, "shape": (batch * times, *rest) if node.shape else ()}
+    return GRADIENT[node.kind](*tensors, **attrs)

@@ -47,10 +47,8 @@ from tvm_stretch.make.lowering.sliding_states import slide_states
 from tvm_stretch.make.lowering.walk import Walk
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.make.lowering.written_states import Written, write_states
-from tvm_stretch.network.expressions import tensor_bytes
-from tvm_stretch.network.guards import read_guards
-from tvm_stretch.network.states import CARRIED, Kept, read_states
-from tvm_stretch.network.views import ALIGNMENT
+from tvm_stretch.network.expressions import ALIGNMENT, tensor_bytes
+from tvm_stretch.network.states import CARRIED, Kept, read_guards, read_states
 
 
 @dataclass(frozen=True)

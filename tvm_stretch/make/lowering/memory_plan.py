@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tvm_stretch.network.views import ALIGNMENT
+from tvm_stretch.network.expressions import ALIGNMENT
 
 _GOOD_ENOUGH = 1.02
 _ATTEMPTS = 64

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL, Node, Tensor, TensorKind
 from tvm_stretch.make.lowering.memory_plan import find_lifetimes, plan_apart, plan_memory
+from tvm_stretch.network.expressions import ALIGNMENT, dtype_bytes
 from tvm_stretch.network.provenance import Provenance
-from tvm_stretch.network.views import ALIGNMENT, dtype_bytes
 
 
 @dataclass(eq=False)

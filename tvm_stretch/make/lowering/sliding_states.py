@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from tvm_stretch.make.lowering.dependences import RegionSteps
 from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.make.lowering.placed_tensors import Buffer, DraftNode, View
+from tvm_stretch.network.expressions import ALIGNMENT
 from tvm_stretch.network.states import Kept
-from tvm_stretch.network.views import ALIGNMENT
 
 Found = tuple[RegionSteps, DraftNode]
 

@@ -31,9 +31,8 @@ from tvm_stretch.make.lowering.placed_tensors import (
 )
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.network.calls import PROCESSOR
-from tvm_stretch.network.provenance import KERNELS, PARTS, Provenance, table_of
-from tvm_stretch.network.source_names import show_dots
-from tvm_stretch.network.views import ALIGNMENT, dtype_bytes
+from tvm_stretch.network.expressions import ALIGNMENT, dtype_bytes
+from tvm_stretch.network.provenance import KERNELS, PARTS, Provenance, show_dots, table_of
 from tvm_stretch.passes.name_operators import REGION
 
 

@@ -17,8 +17,7 @@ from tvm import relax
 
 from tvm_stretch.make.lowering.memory_plan import align
 from tvm_stretch.network.emitting.half_weights import half_weights
-from tvm_stretch.network.expressions import tensor_bytes
-from tvm_stretch.network.views import ALIGNMENT
+from tvm_stretch.network.expressions import ALIGNMENT, tensor_bytes
 
 _WORTH_FINDING = 1 << 10  # bytes of a part
 

@@ -22,8 +22,8 @@ from tvm import tirx
 from tvm_stretch.make.lowering.dependences import RegionSteps
 from tvm_stretch.make.lowering.executor_graph import WRITE_KERNEL
 from tvm_stretch.make.lowering.placed_tensors import DraftNode, View, new_view
+from tvm_stretch.network.expressions import dtype_bytes
 from tvm_stretch.network.states import WRITES_PLACES, Kept
-from tvm_stretch.network.views import dtype_bytes
 
 Plan = tuple[Sequence[View], list[View], Sequence[RegionSteps]]
 """Inputs, results and regions; the last inputs are states."""

@@ -28,8 +28,14 @@ from tvm_stretch.network.emitting.branches import Emitter, Replacement
 from tvm_stretch.network.emitting.token_branches import plan_token_split, token_branches
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
-from tvm_stretch.network.properties.branch_spans import Span, closed_segment, share
-from tvm_stretch.network.properties.row_windows import AVERAGE, why_not_by_rows, window
+from tvm_stretch.network.properties.branch_spans import (
+    AVERAGE,
+    Span,
+    closed_segment,
+    share,
+    why_not_by_rows,
+    window,
+)
 from tvm_stretch.network.properties.token_rows import TokenRows, has_tokens
 from tvm_stretch.plan.splits import RowSplit
 

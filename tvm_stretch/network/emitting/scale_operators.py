@@ -12,10 +12,12 @@ Weights of new channels are random, after He, from a seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
@@ -23,7 +25,7 @@ from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.convolutions import conv2d_like
 from tvm_stretch.network.emitting.scaled_weights import Array, Origin, Weights, cut, times
 from tvm_stretch.network.expressions import constant, with_variables
-from tvm_stretch.network.operators import BINARY, Operator, Operators
+from tvm_stretch.network.operators import BINARY, SCALED, Operator, Operators
 from tvm_stretch.plan.sources import Source
 
 
@@ -72,6 +74,11 @@ class _Emitter:
         return var
 
 
+Reads: TypeAlias = Sequence[Value]
+Channels: TypeAlias = "Origin | None"
+Made: TypeAlias = tuple[relax.Expr, Origin]
+
+
 @dataclass
 class Scaler:
     """Emits replacements for a network's operators into one list of bindings."""
@@ -89,9 +96,10 @@ class Scaler:
 
     def unchanged(self, name: str) -> Value:
         """A tensor of the original network."""
-        return Value(self.operators.variables[name], np.arange(self._channels(name)))
+        return Value(self.operators.variables[name], np.arange(self.channels(name)))
 
-    def _channels(self, name: str) -> int:
+    def channels(self, name: str) -> int:
+        """Channels of a tensor of the original network."""
         shape = self.operators.shape(name)
         return shape[1] if len(shape) > 1 else 0
 
@@ -117,15 +125,15 @@ class Scaler:
         self, operator: Operator, values: Mapping[str, Value], name: str, origin: Origin | None
     ) -> Value:
         reads = [values[n] for n in operator.inputs]
-        emit = getattr(self, f"_emit_{operator.kind.replace('.', '_').lower()}", None)
-        if emit is not None:
-            return emit(operator, reads, name, origin)
-        changed = [n for n in operator.inputs if not self.is_as_before(n, values[n])]
-        if not changed:
-            return self._as_it_was(operator, values, name)
-        if len(operator.shape) not in (2, 4) or not reads:
+        if operator.kind in SCALED:
+            made, channels = SCALED[operator.kind](self, operator, reads, origin)
+        elif all(self.is_as_before(n, values[n]) for n in operator.inputs):
+            made, channels = self.as_it_was(operator, reads)
+        elif len(operator.shape) not in (2, 4) or not reads:
             raise _cannot_scale(operator)
-        return self._elementwise(operator, values, reads, name)
+        else:
+            made, channels = _elementwise(operator, values, reads)
+        return Value(self.emitter.emit(name, made), channels)
 
     def conv_norm(self, source: Value, tensor: str, origin: Origin, name: str) -> Value:
         """A new 1x1 convolution and batch normalisation, without activation.
@@ -139,7 +147,7 @@ class Scaler:
             origin: these channels.
             name: of the convolution.
         """
-        identity = np.eye(self._channels(tensor), dtype="float32")[:, :, None, None]
+        identity = np.eye(self.channels(tensor), dtype="float32")[:, :, None, None]
         weight = self.weights.selected(identity, origin, source.origin)
         if self.weights.warm and not weight.any():
             weight = self.weights.random(weight.shape)
@@ -156,175 +164,17 @@ class Scaler:
         whole = self.emitter.emit(f"{name}.statistics", call)
         return Value(self.emitter.emit(f"{name}.norm", relax.TupleGetItem(whole, 0)), origin)
 
-    # --- operators ---
-
-    def _emit_nn_conv2d(
-        self, conv: Operator, reads: Sequence[Value], name: str, origin: Origin | None
-    ) -> Value:
-        (data,) = reads
-        weight = self._constant(conv, 1)
-        if conv.groups == 1:
-            result = np.arange(weight.shape[0]) if origin is None else origin
-            scaled, groups = self.weights.selected(weight, result, data.origin), 1
-        else:
-            result = data.origin
-            groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
-            if conv.shape[1] != conv.arg_shapes[0][1] or rest:
-                raise _cannot_scale(conv)
-            columns = np.arange(weight.shape[1])
-            scaled = self.weights.selected(weight, result, columns)
-        call = conv2d_like(
-            self.emitter.builder, conv.call, [data.var, constant(scaled)], groups=groups
-        )
-        return Value(self.emitter.emit(name, call), result)
-
-    def _emit_nn_batch_norm(
-        self, norm: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        (data,) = reads
-        defaults = (1.0, 0.0, 0.0, 1.0)
-        args = [
-            constant(self.weights.per_channel(self._constant(norm, i + 1), data.origin, default))
-            for i, default in enumerate(defaults)
-        ]
-        call = relax.Call(norm.call.op, [data.var, *args], norm.call.attrs)
-        return Value(self.emitter.emit(name, call), data.origin)
-
-    def _emit_tuplegetitem(
-        self, item: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        (whole,) = reads
-        index, source = int(item.binding.value.index), self.operators[item.inputs[0]]
-        var = self.emitter.emit(name, relax.TupleGetItem(whole.var, index))
-        if source.kind != "split":
-            return Value(var, whole.origin)
-        sizes = [int(f.shape.values[1]) for f in source.call.ty.fields]
-        before = sum(sizes[:index])
-        begin = sum(int(f.shape.values[1]) for f in whole.var.ty.fields[:index])
-        own = whole.origin[begin : begin + int(var.ty.shape.values[1])] - before
-        return Value(var, np.where((own >= 0) & (own < sizes[index]), own, -1))
-
-    def _emit_split(
-        self, split: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        (data,) = reads
-        sizes = [int(f.shape.values[1]) for f in split.call.ty.fields]
-        cuts = [round(data.channels * c / sum(sizes)) for c in np.cumsum(sizes)[:-1]]
-        call = relax.op.split(data.var, [int(c) for c in cuts], axis=1)
-        return Value(self.emitter.emit(name, call), data.origin)
-
-    def _emit_concat(
-        self, concat: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        if int(concat.call.attrs.axis) not in (1, 1 - len(concat.shape)):
-            raise _cannot_scale(concat)
-        starts = np.cumsum([0, *(self.operators.shape(n)[1] for n in concat.inputs)])
-        pieces = zip(reads, starts, strict=False)
-        origin = [np.where(v.origin < 0, -1, v.origin + begin) for v, begin in pieces]
-        return self.join(reads, name, np.concatenate(origin))
-
     def join(self, values: Sequence[Value], name: str, origin: Origin) -> Value:
         """Concatenate tensors along their channels."""
         call = relax.op.concat([value.var for value in values], axis=1)
         self.sources[name] = Source(name, origin)
         return Value(self.emitter.emit(name, call), origin)
 
-    def _emit_reshape(
-        self, reshape: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        (data,) = reads
-        before, after = self.operators.shape(reshape.inputs[0]), reshape.shape
-        shape, origin = list(after), data.origin
-        if len(after) == 5:  # channels in groups
-            shape[2] = data.channels // after[1]
-        elif len(after) == 4 and len(before) in (2, 5):
-            shape[1] = data.channels // (after[2] * after[3] if len(before) == 2 else 1)
-        elif len(before) == 4 and len(after) == 2 and before[0] == after[0]:
-            pixels = before[2] * before[3]
-            shape[1] = data.channels * pixels
-            spread = data.origin[:, None] * pixels + np.arange(pixels)
-            origin = np.where(data.origin[:, None] < 0, -1, spread).reshape(-1)
-        elif not self.is_as_before(reshape.inputs[0], data):
-            raise _cannot_scale(reshape)
-        else:
-            origin = np.arange(after[1] if len(after) > 1 else 0)
-        call = relax.op.reshape(data.var, shape)
-        return Value(self.emitter.emit(name, call), origin)
-
-    def _emit_permute_dims(
-        self, permute: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        (data,) = reads
-        if len(permute.shape) != 5:
-            if not self.is_as_before(permute.inputs[0], data):
-                raise _cannot_scale(permute)
-            return self._as_it_was(permute, {permute.inputs[0]: data}, name)
-        rows, columns = self.operators.shape(permute.inputs[0])[1:3]
-        now = int(data.var.ty.shape.values[1])
-        moved = data.origin.reshape(now, -1).T.reshape(-1)
-        origin = np.where(moved < 0, -1, moved % columns * rows + moved // columns)
-        call = relax.Call(permute.call.op, [data.var], permute.call.attrs)
-        return Value(self.emitter.emit(name, call), origin)
-
-    def _emit_matmul(
-        self, matmul: Operator, reads: Sequence[Value], name: str, _: Origin | None
-    ) -> Value:
-        data = reads[0]
-        if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
-            raise _cannot_scale(matmul)
-        weight = self._constant(matmul, 1)  # (inputs, outputs)
-        if len(matmul.arg_shapes[0]) != 2 or weight.ndim != 2:
-            return self._matmul_of_others(matmul, data, weight, name)
-        origin, shape = data.origin, (data.channels, weight.shape[1])
-        if not self.weights.warm:
-            scaled = self.weights.random(shape[::-1]).T
-        elif self.is_as_before(matmul.inputs[0], data):
-            scaled = weight
-        else:
-            scaled = weight[origin] / times(origin, weight.shape[0])[:, None]
-            scaled[origin < 0] = 0
-        call = relax.op.matmul(data.var, constant(scaled.astype(weight.dtype, copy=False)))
-        return Value(self.emitter.emit(name, call), np.arange(shape[1]))
-
-    def _matmul_of_others(self, matmul: Operator, data: Value, weight: Array, name: str) -> Value:
-        """A product that sums over another axis than channels, which must then be unchanged."""
-        if not self.is_as_before(matmul.inputs[0], data):
-            raise _cannot_scale(matmul)
-        if not self.weights.warm:
-            turned = np.swapaxes(weight, 0, -1)  # outputs first
-            weight = np.swapaxes(self.weights.random(turned.shape), 0, -1).astype(weight.dtype)
-        call = relax.op.matmul(data.var, constant(weight))
-        return Value(self.emitter.emit(name, call), np.arange(self._channels(matmul.name)))
-
-    def _elementwise(
-        self,
-        operator: Operator,
-        values: Mapping[str, Value],
-        reads: Sequence[Value],
-        name: str,
-    ) -> Value:
-        """An operator that keeps channels apart; its constants per channel are cut likewise."""
-        origin = reads[0].origin
-        widths = {v.channels for v in reads if v.channels > 1}
-        if len(widths) > 1:
-            raise _cannot_scale(operator)
-
-        def operand(arg: relax.Expr) -> relax.Expr:
-            if isinstance(arg, relax.Var):
-                return values[arg.name].var
-            if isinstance(arg, GenericConst) and operator.kind in BINARY:
-                return cut(arg, origin, len(operator.shape))
-            return arg
-
-        call = operator.call
-        args = [operand(arg) for arg in call.args]
-        again = relax.Call(call.op, args, call.attrs, call.ty_args)
-        return Value(self.emitter.emit(name, again), origin)
-
-    def _as_it_was(self, operator: Operator, values: Mapping[str, Value], name: str) -> Value:
+    def as_it_was(self, operator: Operator, reads: Sequence[Value]) -> Made:
         """An operator whose operands are unchanged."""
-        again = with_variables(operator.binding.value, lambda var: values[var.name].var)
-        return Value(self.emitter.emit(name, again), np.arange(self._channels(operator.name)))
+        values = {name: value.var for name, value in zip(operator.inputs, reads, strict=True)}
+        again = with_variables(operator.binding.value, lambda var: values[var.name])
+        return again, np.arange(self.channels(operator.name))
 
     def is_as_before(self, name: str, value: Value) -> bool:
         """Whether a value has exactly the channels of the original tensor."""
@@ -333,11 +183,156 @@ class Scaler:
             value.channels == shape[1] and bool((value.origin == np.arange(shape[1])).all())
         )
 
-    def _constant(self, operator: Operator, index: int) -> Array:
-        arg = operator.call.args[index]
-        if not isinstance(arg, GenericConst):
-            raise _cannot_scale(operator)
-        return np.asarray(arg.value.numpy())
+
+@SCALED("nn.conv2d")
+def _conv2d(s: Scaler, conv: Operator, reads: Reads, origin: Channels) -> Made:
+    (data,) = reads
+    weight = _constant(conv, 1)
+    if conv.groups == 1:
+        result = np.arange(weight.shape[0]) if origin is None else origin
+        scaled, groups = s.weights.selected(weight, result, data.origin), 1
+    else:
+        result = data.origin
+        groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
+        if conv.shape[1] != conv.arg_shapes[0][1] or rest:
+            raise _cannot_scale(conv)
+        columns = np.arange(weight.shape[1])
+        scaled = s.weights.selected(weight, result, columns)
+    return conv2d_like(
+        s.emitter.builder, conv.call, [data.var, constant(scaled)], groups=groups
+    ), result
+
+
+@SCALED("nn.batch_norm")
+def _batch_norm(s: Scaler, norm: Operator, reads: Reads, _: Channels) -> Made:
+    (data,) = reads
+    defaults = (1.0, 0.0, 0.0, 1.0)
+    args = [
+        constant(s.weights.per_channel(_constant(norm, i + 1), data.origin, default))
+        for i, default in enumerate(defaults)
+    ]
+    return relax.Call(norm.call.op, [data.var, *args], norm.call.attrs), data.origin
+
+
+@SCALED("TupleGetItem")
+def _item(s: Scaler, item: Operator, reads: Reads, _: Channels) -> Made:
+    (whole,) = reads
+    index, source = int(item.binding.value.index), s.operators[item.inputs[0]]
+    made = relax.TupleGetItem(whole.var, index)
+    if source.kind != "split":
+        return made, whole.origin
+    sizes = [int(f.shape.values[1]) for f in source.call.ty.fields]
+    ends = np.cumsum([0, *(int(f.shape.values[1]) for f in whole.var.ty.fields)])
+    own = whole.origin[ends[index] : ends[index + 1]] - sum(sizes[:index])
+    return made, np.where((own >= 0) & (own < sizes[index]), own, -1)
+
+
+@SCALED("split")
+def _split(s: Scaler, split: Operator, reads: Reads, _: Channels) -> Made:
+    (data,) = reads
+    sizes = [int(f.shape.values[1]) for f in split.call.ty.fields]
+    cuts = [round(data.channels * c / sum(sizes)) for c in np.cumsum(sizes)[:-1]]
+    return relax.op.split(data.var, [int(c) for c in cuts], axis=1), data.origin
+
+
+@SCALED("concat")
+def _concat(s: Scaler, concat: Operator, reads: Reads, _: Channels) -> Made:
+    if int(concat.call.attrs.axis) not in (1, 1 - len(concat.shape)):
+        raise _cannot_scale(concat)
+    starts = np.cumsum([0, *(s.operators.shape(n)[1] for n in concat.inputs)])
+    pieces = zip(reads, starts, strict=False)
+    origin = [np.where(v.origin < 0, -1, v.origin + begin) for v, begin in pieces]
+    return relax.op.concat([v.var for v in reads], axis=1), np.concatenate(origin)
+
+
+@SCALED("reshape")
+def _reshape(s: Scaler, reshape: Operator, reads: Reads, _: Channels) -> Made:
+    (data,) = reads
+    before, after = s.operators.shape(reshape.inputs[0]), reshape.shape
+    shape, origin = list(after), data.origin
+    if len(after) == 5:  # channels in groups
+        shape[2] = data.channels // after[1]
+    elif len(after) == 4 and len(before) in (2, 5):
+        shape[1] = data.channels // (after[2] * after[3] if len(before) == 2 else 1)
+    elif len(before) == 4 and len(after) == 2 and before[0] == after[0]:
+        pixels = before[2] * before[3]
+        shape[1] = data.channels * pixels
+        spread = data.origin[:, None] * pixels + np.arange(pixels)
+        origin = np.where(data.origin[:, None] < 0, -1, spread).reshape(-1)
+    elif not s.is_as_before(reshape.inputs[0], data):
+        raise _cannot_scale(reshape)
+    else:
+        origin = np.arange(after[1] if len(after) > 1 else 0)
+    return relax.op.reshape(data.var, shape), origin
+
+
+@SCALED("permute_dims")
+def _permute_dims(s: Scaler, permute: Operator, reads: Reads, _: Channels) -> Made:
+    (data,) = reads
+    if len(permute.shape) != 5:
+        if not s.is_as_before(permute.inputs[0], data):
+            raise _cannot_scale(permute)
+        return s.as_it_was(permute, reads)
+    rows, columns = s.operators.shape(permute.inputs[0])[1:3]
+    now = int(data.var.ty.shape.values[1])
+    moved = data.origin.reshape(now, -1).T.reshape(-1)
+    origin = np.where(moved < 0, -1, moved % columns * rows + moved // columns)
+    return relax.Call(permute.call.op, [data.var], permute.call.attrs), origin
+
+
+@SCALED("matmul")
+def _matmul(s: Scaler, matmul: Operator, reads: Reads, _: Channels) -> Made:
+    data = reads[0]
+    if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
+        raise _cannot_scale(matmul)
+    weight = _constant(matmul, 1)  # (inputs, outputs)
+    if len(matmul.arg_shapes[0]) != 2 or weight.ndim != 2:
+        return _matmul_of_others(s, matmul, data, weight)
+    origin, shape = data.origin, (data.channels, weight.shape[1])
+    if not s.weights.warm:
+        scaled = s.weights.random(shape[::-1]).T
+    elif s.is_as_before(matmul.inputs[0], data):
+        scaled = weight
+    else:
+        scaled = weight[origin] / times(origin, weight.shape[0])[:, None]
+        scaled[origin < 0] = 0
+    return relax.op.matmul(data.var, constant(scaled.astype(weight.dtype, copy=False))), np.arange(
+        shape[1]
+    )
+
+
+def _matmul_of_others(s: Scaler, matmul: Operator, data: Value, weight: Array) -> Made:
+    """A product that sums over another axis than channels, which must then be unchanged."""
+    if not s.is_as_before(matmul.inputs[0], data):
+        raise _cannot_scale(matmul)
+    if not s.weights.warm:
+        turned = np.swapaxes(weight, 0, -1)  # outputs first
+        weight = np.swapaxes(s.weights.random(turned.shape), 0, -1).astype(weight.dtype)
+    return relax.op.matmul(data.var, constant(weight)), np.arange(s.channels(matmul.name))
+
+
+def _elementwise(operator: Operator, values: Mapping[str, Value], reads: Reads) -> Made:
+    """An operator that keeps channels apart; its constants per channel are cut likewise."""
+    origin = reads[0].origin
+    if len({v.channels for v in reads if v.channels > 1}) > 1:
+        raise _cannot_scale(operator)
+
+    def operand(arg: relax.Expr) -> relax.Expr:
+        if isinstance(arg, relax.Var):
+            return values[arg.name].var
+        if isinstance(arg, GenericConst) and operator.kind in BINARY:
+            return cut(arg, origin, len(operator.shape))
+        return arg
+
+    call = operator.call
+    return relax.Call(call.op, [*map(operand, call.args)], call.attrs, call.ty_args), origin
+
+
+def _constant(operator: Operator, index: int) -> Array:
+    arg = operator.call.args[index]
+    if not isinstance(arg, GenericConst):
+        raise _cannot_scale(operator)
+    return np.asarray(arg.value.numpy())
 
 
 def _cannot_scale(operator: Operator) -> UnsupportedError:
@@ -345,3 +340,23 @@ def _cannot_scale(operator: Operator) -> UnsupportedError:
         f"expected operators whose channels can be scaled, got {operator.name!r} "
         f"({operator.kind}), which reads a tensor that is stretched; stretch other segments"
     )
+
+
+Emit = Callable[[Scaler, Operator, Mapping[str, Value]], Value]
+
+
+def emitted_again(mod: tvm.IRModule, emit: Emit) -> tuple[tvm.IRModule, dict[str, Source]]:
+    """The network whose operators ``emit`` writes, and the channels from which tensors come."""
+    main = mod["main"]
+    operators = Operators(main)
+    scaler = Scaler(operators, Weights(warm=True, rng=np.random.default_rng(0)))
+    values = {name: scaler.unchanged(name) for name in operators.params}
+    for operator in operators:
+        values[operator.name] = emit(scaler, operator, values)
+    block = relax.DataflowBlock(scaler.emitter.bindings)
+    result = with_variables(main.body.body, lambda var: values[var.name].var)
+    body = relax.BlockBuilder().normalize(relax.SeqExpr([block], result))
+    function = relax.Function(main.params, body, is_pure=main.is_pure)
+    updated = mod.clone()
+    updated["main"] = function.with_attrs(main.attrs) if main.attrs else function
+    return updated, scaler.sources

@@ -23,11 +23,10 @@ from tvm.ir import GenericConst
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.convolutions import operator_like
 from tvm_stretch.network.emitting.branches import Emitter, Replacement
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import RESHAPES, shape_of
 from tvm_stretch.network.operators import Operator, Operators, operands
 from tvm_stretch.network.properties.branch_spans import Span, closed_segment, share
 from tvm_stretch.network.properties.token_rows import BY_ELEMENT, TokenRows, find_token_rows
-from tvm_stretch.network.views import RESHAPES
 from tvm_stretch.plan.splits import RowSplit
 
 

@@ -16,9 +16,10 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.source_names import source_of
+from tvm_stretch.network.provenance import source_of
 
 INTEGERS = "integers"
 """Attribute of ``main``: text of the number of integer operators, and the names left in float."""
@@ -87,5 +88,5 @@ def _summary(main: relax.Function) -> tuple[int, list[str]]:
 
 def calls_of(function: relax.Function) -> list[tuple[str, relax.Binding]]:
     """Every binding of a call, with the call's kind."""
-    bindings = (binding for block in function.body.blocks for binding in block.bindings)
+    bindings = bindings_of(function)
     return [(kind_of(b.value), b) for b in bindings if isinstance(b.value, relax.Call)]

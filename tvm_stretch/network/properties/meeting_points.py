@@ -22,8 +22,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.expressions import RESHAPES
 from tvm_stretch.network.operators import POINTWISE, Operator, Operators
-from tvm_stretch.network.views import RESHAPES
 
 DEFAULT_ALPHA = 0.1
 

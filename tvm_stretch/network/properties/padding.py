@@ -21,23 +21,14 @@ from tvm.ir import GenericConst
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.calls import Calls, Leaf
 from tvm_stretch.network.expressions import shape_of, tensor_types
-from tvm_stretch.network.operators import POINTWISE, kind_of, operands
-from tvm_stretch.network.properties.known_values import Known, pointwise
+from tvm_stretch.network.operators import kind_of, operands
+from tvm_stretch.network.properties.known_values import Known
 from tvm_stretch.network.properties.padding_rules import (
     MixedError,
     Pair,
     Uses,
-    require_aligned,
     rule_of,
 )
-
-_POINTWISE = POINTWISE | {
-    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "sinh", "tan", "trunc"),
-    *("bitwise_and", "bitwise_not", "bitwise_or", "equal", "floor_divide", "floor_mod", "greater"),
-    *("greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and"),
-    *("logical_not", "logical_or", "logical_xor", "mod", "nn.selu", "not_equal", "where"),
-    "broadcast_to",
-}
 
 
 @dataclass(frozen=True)
@@ -116,14 +107,13 @@ class _Walk(Uses):
             list(self._args(*both)) for both in zip(operands(small), operands(large), strict=True)
         ]
         given = [pair for pairs in args for pair in pairs]
-        kind = kind_of(small)
         sizes = [
             [tuple(map(int, ty.shape.values)) for ty in tensor_types(c)] for c in (small, large)
         ]
         doubtful = any(pair.doubtful for pair in given)
         results = [Pair(a, b, None, doubtful) for a, b in zip(*sizes, strict=True)]
         if any(pair.varied for pair in (*given, *results)):
-            results = self._checked(kind, (small, large), args, results)
+            results = rule_of(kind_of(small))(self, (small, large), args, results)
         elif not tvm_ffi.structural_equal(small.attrs, large.attrs):
             raise MixedError("differs from size to size")
         is_tuple = isinstance(small.ty, relax.TupleType)
@@ -155,30 +145,6 @@ class _Walk(Uses):
                 yield leaves[field]
             elif isinstance(field, GenericConst):
                 yield field.value.numpy()
-
-    def _checked(
-        self,
-        kind: str,
-        calls: tuple[relax.Call, relax.Call],
-        args: list[list[Pair]],
-        results: list[Pair],
-    ) -> list[Pair]:
-        """The results, with their known elements."""
-        first = args[0][0] if args and args[0] else results[0]
-        result = results[0]
-        if kind in _POINTWISE:
-            given = [pair for pairs in args for pair in pairs]
-            for pair in given:
-                require_aligned(pair, result)
-            if kind == "broadcast_to":
-                known = first.known and first.known.moved(
-                    lambda x: np.broadcast_to(x, result.large)
-                )
-            else:
-                known = pointwise(kind, [p.known for p in given], str(calls[1].ty.dtype))
-                known = known and known.moved(lambda x: np.broadcast_to(x, result.large))
-            return [replace(result, known=known)]
-        return rule_of(kind)(self, calls, args, results)
 
 
 def _constant(one: np.ndarray, other: np.ndarray) -> Pair:

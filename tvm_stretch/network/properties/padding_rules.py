@@ -16,17 +16,17 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.properties.known_values import Known
+from tvm_stretch.network.expressions import RESHAPES
+from tvm_stretch.network.operators import PADDING, POINTWISE, kind_of
+from tvm_stretch.network.properties.known_values import Known, pointwise
 from tvm_stretch.network.steps import BACKWARDS
 
-_ALONG = frozenset(
-    {
-        *("nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.rms_norm", "mean", "sum", "max"),
-        *("min", "prod", "variance", "std", "argmax", "argmin", "flip", "split"),
-    }
-)
-"""Operators that mix only the positions of the axes that they name."""
+_POINTWISE = POINTWISE | {
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "sinh", "tan", "trunc"),
+    *("bitwise_and", "bitwise_not", "bitwise_or", "equal", "floor_divide", "floor_mod", "greater"),
+    *("greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and"),
+    *("logical_not", "logical_or", "logical_xor", "mod", "nn.selu", "not_equal", "where"),
+}
 
 
 class MixedError(InputError):
@@ -89,6 +89,27 @@ def _zero(uses: Uses, pair: Pair, axis: int) -> bool:
     return True
 
 
+@PADDING(*_POINTWISE)
+def _pointwise(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
+    pairs, result = [pair for given in args for pair in given], results[0]
+    for pair in pairs:
+        require_aligned(pair, result)
+    known = pointwise(kind_of(calls[0]), [p.known for p in pairs], str(calls[1].ty.dtype))
+    return [replace(result, known=known and _broadcast(known, result))]
+
+
+@PADDING("broadcast_to")
+def _repeated(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
+    pair, result = args[0][0], results[0]
+    require_aligned(pair, result)
+    return [replace(result, known=pair.known and _broadcast(pair.known, result))]
+
+
+def _broadcast(known: Known, result: Pair) -> Known:
+    return known.moved(lambda x: np.broadcast_to(x, result.large))
+
+
+@PADDING("matmul")
 def _matmul(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     a, b, result = args[0][0], args[1][0], results[0]
     if len(a.small) < 2 or len(b.small) < 2:
@@ -121,8 +142,12 @@ def _axes(call: relax.Call, rank: int) -> list[int]:
     return [axis % rank for axis in found]
 
 
+@PADDING(
+    *("nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.rms_norm", "mean", "sum", "max"),
+    *("min", "prod", "variance", "std", "argmax", "argmin", "flip", "split"),
+)
 def _along(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
-    """Softmax, normalisations and sums of some axes."""
+    """Softmax, normalisations and sums: they mix only the positions of the axes that they name."""
     pair, kind = args[0][0], kind_of(calls[0])
     if not tvm_ffi.structural_equal(calls[0].attrs, calls[1].attrs):
         raise MixedError("differs from size to size")
@@ -148,6 +173,7 @@ def _softmax(uses: Uses, pair: Pair, result: Pair, axis: int) -> Pair:
     return replace(result, known=known, doubtful=pair.doubtful or nothing)
 
 
+@PADDING(*RESHAPES)
 def _reshape(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     """Axes are joined or taken apart only where the varied one is the outermost of its group."""
     pair, result = args[0][0], results[0]
@@ -187,6 +213,7 @@ def _groups(
     return found
 
 
+@PADDING("permute_dims")
 def _transpose(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     pair, axes = args[0][0], calls[0].attrs.axes
     rank = len(pair.small)
@@ -195,6 +222,7 @@ def _transpose(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pai
     return [replace(results[0], known=known)]
 
 
+@PADDING("concat")
 def _concat(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     parts, result = args[0], results[0]
     axis = int(calls[0].attrs.axis) % len(result.small)
@@ -213,6 +241,7 @@ def _concat(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair])
     return [replace(result, known=Known(value, here, inputs))]
 
 
+@PADDING("strided_slice")
 def _slice(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     pair, result, places = args[0][0], results[0], []
     for call, shape in zip(calls, (pair.small, pair.large), strict=True):
@@ -231,6 +260,7 @@ def _slice(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) 
     return [replace(result, known=known)]
 
 
+@PADDING("take")
 def _take(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     pair, places, result = args[0][0], args[1][0], results[0]
     axis = calls[0].attrs.axis
@@ -246,6 +276,7 @@ def _take(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -
     return [replace(result, known=known)]
 
 
+@PADDING("gather_nd")
 def _gather_nd(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     pair, places, result = args[0][0], args[1][0], results[0]
     depth = places.small[-1]
@@ -271,6 +302,10 @@ def _require_inside(places: Pair, size: int, column: int | None = None) -> None:
         raise MixedError("looks at positions from the end")
 
 
+@PADDING(
+    *(f"nn.conv{rank}d" for rank in (1, 2, 3)),
+    *(f"nn.{kind}_pool{rank}d" for kind in ("max", "avg") for rank in (1, 2, 3)),
+)
 def _windows(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     """Convolutions and poolings: no window of what counts looks ahead."""
     pair, result = args[0][0], results[0]
@@ -290,6 +325,7 @@ def _windows(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]
     return results
 
 
+@PADDING("running.product", "running.sum")
 def _running(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
     """Running sums from the beginning never see what follows."""
     if 1 in args[0][0].varied and bool(calls[0].attrs[BACKWARDS]):
@@ -312,21 +348,8 @@ _BATCHED = (
     *("nn.adaptive", "nn.conv", "nn.group_norm", "nn.instance_norm", "nn.pixel_shuffle"),
     *("image.", "integer.", "nn.pad", "nn.batch_flatten", "nn.prelu"),
 )
-_RULES: dict[str, Callable[..., list[Pair]]] = {
-    "matmul": _matmul,
-    "concat": _concat,
-    "gather_nd": _gather_nd,
-    "permute_dims": _transpose,
-    "running.product": _running,
-    "running.sum": _running,
-    "strided_slice": _slice,
-    "take": _take,
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims", "flatten"), _reshape),
-    **dict.fromkeys((f"nn.conv{d}d" for d in (1, 2, 3)), _windows),
-    **dict.fromkeys((f"nn.{k}_pool{d}d" for k in ("max", "avg") for d in (1, 2, 3)), _windows),
-}
 
 
 def rule_of(kind: str) -> Callable[..., list[Pair]]:
-    """The rule of an operator that is not pointwise."""
-    return _RULES.get(kind, _along if kind in _ALONG else _batch)
+    """The rule of an operator; without one, its first axis may be a batch."""
+    return PADDING.get(kind, _batch)

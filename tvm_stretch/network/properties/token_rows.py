@@ -25,7 +25,7 @@ from math import prod
 
 from tvm import relax
 
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import RESHAPES, shape_of
 from tvm_stretch.network.operators import (
     OF_ONE,
     OF_TWO,
@@ -35,7 +35,6 @@ from tvm_stretch.network.operators import (
     operands,
     remember,
 )
-from tvm_stretch.network.views import RESHAPES
 
 BY_ELEMENT = frozenset({*OF_ONE, *OF_TWO, "where", "isnan"})
 """Operators whose results depend on the elements at the same position alone."""

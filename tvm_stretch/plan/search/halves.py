@@ -17,7 +17,7 @@ from math import prod
 from tvm_stretch.make.kernels import GroupKernel
 from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.network.operators import CONVOLUTIONS, Operator
-from tvm_stretch.network.properties.row_windows import window
+from tvm_stretch.network.properties.branch_spans import window
 from tvm_stretch.plan.cost.describe import Anchored
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.layers import Along

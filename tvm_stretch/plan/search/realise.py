@@ -18,10 +18,10 @@ from tvm import relax
 from tvm_stretch.make.branching import Branching, branch
 from tvm_stretch.make.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.network.emitting.winograd_stage import stage_of
+from tvm_stretch.network.expressions import PIECES
 from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.network.provenance import Provenance
-from tvm_stretch.network.views import PIECES
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions

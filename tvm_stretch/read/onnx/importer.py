@@ -25,7 +25,7 @@ from tvm import relax
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.network.properties.integer_summary import with_floats
 from tvm_stretch.network.properties.quantised_values import EIGHT_BITS
-from tvm_stretch.network.source_names import from_source, same_source
+from tvm_stretch.network.provenance import from_source, same_source
 from tvm_stretch.passes.name_operators import name_inner
 from tvm_stretch.read.network_limits import MOST_OPERATORS, Constants
 from tvm_stretch.read.onnx import operators as onnx_ops  # noqa: F401  registers the converters

@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_stretch.base.errors import ModelError, UnsupportedError
 from tvm_stretch.network.expressions import constant
-from tvm_stretch.network.source_names import from_source
+from tvm_stretch.network.provenance import from_source
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 
 Value: TypeAlias = "np.ndarray | relax.Expr"

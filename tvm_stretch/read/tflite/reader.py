@@ -26,7 +26,7 @@ from tvm_stretch.base.errors import (
     UnsupportedError,
     last_line,
 )
-from tvm_stretch.network.source_names import from_source
+from tvm_stretch.network.provenance import from_source
 from tvm_stretch.read.onnx.reader import read_file
 
 _MOVES = {

@@ -21,7 +21,7 @@ from math import prod
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.network.recurrences import UNITS, Recurrence
+from tvm_stretch.network.steps import UNITS, Recurrence
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, converter, numpy_dtype, static_shape
 from tvm_stretch.read.onnx.operators.movement import reshape
 from tvm_stretch.targets.cpu.kernels.recurrent import FUNCTIONS, MIDDLE, SLOPE, recurrent_call
