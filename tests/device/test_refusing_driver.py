@@ -20,19 +20,20 @@ sys.path[:0] = [{tests!r}, {tests!r} + "/unit"]
 from pathlib import Path
 import test_tune as tuning
 from tvm_stretch.plan.cost.tuned import Tuned
-from tvm_stretch.plan.measuring import tune_gpu as tune
+from tvm_stretch.plan.measuring import trial, tune_gpu
 from relax_helpers import module, random_const
 from tvm import relax
 
-tune._SECONDS = 0.0
+tune_gpu._SECONDS = 0.0
 simple = tuning.replace(tuning.GPU, local_on_chip=False)
 workshop = tuning.Workshop([tuning.processor(simple), tuning.cpu_processor(tuning.TARGET, 1)])
 weight = random_const(24, 16, 1, 1)
-networks = {{"net": module(lambda x: relax.op.nn.conv2d(x, weight), (1, 16, 9, 8))}}
+networks = [module(lambda x: relax.op.nn.conv2d(x, weight), (1, 16, 9, 8))]
 small = tuning.Sample("depthwise", 4, (2, 2), 4, groups=4)
 with tuning.patch.object(tuning.workshop_of_bench, "REFERENCE", small):
     bench = tuning.Bench(workshop)
-tune.tune(workshop, bench, networks, Path({path!r}), time.monotonic() + 60)
+end = time.monotonic() + 60
+trial.tune((tune_gpu.Layers,), workshop, bench, networks, Path({path!r}), end)
 """
 
 

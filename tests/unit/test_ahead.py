@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tvm_stretch.plan.measuring.ahead import Ahead
+from tvm_stretch.plan.measuring.trial import Ahead
 
 
 def test_so_many_are_made_before_they_are_asked_for() -> None:

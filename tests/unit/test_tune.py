@@ -22,10 +22,12 @@ from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.base.files import sealed
 from tvm_stretch.plan.cost import verdicts
 from tvm_stretch.plan.cost.tuned import Tuned, described, tuned_path
+from tvm_stretch.plan.measuring import tune_gpu
 from tvm_stretch.plan.measuring import workshop as workshop_of_bench
 from tvm_stretch.plan.measuring.bench import Bench
 from tvm_stretch.plan.measuring.samples import Sample
-from tvm_stretch.plan.measuring.tune_gpu import layers_of, tune
+from tvm_stretch.plan.measuring.trial import tune
+from tvm_stretch.plan.measuring.tune_gpu import Layers
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
@@ -122,25 +124,26 @@ def test_winners_go_before_the_model() -> None:
 
 
 def test_layers_of_a_network() -> None:
-    networks, tuned = {"one": network(), "two": network()}, Tuned({}, {}, {}, {})
-    found = layers_of(networks, processor(), tuned)
+    networks, tuned = [network(), network()], Tuned({}, {}, {}, {})
+    workshop = Workshop([processor(), cpu_processor(TARGET, 1)])
+    (found,) = Layers.unmeasured(networks, workshop, tuned)
     assert [type(layer) for layer in found] == [ConvConfig, WindowConfig, ConvConfig]
     known = replace(tuned, winners={found[1]: found[1]})
-    assert layers_of(networks, processor(), known) == [found[0], found[2]]
+    assert Layers.unmeasured(networks, workshop, known) == [[found[0], found[2]]]
 
 
 def tuned_by(bank: Callable[[Any, Any, Any], Any], path: Path, budget: float = 60.0) -> Tuned:
     """The winners that tuning finds if ``bank`` measures."""
     one, host = processor(), cpu_processor(TARGET, 1)
     with (
-        patch("tvm_stretch.plan.measuring.tune_gpu._Bank.measure", bank),
+        patch.object(Layers, "measure", bank),
         patch.object(Bench, "__init__") as new,
     ):
         new.return_value = None
         bench = Bench(Workshop([one, host]))
         with patch.object(Bench, "require_device"):
             end = time.monotonic() + budget
-            tune(Workshop([one, host]), bench, {"net": network()}, path, end)
+            tune((Layers,), Workshop([one, host]), bench, [network()], path, end)
     return Tuned.read(path, one)
 
 
@@ -246,19 +249,21 @@ def test_answers_are_compared(tmp_path: Path) -> None:
     simple = replace(GPU, local_on_chip=False)  # PoCL takes long for kernels with barriers
     workshop = Workshop([processor(simple), cpu_processor(TARGET, 1)])
     weight = random_const(6, 4, 1, 1)
-    networks = {"net": module(lambda x: relax.op.nn.conv2d(x, weight), (1, 4, 3, 3))}
+    networks = [module(lambda x: relax.op.nn.conv2d(x, weight), (1, 4, 3, 3))]
     with patch.object(workshop_of_bench, "REFERENCE", Sample("conv", 4, (2, 2), 4)):
         bench = Bench(workshop)
 
     def tuned(path: Path, ahead: int = 0) -> Tuned:
-        with patch("tvm_stretch.plan.measuring.tune_gpu._SECONDS", 0.0):
+        with patch.object(tune_gpu, "_SECONDS", 0.0):
             end = time.monotonic() + 60
-            tune(workshop, bench, networks, path, end, candidates=1, ahead=ahead)
+            tune((Layers,), workshop, bench, networks, path, end, 1, ahead)
         return Tuned.read(path, workshop.processor)
 
     found = tuned(tmp_path / "right.json", ahead=1)
     assert len(found.winners) == 1 and not found.dropped
-    with patch("tvm_stretch.plan.measuring.tune_gpu.convolved", lambda *_: np.ones((1, 6, 3, 3))):
+    tune_gpu._operands.cache_clear()
+    with patch.object(tune_gpu, "convolved", lambda *_: np.ones((1, 6, 3, 3))):
         found = tuned(tmp_path / "wrong.json")
+        tune_gpu._operands.cache_clear()
     assert not found.winners
     assert all("numbers are wrong" in reason for reason in found.dropped.values())

@@ -27,6 +27,8 @@ from tvm_stretch.plan.measuring import tune_pairs
 from tvm_stretch.plan.measuring import workshop as workshop_of_bench
 from tvm_stretch.plan.measuring.bench import Bench
 from tvm_stretch.plan.measuring.samples import Sample
+from tvm_stretch.plan.measuring.trial import tune
+from tvm_stretch.plan.measuring.tune_pairs import Pairs
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
@@ -124,32 +126,35 @@ def test_what_measured_best_goes_before_the_model() -> None:
 
 
 def test_pairs_of_a_network() -> None:
-    networks = {"one": network(384, 14, 64), "two": network(12, 5, 8)}
+    networks = [network(384, 14, 64), network(12, 5, 8)]
     end = time.monotonic() + 60
     tuned = Tuned({}, {}, {JOINED: APART}, {})
-    assert tune_pairs.unmeasured_pairs(networks, workshop(), tuned, end) == [TINY]
+    assert Pairs.unmeasured(networks, workshop(), tuned, end) == [TINY]
     without_local = workshop(replace(BIG, local_on_chip=False))
-    assert not tune_pairs.unmeasured_pairs(networks, without_local, tuned, end)
+    assert not Pairs.unmeasured(networks, without_local, tuned, end)
 
 
 def tuned_by(
     path: Path,
     failure: Callable[..., str] = lambda *_: "",
-    times: Callable[..., Any] = lambda models, _bench: dict.fromkeys(models, 1),
+    times: Callable[..., Any] = lambda models: dict.fromkeys(models, 1),
     budget: float = 60.0,
 ) -> Tuned:
     """What tuning finds with a scripted driver."""
+
+    def attempt(build: Callable[[], Any], *_: Any) -> Any:
+        return failure(build()) or build()
+
     with (
-        patch.object(tune_pairs, "_built", lambda trial, tile, *_: (trial.pair, tile)),
-        patch.object(tune_pairs, "Model", tuple),
-        patch.object(tune_pairs, "_failure", failure),
-        patch.object(tune_pairs, "_times", times),
+        patch.object(Pairs, "build", lambda _pairs, tile: (tile,)),
+        patch.object(tune_pairs, "attempt", attempt),
+        patch.object(Pairs, "times", lambda _pairs, models: times(models)),
         patch.object(Bench, "__init__", return_value=None),
+        patch.object(Bench, "device", None, create=True),
         patch.object(Bench, "require_device"),
     ):
-        networks, shop = {"net": network(384, 14, 64)}, workshop()
-        end = time.monotonic() + budget
-        tune_pairs.tune_pairs(shop, Bench(shop), networks, path, end)
+        shop, end = workshop(), time.monotonic() + budget
+        tune((Pairs,), shop, Bench(shop), [network(384, 14, 64)], path, end)
     return Tuned.read(path, processor())
 
 
@@ -162,10 +167,10 @@ def test_the_fastest_right_form_wins(tmp_path: Path, apart_ns: int) -> None:
     timed: list[int] = []
     first, second, third, *_ = pair_candidates(JOINED, H100, 6)
 
-    def failure(_trial: Any, model: Any, _bench: Any) -> str:
-        return "answer: 7 of 12 numbers are wrong" if model[1] == third else ""
+    def failure(model: Any) -> str:
+        return "answer: 7 of 12 numbers are wrong" if model == (third,) else ""
 
-    def times(models: Any, _bench: Any) -> dict[PairTile, int]:
+    def times(models: Any) -> dict[PairTile, int]:
         assert third not in models
         timed.append(len(models))
         usual = {APART: apart_ns, second: 100, first: 80 if len(timed) == 1 else 130}
@@ -183,8 +188,8 @@ def test_a_driver_that_fails(tmp_path: Path) -> None:
     """Tiles that fail are not tried again; without an answer of two kernels nothing is known."""
     path, tried = tmp_path / "opencl.tuned.json", list[PairTile]()
 
-    def failure(_trial: Any, model: Any, _bench: Any) -> str:
-        tried.append(model[1])
+    def failure(model: Any) -> str:
+        tried.append(model[0])
         return "expected success of OpenCL's launch, got CL_OUT_OF_RESOURCES"
 
     found = tuned_by(path, failure, lambda *_: pytest.fail("timed"))
@@ -255,8 +260,8 @@ def test_answers_are_compared(tmp_path: Path) -> None:
 
     def tuned(path: Path, ahead: int = 0) -> Tuned:
         with patch.object(tune_pairs, "_SECONDS", 0.0):
-            end, networks = time.monotonic() + 60, {"net": network(12, 5, 8)}
-            tune_pairs.tune_pairs(shop, bench, networks, path, end, candidates=1, ahead=ahead)
+            end, networks = time.monotonic() + 60, [network(12, 5, 8)]
+            tune((Pairs,), shop, bench, networks, path, end, 1, ahead)
         return Tuned.read(path, shop.processor)
 
     found = tuned(tmp_path / "right.json", ahead=1)
@@ -270,7 +275,9 @@ def test_answers_are_compared(tmp_path: Path) -> None:
 def test_a_trial_is_joined_as_it_is_told() -> None:
     gpu = processor().machine.gpu
     assert gpu is not None
-    trial = tune_pairs._network(tune_pairs._trial(JOINED))
+    with patch.object(Bench, "__init__", return_value=None):
+        shop, tuned = workshop(), Tuned({}, {}, {}, {})
+        trial = Pairs(JOINED, shop, Bench(shop), tuned, None)._network()
     for tile, expected in ((APART, 3), (pair_candidates(JOINED, gpu, 1)[0], 2)):
         # equal kernels are one; the first copy adds nothing to its result
         assert kernels(with_winners(processor(), {JOINED: tile}), trial) == expected

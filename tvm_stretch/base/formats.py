@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence, ValuesView
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import version
@@ -154,10 +154,13 @@ class Format:
         """
         for name, value in vars(found).items():
             low, high = limits.get(name, (least, most))
-            held = value.values() if isinstance(value, Mapping) else value
-            for number in held if isinstance(held, tuple | ValuesView) else (held,):
+            parts = value if isinstance(value, tuple) else (value,)
+            numbers = [(name, part) for part in parts]
+            if isinstance(value, Mapping):
+                numbers = [(f"{key} of {name}", part) for key, part in value.items()]
+            for key, number in numbers:
                 if isinstance(number, int | float) and not low <= number <= high:
-                    raise self._refusal(f"a number from {low:g} to {high:g}", number, name, where)
+                    raise self._refusal(f"a number from {low:g} to {high:g}", number, key, where)
         return found
 
     def value(self, kind: Any, data: Any, key: str, where: str) -> Any:

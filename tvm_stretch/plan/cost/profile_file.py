@@ -46,6 +46,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -62,22 +63,18 @@ from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile
 from tvm_stretch.targets.kernels.features import Work
 
 FORMAT = Format("tvm_stretch.profile", 1, "the profile", CostModelError, "correct the file")
-_LEAST = 1e-6  # of divisors
-_LARGEST = 1e9  # nanoseconds, factors or bytes of them; sums of such numbers stay finite
+_MOST = 1e9  # nanoseconds, factors or bytes of them; sums of such numbers stay finite
+_ANY, _DIVISOR = (-math.inf, math.inf), (1e-6, _MOST)
 _RANGES = {
-    "activation_bytes_per_ns": (_LEAST, _LARGEST),
-    "weight_bytes_per_ns": (_LEAST, _LARGEST),
-    "kernel_us": (0.0, _LARGEST),
-    "group_us": (0.0, _LARGEST),
-    "region_us": (0.0, _LARGEST),
-    "threads": (1, 1024),
-    "watts": (0.0, 1e5),
+    **dict.fromkeys(("activation_bytes_per_ns", "weight_bytes_per_ns"), _DIVISOR),
+    **{"multiply_adds_per_ns": _DIVISOR, "bytes_per_ns": _DIVISOR, "together": (1.0, _MOST)},
+    **{"mhz": (1.0, _MOST), "threads": (1, 1024), "watts": (0.0, 1e5), "target": _ANY},
 }
-"""The least and the largest values of fields."""
+"""The least and the largest values of fields that may not be from 0 to `_MOST`."""
 
-_POWERS = ("idle_watts", "copied_pj_per_byte")
 _OPTIONS = {"cl-opt", "llvm-options", "jit", "libs"}
 _RELAX = "relax."
+_NAMES = {"from": "sender", "to": "receiver"}  # of fields, where files have other ones
 
 
 def profiles() -> list[str]:
@@ -140,14 +137,14 @@ def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
     if isinstance(transfers, list):
         data["transfers"] = [_renamed(table) for table in transfers]
     profile = FORMAT.build(Profile, data, where)
-    _require(profile.together, 1.0, "together", where)
-    for field in _POWERS:
-        _require(getattr(profile, field), 0.0, field, where)
-    for name, processor in profile.processors.items():
-        _check_processor(processor, f"{name} in {where}")
-    for transfer in profile.transfers:
-        _require(transfer.us, 0.0, "us", f"transfers of {where}")
-        _require(transfer.bytes_per_ns, _LEAST, "bytes_per_ns", f"transfers of {where}")
+    for name, found in [
+        (where, profile),
+        *((f"{name} in {where}", one) for name, one in profile.processors.items()),
+        *((f"transfers of {where}", one) for one in profile.transfers),
+    ]:
+        if isinstance(found, ProcessorProfile):
+            _check_processor(found, name)
+        FORMAT.within(found, name, 0.0, _MOST, **_RANGES)
     _check_pairs(profile, where)
     return profile
 
@@ -156,8 +153,7 @@ def _renamed(table: Any, **more: str) -> Any:
     """A table with names that Python allows for fields, and with more fields."""
     if not isinstance(table, dict):
         return table
-    names = {"from": "sender", "to": "receiver"}
-    return {names.get(key, key): value for key, value in table.items()} | more
+    return {_NAMES.get(key, key): value for key, value in table.items()} | more
 
 
 def _check_processor(found: ProcessorProfile, where: str) -> None:
@@ -167,27 +163,12 @@ def _check_processor(found: ProcessorProfile, where: str) -> None:
             f"expected {', '.join(Work.families)} for multiply_adds_per_ns of {where}, got "
             f"{', '.join(found.multiply_adds_per_ns) or 'none'}; correct the file"
         )
-    for family, speed in found.multiply_adds_per_ns.items():
-        _require(speed, _LEAST, f"{family} of multiply_adds_per_ns", where)
-    for name, (least, largest) in _RANGES.items():
-        if (value := getattr(found, name)) is not None:
-            _require(value, least, name, where, largest)
-    for clock in found.mhz:
-        _require(clock, 1.0, "mhz", where)
     _check_operators(found.refuses, where)
     target = found.target
     if target is not None and not (isinstance(target.get("kind"), str) and _is_data(target)):
         raise CostModelError(
             f"expected a TVM target as a table, without options for LLVM, for target of {where}, "
             f"got {target!r}; correct it"
-        )
-
-
-def _require(value: float, least: float, name: str, where: str, largest: float = _LARGEST) -> None:
-    if not least <= value <= largest:
-        raise CostModelError(
-            f"expected a number from {least:g} to {largest:g} for {name} of {where}, got "
-            f"{value!r}; correct it"
         )
 
 
@@ -255,31 +236,28 @@ def write_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 def profile_text(profile: Profile) -> str:
     """The text of the profile's file."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in FORMAT.head.items()]
-    lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
-    lines += [f"together = {profile.together:.4g}"]
-    lines += [f"{name} = {value:.4g}" for name in _POWERS if (value := getattr(profile, name))]
+    lines += _table(profile, "processors", "transfers")
     for name, processor in profile.processors.items():
         lines += ["", f"[processors.{_key(name)}]"]
-        if processor.target is not None:
-            lines.append(f"target = {_inline(processor.target)}")
-        lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
-        if processor.mhz:
-            lines.append(f"mhz = {_inline(list(processor.mhz))}")
-        if processor.watts is not None:
-            lines.append(f"watts = {processor.watts:.4g}")
-        numbers = ["kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns"]
-        numbers += ["region_us"] if processor.region_us else []
-        lines += [f"{field} = {getattr(processor, field):.4g}" for field in numbers]
-        if processor.refuses:
-            lines.append(f"refuses = {_inline(processor.refuses)}")
+        lines += _table(processor, "name", "multiply_adds_per_ns")
         lines.append(f"[processors.{_key(name)}.multiply_adds_per_ns]")
         speeds = processor.multiply_adds_per_ns
         lines += [f"{family} = {speeds[family]:.4g}" for family in Work.families]
     for transfer in profile.transfers:
-        lines += ["", "[[transfers]]", f"from = {_quoted(transfer.sender)}"]
-        lines += [f"to = {_quoted(transfer.receiver)}"]
-        lines += [f"us = {transfer.us:.4g}", f"bytes_per_ns = {transfer.bytes_per_ns:.4g}"]
+        lines += ["", "[[transfers]]", *_table(transfer)]
     return "\n".join(lines) + "\n"
+
+
+def _table(found: Any, *elsewhere: str) -> list[str]:
+    """The fields of a dataclass but those that are written elsewhere, or that may be left out."""
+    files = {name: key for key, name in _NAMES.items()}
+    return [
+        f"{files.get(name, name)} = {value:.4g}"
+        if isinstance(value, float)
+        else f"{files.get(name, name)} = {_inline(value)}"
+        for name, value in vars(found).items()
+        if name not in elsewhere and value != {} and (value or not hasattr(type(found), name))
+    ]
 
 
 def _quoted(text: str) -> str:
@@ -295,7 +273,7 @@ def _inline(value: Any) -> str:
     """A value on one line; TOML's tables differ from JSON's."""
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key(key)} = {_inline(item)}' for key, item in value.items())} }}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_inline, value))}]"
     return _quoted(value) if isinstance(value, str) else str(value).lower()
 

@@ -23,7 +23,6 @@ from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.phone.description import Description
 from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.cost.measured_model import MeasuredModel, train
-from tvm_stretch.plan.measuring.ahead import Ahead
 from tvm_stretch.plan.measuring.bench import Bench
 from tvm_stretch.plan.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.plan.measuring.samples import (
@@ -40,6 +39,7 @@ from tvm_stretch.plan.measuring.samples import (
 from tvm_stretch.plan.measuring.scenes import scene
 from tvm_stretch.plan.measuring.similar import telling_first
 from tvm_stretch.plan.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.plan.measuring.trial import Ahead
 from tvm_stretch.plan.measuring.workshop import Prepared, Workshop
 from tvm_stretch.targets.processor import Processor
 

@@ -40,8 +40,9 @@ from tvm_stretch.plan.measuring.campaign import (
 )
 from tvm_stretch.plan.measuring.dataset import require_networks
 from tvm_stretch.plan.measuring.similar import Folders, folders_of, similar_models
-from tvm_stretch.plan.measuring.tune_gpu import tune
-from tvm_stretch.plan.measuring.tune_pairs import tune_pairs
+from tvm_stretch.plan.measuring.trial import tune
+from tvm_stretch.plan.measuring.tune_gpu import Layers
+from tvm_stretch.plan.measuring.tune_pairs import Pairs
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.targets.registry import TargetLike
 
@@ -134,9 +135,10 @@ def measure(
                     tuned = tuned_path(kept_in, processor)
                     if not resume:
                         tuned.unlink(missing_ok=True)
-                    end = start + share / 2
-                    for tuning in (tune, tune_pairs):
-                        workshop = tuning(workshop, bench, networks or {}, tuned, end, ahead=ahead)
+                    end, every = start + share / 2, (networks or {}).values()
+                    workshop = tune(
+                        (Layers, Pairs), workshop, bench, every, tuned, end, ahead=ahead
+                    )
                     bench = Bench(workshop, device)
                     share = max(1.0, share - (time.monotonic() - start))
                 if processor.packet_ns:

@@ -43,6 +43,7 @@ from tvm_stretch.plan.cost.verdicts import (
     verdicts_path,
 )
 from tvm_stretch.plan.measuring.bench import by_packets
+from tvm_stretch.plan.measuring.trial import Array, as_arrays, attempt
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
@@ -192,24 +193,15 @@ def _try(trial: Trial, where: _Trials) -> str:
     values = [_input(param, dice) for param in network["main"].params]
     expected = _reference(network, values)
     processors = [host] if processor is host else [host, processor]
-    try:
-        model = Model.from_parts(
-            build_parts(network, _plan(before, processor, host), processors, processors)
-        )
-    except Exception as error:  # any error of the compiler is a reason
-        return f"compile: {_last_line(error)}"
-    try:
-        found = _outputs((where.device.load(model) if where.device else model)(*values))
-    except Exception as error:  # so is any error of a driver
-        return f"run: {_last_line(error)}"
-    for ours, right in zip(found, expected, strict=True):
-        whole = ours.dtype in (np.int8, np.uint8)
-        ours, right = ours.astype(np.float64), right.astype(np.float64)
-        worst = _difference(ours, right)
-        scale = float(np.max(np.abs(right), initial=1.0, where=np.isfinite(right)))
-        if worst > max(_TOLERANCE * scale, _STEP if whole else 0.0):
-            return f"result: differs from the virtual machine's by {worst:.3g} of {scale:.3g}"
-    return ""
+
+    def build() -> Model:
+        plan = _plan(before, processor, host)
+        return Model.from_parts(build_parts(network, plan, processors, processors))
+
+    def judge(_model: Model, _loaded: object, answers: Sequence[Array]) -> str:
+        return next(filter(None, map(_difference, answers, expected)), "")
+
+    return attempt(build, values, judge, where.device)
 
 
 def _require_device(where: _Trials, reason: str, path: Path) -> None:
@@ -282,15 +274,15 @@ def _plan(before: Sequence[str], processor: Processor, host: Processor) -> Plan:
     return Plan(tuple(dict.fromkeys((host.name, processor.name))), tuple(regions))
 
 
-def _reference(mod: tvm.IRModule, values: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+def _reference(mod: tvm.IRModule, values: Sequence[Array]) -> list[Array]:
     """The results of TVM's virtual machine, without our kernels."""
     target = tvm.target.Target("llvm")
     with target, tvm.transform.PassContext(opt_level=0):
         machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
-    return _outputs(machine["main"](*[tvm.runtime.tensor(value) for value in values]))
+    return as_arrays(machine["main"](*[tvm.runtime.tensor(value) for value in values]))
 
 
-def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
+def _input(param: relax.Var, dice: np.random.Generator) -> Array:
     shape, dtype = [int(size) for size in param.ty.shape.values], str(param.ty.dtype)
     if "float" in dtype:
         return dice.standard_normal(shape).astype(dtype)
@@ -299,19 +291,14 @@ def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
     return dice.integers(0, 2, shape).astype(dtype)
 
 
-def _outputs(result: Any) -> list[np.ndarray[Any, Any]]:
-    """The outputs of a model, or of TVM's virtual machine, as arrays."""
-    fields: Sequence[Any] = [result] if hasattr(result, "__dlpack__") else list(result)
-    return [f if isinstance(f, np.ndarray) else f.numpy() for f in fields]
-
-
-def _difference(found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    """The largest difference; NaN equals NaN, and is infinitely far from numbers."""
+def _difference(found: Array, right: Array) -> str:
+    """That an answer differs too much; NaN equals NaN, and is infinitely far from numbers."""
+    slack = _STEP if found.dtype in (np.int8, np.uint8) else 0.0
+    found, right = found.astype(np.float64), right.astype(np.float64)
     same = (found == right) | (np.isnan(found) & np.isnan(right))
     apart = np.where(same, 0.0, np.abs(np.subtract(found, right, where=~same, out=found * 0)))
-    return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
-
-
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[-1] if lines else type(error).__name__)[:200]
+    worst = float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
+    scale = float(np.max(np.abs(right), initial=1.0, where=np.isfinite(right)))
+    if worst <= max(_TOLERANCE * scale, slack):
+        return ""
+    return f"result: differs from the virtual machine's by {worst:.3g} of {scale:.3g}"
