@@ -37,7 +37,7 @@ from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels import conv as gpu_conv
 from tvm_stretch.targets.opencl.kernels import window as gpu_window
 from tvm_stretch.targets.opencl.kernels import winograd as gpu_winograd
-from tvm_stretch.targets.opencl.kernels.candidates import group_candidates
+from tvm_stretch.targets.opencl.kernels.base import gpu_candidates
 from tvm_stretch.targets.opencl.kernels.conv import (
     GroupConvConfig,
     group_conv_candidates,
@@ -51,10 +51,9 @@ from tvm_stretch.targets.opencl.kernels.group_features import (
     GroupWinogradFeatures,
 )
 from tvm_stretch.targets.opencl.kernels.item_conv import ItemConvConfig
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners
 from tvm_stretch.targets.opencl.kernels.tiles import Tile, tiles_of
 from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig, choose_group_window
-from tvm_stretch.targets.opencl.kernels.winners import Winners
 from tvm_stretch.targets.opencl.kernels.winograd import (
     GroupWinogradConfig,
     group_winograd_candidates,
@@ -162,7 +161,7 @@ def test_gpus_that_have_images() -> None:
     window = WindowConfig("depthwise", 1, 32, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), lanes=4)
     for found in (
         group_conv_candidates(layer(SHAPES[0]), adreno.machine, 1)[0],
-        group_candidates(window, adreno.machine, 1)[0],
+        gpu_candidates(window, adreno.machine, 1)[0],
     ):
         assert isinstance(found, GroupConvConfig | GroupWindowConfig)
         assert found.images == 2

@@ -34,16 +34,10 @@ from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
-from tvm_stretch.targets.opencl.kernels.candidates import (
-    bare_layer,
-    group_candidates,
-    is_possible,
-    without_sharing,
-)
+from tvm_stretch.targets.opencl.kernels.base import gpu_candidates
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv, group_conv_cycles
 from tvm_stretch.targets.opencl.kernels.families import describe_gpu
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
-from tvm_stretch.targets.opencl.kernels.winners import Winners
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners
 from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
@@ -86,16 +80,16 @@ WINDOW = WindowConfig("depthwise", 1, 32, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1)
 @pytest.mark.parametrize("gpu", [H100, MALI], ids=["local", "no local"])
 @pytest.mark.parametrize("layer", [LAYER, ROW, WINDOW], ids=["conv", "row", "window"])
 def test_candidates_differ_and_are_possible(layer: Any, gpu: GpuMachine) -> None:
-    found = group_candidates(layer, gpu, 8)
+    found = gpu_candidates(layer, gpu, 8)
     assert 2 < len(set(found)) == len(found) <= 8
-    for config in (*found, without_sharing(layer, gpu)):
-        assert is_possible(config, gpu)
-        assert bare_layer(config) == layer
-    assert group_candidates(layer, gpu, 1)[0] == found[0]
+    for config in (*found, *gpu_candidates(layer, gpu.barest, 1)):
+        assert config.is_possible(gpu)
+        assert config.bare() == layer
+    assert gpu_candidates(layer, gpu, 1)[0] == found[0]
 
 
 def test_candidates_are_of_different_kinds() -> None:
-    found = [config for config in group_candidates(LAYER, H100, 8)]
+    found = [config for config in gpu_candidates(LAYER, H100, 8)]
     assert len({(c.pixels, c.item_quads, c.slices, c.splits > 1) for c in found}) == 8
     assert found[0] == choose_group_conv(LAYER, H100)
 
@@ -103,16 +97,16 @@ def test_candidates_are_of_different_kinds() -> None:
 @pytest.mark.parametrize("layer", [LAYER, WINDOW], ids=["conv", "window"])
 def test_images_are_tried_where_there_are_some(layer: Any) -> None:
     gpu = replace(H100, has_images=True)
-    found = group_candidates(layer, gpu, 8)
-    assert [replace(c, images=0) for c in found[-2:]] == [found[0]] * 2
-    assert {c.images for c in found[-2:]} == {1, 2}
+    found = gpu_candidates(layer, gpu, 8)
+    assert [replace(c, images=0) for c in found[1:3]] == [found[0]] * 2
+    assert {c.images for c in found[1:3]} == {1, 2}
     assert len(found) == 8
-    assert all(is_possible(config, gpu) for config in found)
-    assert not any(is_possible(config, H100) for config in found[-2:])
+    assert all(config.is_possible(gpu) for config in found)
+    assert not any(config.is_possible(H100) for config in found[1:3])
 
 
 def test_winners_go_before_the_model() -> None:
-    chosen, second = group_candidates(LAYER, H100, 2)
+    chosen, second = gpu_candidates(LAYER, H100, 2)
     assert choose_group_conv(LAYER, H100) == chosen
     tuned = replace(H100, winners=Winners({LAYER: second}))
     assert choose_group_conv(LAYER, tuned) == second
@@ -189,7 +183,7 @@ def test_the_budget_ends_it(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tuned_path(tmp_path, processor())
-    second = group_candidates(LAYER, H100, 2)[1]
+    second = gpu_candidates(LAYER, H100, 2)[1]
     own = Tuned.read(path, processor())
     replace(own, winners={LAYER: second}).write(path)
     return path
@@ -197,7 +191,7 @@ def written(tmp_path: Path) -> Path:
 
 def test_files_are_read_again(written: Path) -> None:
     found = Tuned.read(written, processor())
-    assert found.winners == {LAYER: group_candidates(LAYER, H100, 2)[1]}
+    assert found.winners == {LAYER: gpu_candidates(LAYER, H100, 2)[1]}
     gpu = found.apply(processor()).machine.gpu
     assert gpu is not None
     assert choose_group_conv(LAYER, gpu) == found.winners[LAYER]

@@ -37,6 +37,7 @@ from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.layers import taken
 from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv
+from tvm_stretch.targets.opencl.kernels.machine import Winners
 from tvm_stretch.targets.opencl.kernels.pair import (
     APART,
     Pair,
@@ -46,7 +47,6 @@ from tvm_stretch.targets.opencl.kernels.pair import (
     pair_tiles,
 )
 from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig
-from tvm_stretch.targets.opencl.kernels.winners import Winners
 from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from .winners import Winners
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 KIB = 1024
 
 _HELD, _MOST_HELD = 4, 32  # numbers of a row that an item should hold, and can
 _SHORTEST_ROW, _LARGEST_ROW_GROUP = 8, 256
+
+
+class Winners:
+    """Configurations by layer that measured best on one device: they go before models.
+
+    The table never changes; it can be a part of keys of caches.
+    """
+
+    def __init__(self, found: Mapping[Any, Any] | None = None) -> None:
+        self._found = dict(found or {})
+        self._hash = hash(frozenset(self._found.items()))
+
+    def find(self, layer: Hashable) -> Any:
+        """The configuration of a layer; None if none was measured."""
+        return self._found.get(layer)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Winners) and self._found == other._found
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Asked(Winners):
+    """A table that notes what it is asked for in vain."""
+
+    def __init__(self, found: Mapping[Any, Any]) -> None:
+        super().__init__(found)
+        self.unknown: dict[Any, None] = {}
+
+    def find(self, layer: Hashable) -> Any:
+        """As of `Winners`; without a configuration the layer is one of `unknown` from now on."""
+        known = super().find(layer)
+        if known is None:
+            self.unknown[layer] = None
+        return known
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # caches must ask each table
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
@@ -38,6 +79,15 @@ class GpuMachine:
     def cores(self) -> float:
         """CPU cores of 4 lanes and two multiply-adds a cycle that do as much in a cycle."""
         return self.units * self.multiply_adds / 8
+
+    @property
+    def barest(self) -> GpuMachine:
+        """The GPU that asks least of a driver: it has groups of one item, and no images.
+
+        It has more units than any layer has items, so each item computes one output.
+        """
+        alone = replace(self, units=1 << 40, max_group_items=1, plain_items=1, images=0)
+        return replace(alone, local_on_chip=False, has_images=False)
 
     def row_items(self, extent: int) -> int:
         """Work-items of a group that holds a row of numbers in registers; 0 if it cannot.

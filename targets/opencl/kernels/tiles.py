@@ -19,8 +19,7 @@ from typing import NamedTuple
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 
 from .groups import QUAD
-from .machine import GpuMachine
-from .winners import Winners
+from .machine import GpuMachine, Winners
 
 _IMAGE_LOAD, _FACTOR_LOAD = 4.8, 1.33
 """Cycles of a unit in which a wave loads a quad from local memory, or one that its items share."""

@@ -25,6 +25,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 from tvm_stretch.targets.kernels.window_taps import each_read, least, reads_of_tile, window_count
 
+from .base import Layer, TunedTemplate, in_images
 from .groups import (
     QUAD,
     chosen,
@@ -48,7 +49,7 @@ _WAVES_A_UNIT = 16  # of work-items that hide each other's waits
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupWindowConfig(WindowConfig):
+class GroupWindowConfig(TunedTemplate, WindowConfig):
     """A window and the tile that a work-item computes."""
 
     tile: tuple[int, int] = (1, 1)  # rows and columns of outputs
@@ -56,7 +57,6 @@ class GroupWindowConfig(WindowConfig):
     images: int = 0  # operands that are read as images (`GpuMachine.images`)
 
     template: ClassVar[str] = "group_window"
-    machines: ClassVar[tuple[str, ...]] = ("gpu",)
 
     @property
     def image_operands(self) -> tuple[int, ...]:
@@ -86,6 +86,17 @@ class GroupWindowConfig(WindowConfig):
         assert machine.gpu is not None
         plain = WindowConfig.configure(layer, machine, block)
         return [choose_group_window(window, machine.gpu) for window in plain]
+
+    def bare(self) -> WindowConfig:
+        return taken(WindowConfig, self)
+
+    @classmethod
+    def variants(cls, layer: Layer, gpu: GpuMachine, count: int) -> list[GroupWindowConfig]:
+        """Tiles, and the first one with other operands in images."""
+        if not isinstance(layer, WindowConfig):
+            return []
+        first, *others = group_window_candidates(layer, gpu)
+        return [first, *in_images(first, gpu), *others]
 
     def on(self, machine: VectorMachine) -> Template | None:
         return self if machine.gpu is not None else taken(WindowConfig, self)

@@ -31,6 +31,7 @@ from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 
+from .base import Layer, TunedTemplate
 from .conv import GroupConvConfig, group_conv_candidates, tile_of, tiled
 from .group_features import GroupWinogradFeatures
 from .machine import GpuMachine
@@ -38,6 +39,7 @@ from .tiles import Sizes, Tile, tile_cycles, tiles_of, transform_cycles
 from .winograd_nest import write_group_winograd
 
 _TILES = (4, 2)
+_WORTH = 2.0  # times as slow as direct sums by the model, which may be wrong by as much
 _MOST_BYTES = 64 << 20
 """Memory of planes, and of sums: a phone's GPU holds tensors of 128 MiB."""
 
@@ -52,11 +54,11 @@ class PlanesConfig(GroupConvConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupWinogradConfig(WinogradConfig):
+class GroupWinogradConfig(TunedTemplate, WinogradConfig):
     """A 3x3 convolution, and how work-groups multiply its planes; see `GroupConvConfig`."""
 
     template: ClassVar[str] = "group_winograd"
-    machines: ClassVar[tuple[str, ...]] = ("gpu",)
+    slack: ClassVar[float] = 0.1  # sums are rounded
 
     items: tuple[int, int] = (8, 8)
     depth: int = 4
@@ -83,6 +85,20 @@ class GroupWinogradConfig(WinogradConfig):
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
         known = gpu.winners.find(plain) is not None
         return [] if known else [*group_winograd_candidates(plain, gpu, 1)]
+
+    def bare(self) -> ConvConfig:
+        return taken(ConvConfig, self, data_block=self.lanes, oc_blocks=1, pixels=1)
+
+    @classmethod
+    def variants(cls, layer: Layer, gpu: GpuMachine, count: int) -> list[GroupWinogradConfig]:
+        """Configurations of each tile that may be faster than direct sums."""
+        if not isinstance(layer, ConvConfig):
+            return []
+        found = group_winograd_candidates(layer, gpu, count // 4)
+        if not found:
+            return []
+        direct = tile_cycles(Sizes.of(layer), tiles_of(layer, gpu)[0], gpu).total
+        return [one for one in found if group_winograd_cycles(one, gpu) < _WORTH * direct]
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
@@ -161,11 +177,6 @@ def _of_tile(
     return tuple(with_tile(base, cut) for cut in islice(cuts, count))
 
 
-def plain_layer(config: GroupWinogradConfig) -> ConvConfig:
-    """The layer as `GroupConvConfig` is asked for it."""
-    return taken(ConvConfig, config, data_block=config.lanes, oc_blocks=1, pixels=1)
-
-
 def with_tile(winograd: GroupWinogradConfig, cut: Tile) -> GroupWinogradConfig:
     """The convolution with a tile for its products."""
     return taken(GroupWinogradConfig, tiled(planes_of(winograd), cut), **_layer(winograd))
@@ -179,7 +190,7 @@ def _layer(winograd: GroupWinogradConfig) -> dict[str, object]:
 
 def group_winograd_cycles(config: GroupWinogradConfig, gpu: GpuMachine) -> float:
     """Cycles of all three launches by the model."""
-    layer = plain_layer(config)
+    layer = config.bare()
     if gpu.winners.find(layer) == config:  # as good as the best direct sums by the model
         direct = group_conv_candidates(layer, gpu, 1)[0]
         assert isinstance(direct, GroupConvConfig)

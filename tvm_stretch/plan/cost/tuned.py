@@ -26,10 +26,10 @@ from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.plan.cost.fingerprint import check_device, fingerprint
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
-from tvm_stretch.targets.opencl.kernels.candidates import CONFIGS, Layer, bare_layer, is_possible
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.kernels.template import Template, every_template
+from tvm_stretch.targets.opencl.kernels.base import Layer, TunedTemplate
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners
 from tvm_stretch.targets.opencl.kernels.pair import APART, Pair, PairTile, pair_tiles
-from tvm_stretch.targets.opencl.kernels.winners import Winners
 from tvm_stretch.targets.processor import Processor
 
 FORMAT = Format(
@@ -47,7 +47,7 @@ class Tuned:
     """What was measured of the configurations of layers."""
 
     device: dict[str, Any]  # on which
-    winners: dict[Layer, Layer]  # the fastest configuration of each layer, by layer
+    winners: dict[Layer, Any]  # the fastest configuration of each layer, by layer
     pairs: dict[Pair, PairTile]  # the fastest tile of each pair of layers, or `APART`
     dropped: dict[str, str]  # configurations that failed, as `described`, and why
 
@@ -92,7 +92,7 @@ class Tuned:
         check_device(found["device"], own, str(path))
         configs = [_config(item, gpu, where) for item in found["winners"]]
         pairs = dict(_pair(item, gpu, where) for item in found["pairs"])
-        return Tuned(own, {bare_layer(c): c for c in configs}, pairs, dict(found["dropped"]))
+        return Tuned(own, {c.bare(): c for c in configs}, pairs, dict(found["dropped"]))
 
 
 def tuned_path(folder: Path, processor: Processor) -> Path:
@@ -111,7 +111,7 @@ def with_winners(processor: Processor, winners: Mapping[Any, Any] | Winners) -> 
     return replace(processor, machine=replace(machine, gpu=gpu), phases=tuple(phases))
 
 
-def described(config: Layer) -> str:
+def described(config: Any) -> str:
     """A configuration as a text."""
     values = {"template": config.template, **asdict(config)}
     return " ".join(f"{key}={_joined(value)}" for key, value in values.items())
@@ -121,14 +121,14 @@ def _joined(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _config(data: Any, gpu: GpuMachine, where: str) -> Layer:
+def _config(data: Any, gpu: GpuMachine, where: str) -> Any:
     """The configuration of an object in the file."""
     values = dict(data) if isinstance(data, dict) else {}
-    kind = CONFIGS.get(str(values.pop("template", "")))
-    if kind is not None and _is_plain(values):
+    kind = every_template().get(str(values.pop("template", "")), Template)
+    if issubclass(kind, TunedTemplate) and _is_plain(values):
         config = FORMAT.build(kind, values, f"a winner of {where}")
         try:
-            if is_possible(config, gpu):
+            if config.is_possible(gpu):
                 return config
         except _NO_LAYER:
             pass

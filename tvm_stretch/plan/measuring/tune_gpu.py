@@ -30,14 +30,8 @@ from tvm_stretch.read import load_network
 from tvm_stretch.run.benchmark import node_times
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
-from tvm_stretch.targets.opencl.kernels.candidates import (
-    Layer,
-    bare_layer,
-    group_candidates,
-    without_sharing,
-)
-from tvm_stretch.targets.opencl.kernels.winners import Asked
-from tvm_stretch.targets.opencl.kernels.winograd import GroupWinogradConfig
+from tvm_stretch.targets.opencl.kernels.base import Layer, gpu_candidates
+from tvm_stretch.targets.opencl.kernels.machine import Asked
 
 CANDIDATES = 8
 _TOGETHER = 12
@@ -50,7 +44,7 @@ _NAME = "tuned"
 class Trial:
     """One configuration of a layer, with its operands and the right answer."""
 
-    config: Layer
+    config: Any  # of a `TunedTemplate`
     data: Array
     weight: Array
     answer: Array
@@ -76,13 +70,13 @@ class Layers(Forms):
 
     def choose(self, count: int | None) -> None:
         """The first configuration of each layer, then the second ones, and so on."""
-        self.times: dict[Layer, list[tuple[int, Layer]]] = {layer: [] for layer in self.layers}
-        every = [group_candidates(layer, self.gpu, count or CANDIDATES) for layer in self.layers]
+        self.times: dict[Layer, list[tuple[int, Any]]] = {layer: [] for layer in self.layers}
+        every = [gpu_candidates(layer, self.gpu, count or CANDIDATES) for layer in self.layers]
         turns = [self._untried(turn) for turn in itertools.zip_longest(*every)]
         self.turns = [turn for turn in turns if turn]
         self.builds = [partial(self.build, turn) for turn in self.turns]
 
-    def _untried(self, configs: Iterable[Layer | None]) -> list[Layer]:
+    def _untried(self, configs: Iterable[Any]) -> list[Any]:
         return [c for c in configs if c is not None and described(c) not in self.tuned.dropped]
 
     def decide(self, builds: Sequence[Build]) -> bool:
@@ -91,18 +85,19 @@ class Layers(Forms):
         for turn, build in zip(self.turns, builds, strict=True):
             self._try(turn, build)
         failed = [layer for layer, times in self.times.items() if not times]
-        if last := self._untried(without_sharing(layer, self.gpu) for layer in failed):
+        barest = (gpu_candidates(layer, self.gpu.barest, 1)[0] for layer in failed)
+        if last := self._untried(barest):
             self._try(last, partial(self.build, last))
         for layer, times in self.times.items():
             if times:
                 self.tuned.winners[layer] = min(times, key=lambda pair: pair[0])[1]
         return len(self.tuned.dropped) > before
 
-    def _try(self, configs: Sequence[Layer], build: Build) -> None:
-        results = self.measure([Trial(c, *_operands(bare_layer(c))) for c in configs], build)
+    def _try(self, configs: Sequence[Any], build: Build) -> None:
+        results = self.measure([Trial(c, *_operands(c.bare())) for c in configs], build)
         for config, result in zip(configs, results, strict=True):
             if isinstance(result, int):
-                self.times[bare_layer(config)].append((result, config))
+                self.times[config.bare()].append((result, config))
             else:
                 self.drop(described(config), result)
 
@@ -117,9 +112,9 @@ class Layers(Forms):
         alone = (self.measure([trial], partial(self.build, [trial.config])) for trial in trials)
         return [result for results in alone for result in results]
 
-    def build(self, configs: Sequence[Layer]) -> Model:
+    def build(self, configs: Sequence[Any]) -> Model:
         """A network of layers with these configurations."""
-        table = {bare_layer(config): config for config in configs}
+        table = {config.bare(): config for config in configs}
         processor = with_winners(self.workshop.processor, table)
         return self.workshop.on(processor).network(_network(configs)).model
 
@@ -134,16 +129,11 @@ class Layers(Forms):
         names = [node.name for node in model.graph.nodes]
         found: list[int | Failure] = []
         for index, (trial, answer) in enumerate(zip(trials, answers, strict=True)):
-            wrong = int(np.sum(~(np.abs(answer - trial.answer) <= _slack(trial.config))))
+            wrong = int(np.sum(~(np.abs(answer - trial.answer) <= trial.config.slack)))
             reason = f"answer: {wrong} of {trial.answer.size} numbers are wrong"
             timing = timings[names.index(f"{_NAME}{index}")]
             found.append(reason if wrong else timing.nanoseconds)
         return found
-
-
-def _slack(config: Layer) -> float:
-    """How far numbers of right answers may lie from whole ones: Winograd's sums are rounded."""
-    return 0.1 if isinstance(config, GroupWinogradConfig) else 0.0
 
 
 # --- networks of layers ---------------------------------------------------------------------------
@@ -189,9 +179,9 @@ def convolved(layer: Layer, data: Array, weight: Array) -> Array:
     return out.reshape(layer.batch, -1, height, width)
 
 
-def _network(configs: Sequence[Layer]) -> tvm.IRModule:
+def _network(configs: Sequence[Any]) -> tvm.IRModule:
     """The layers beside each other, each with an input and an output of its own."""
-    bb, every = relax.BlockBuilder(), [(c, *_operands(bare_layer(c))[:2]) for c in configs]
+    bb, every = relax.BlockBuilder(), [(c, *_operands(c.bare())[:2]) for c in configs]
     inputs = [
         relax.Var(f"x{i}", relax.TensorType(data.shape, "float32"))
         for i, (_, data, _) in enumerate(every)

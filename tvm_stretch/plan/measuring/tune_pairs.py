@@ -30,8 +30,8 @@ from tvm_stretch.plan.measuring.tune_gpu import convolved, operands_of
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.read import load_network
 from tvm_stretch.run.model import Model
+from tvm_stretch.targets.opencl.kernels.machine import Asked
 from tvm_stretch.targets.opencl.kernels.pair import APART, Pair, PairTile, pair_candidates
-from tvm_stretch.targets.opencl.kernels.winners import Asked
 
 CANDIDATES = 6
 _COPIES = 6
