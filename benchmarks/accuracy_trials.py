@@ -29,7 +29,7 @@ from tvm_stretch.lab.training import (
     refine,
 )
 from tvm_stretch.lab.training.torch_graph import Graph
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 
 NOISE = 0.01
 """The same as in passes/duplicate_and_scale.py."""

@@ -52,8 +52,8 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.scheduling import Result
 from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.limits import apportion
 from tvm_stretch.plan.search.pieces import Network
-from tvm_stretch.plan.search.pruning import apportion
 from tvm_stretch.plan.search.realise import complete
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.read import load_network

@@ -18,7 +18,7 @@ a cache that was exported without a place for the new token; its last places are
                                                return …, present
 
 So the result is a state as it is, and where `held` may lie a row before `present`, the executor
-copies nothing (``make/lowering/sliding_states.py``). Lengths share their states, so each of them
+copies nothing (``make/lowering/states.py``). Lengths share their states, so each of them
 holds as many rows as the longest one appends, here 8:
 
     main(held: (1, 2, 136, 64), …)

@@ -38,8 +38,7 @@ from tvm_stretch.network.expressions import with_variables
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.network.properties.repeated_blocks import Block, detect_blocks
-from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Branch, Design, Source, StretchedSegment
 
 BRANCHES = "tvm_stretch.branches"
 

@@ -28,7 +28,7 @@ from tvm_stretch.network.emitting.scale_operators import Scaler, Value, emitted_
 from tvm_stretch.network.emitting.scaled_weights import Array
 from tvm_stretch.network.expressions import constant
 from tvm_stretch.network.operators import Operator
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 
 _LEAST_CHANNELS = 8
 

@@ -43,7 +43,7 @@ from benchmarks.papers.table2_accuracy import (
 )
 from benchmarks.scheduling_profiles import host_costs
 from tutorials import zoo
-from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.read import load_network
@@ -168,8 +168,8 @@ def _built(row: Row, network: Network, plan: Plan | None) -> ts.Model:
     processors, placeable = make_processors(TARGETS if plan else TARGETS[:1], 1)
     if not row.is_fused:
         processors, placeable = (list(map(_unfused, some)) for some in (processors, placeable))
-    given = load_network(network), plan, processors, placeable
-    return ts.Model.from_parts(build_parts(*given, apart=not row.is_planned))
+    job = Job(load_network(network), processors, placeable, plan)
+    return ts.Model.from_parts(build_parts(job, apart=not row.is_planned))
 
 
 def _unfused(processor: Processor) -> Processor:

@@ -17,7 +17,7 @@ import tvm_stretch as ts
 from tvm_stretch.api.cli.types import length
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.properties.padding import masks_of
-from tvm_stretch.plan.search.any_length import ladder
+from tvm_stretch.plan.search.lengths import ladder
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.kernels.running import Running, running_call
 

@@ -102,12 +102,13 @@ class Scene:
         for name in ("search", "trace", "compare"):
             monkeypatch.setattr(deciding, name, getattr(self, name))
         site = Site(PROCESSORS, PROCESSORS, take or (lambda model: model))
-        return decide(None, site, self.build, memory=memory)  # type: ignore[arg-type]
+        return decide(site.job(None), site, self.build, memory=memory)  # type: ignore[arg-type]
 
     def predict(self, monkeypatch: pytest.MonkeyPatch, device: str) -> Decision:
         monkeypatch.setattr(Site, "costs", lambda *_: self)
         monkeypatch.setattr(choosing, "search", self.search)
-        return choose(None, Site(PROCESSORS, PROCESSORS, device=device))  # type: ignore[arg-type]
+        site = Site(PROCESSORS, PROCESSORS, device=device)
+        return choose(site.job(None), site)  # type: ignore[arg-type]
 
 
 def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm_stretch.make.kernels import KernelLevel, kernels_alone
 from tvm_stretch.make.precision import processors_in
 from tvm_stretch.make.reading import read_network
-from tvm_stretch.plan.search.halves import half_of
+from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.cpu.kernels.window import PoolFeatures, WindowFeatures

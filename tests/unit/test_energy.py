@@ -196,7 +196,7 @@ def measured(
     monkeypatch.setattr(deciding, "compare", compare)
     site = Site(processors, processors, lambda model: model, device)
     limits = replace(NO_LIMITS, objective=objective)
-    decision = deciding.decide(network, site, build, limits)  # type: ignore[arg-type]
+    decision = deciding.decide(site.job(network), site, build, limits)  # type: ignore[arg-type]
     assert decision.trial is not None and decision.plan is not None
     assert set(meters) == {objective.meter or True}
     return decision.trial.what, decision.plan.explain()  # type: ignore[attr-defined]

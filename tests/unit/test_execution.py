@@ -17,8 +17,7 @@ from tvm_stretch.make.branching import branch
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.provenance import Provenance
-from tvm_stretch.plan.deviations import Execution, Stray
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Execution, Plan, Stray
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 from tvm_stretch.read import load_network
 from tvm_stretch.run.execution import NOWHERE, find_execution

@@ -9,7 +9,7 @@ import tvm_ffi
 from cpu_targets import TARGET
 from tvm import te, tirx
 
-from tvm_stretch.make.lowering.strides import with_strides
+from tvm_stretch.make.assemble import with_strides
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
 

@@ -21,9 +21,8 @@ import tvm_stretch as ts
 from tvm_stretch.base.files import held
 from tvm_stretch.make.code import generate as generation
 from tvm_stretch.make.code import kernel_cache as caching
-from tvm_stretch.make.code.generate import generate, named_kernel
+from tvm_stretch.make.code.generate import generate, named_kernel, source_files
 from tvm_stretch.make.code.kernel_cache import KernelCache, digest
-from tvm_stretch.make.code.source_files import source_files
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.registry import TargetLike

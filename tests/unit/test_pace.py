@@ -10,7 +10,7 @@ from search_helpers import costs, emit
 from tvm import relax
 
 from tvm_stretch.plan.search.contest import Outcome
-from tvm_stretch.plan.search.pace import at_present_pace
+from tvm_stretch.plan.search.decide import at_present_pace
 from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.search.realise import Candidate
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_stretch.base.errors import PlanError
-from tvm_stretch.plan.deviations import Execution
-from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.plan.plan import Execution, Plan, PlannedRegion, Refusal
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 
 PLAN = Plan(

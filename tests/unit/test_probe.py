@@ -18,7 +18,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.base.files import sealed
-from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.cost.fingerprint import default_folder, fingerprint
 from tvm_stretch.plan.cost.verdicts import (
@@ -87,8 +87,8 @@ def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
         trial = trials[class_of(mod, "relu", layout)]
         alone, before = probing._alone(trial)
         processors = [host(), npu]
-        parts = build_parts(alone, probing._plan(before, npu, host()), processors, processors)
-        model = ts.Model.from_parts(parts)
+        job = Job(alone, processors, processors, probing._plan(before, npu, host()))
+        model = ts.Model.from_parts(build_parts(job))
         (node,) = (node for node in model.graph.nodes if node.name.startswith("probed"))
         assert len(model.graph.tensors[node.inputs[0]].shape) == rank
         assert probing._try(trial, probing._Trials(npu, host())) == ""
@@ -107,10 +107,11 @@ def breaking(monkeypatch: pytest.MonkeyPatch, operator: str, result: Any) -> Non
     """The NPU computes something else for an operator."""
     is_wrong = False
 
-    def seen(mod: tvm.IRModule, plan: Plan, *processors: Any) -> Any:
+    def seen(job: Job) -> Any:
         nonlocal is_wrong
-        is_wrong = f"R.{operator}" in mod.script() and "npu" in plan.processors
-        return build_parts(mod, plan, *processors)
+        assert job.requested is not None
+        is_wrong = f"R.{operator}" in job.mod.script() and "npu" in job.requested.processors
+        return build_parts(job)
 
     def made(parts: Any) -> Any:
         model = ts.Model.from_parts(parts)

@@ -18,6 +18,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.make.branching import Branching
+from tvm_stretch.make.pipeline import Job
 from tvm_stretch.plan.cost.fingerprint import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import remembered
@@ -152,9 +153,11 @@ def test_what_won_is_found_by_other_processes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         "tvm_stretch.plan.search.choose.memory_of", lambda *given: said.append(given[2])
     )
-    monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", lambda *_: Decision(site))
+    monkeypatch.setattr(
+        "tvm_stretch.plan.search.choose.decide", lambda job, *_: Decision(site, job)
+    )
     for limits in (Limits({}), Limits({1: 0.5}), Limits({}, 8)):
-        choose(network(), site, limits)
+        choose(site.job(network()), site, limits)
     assert len(set(said)) == 3 and not any(" at 0x" in text for text in said)
 
 
@@ -170,13 +173,13 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     measured = []
 
-    def decide(network: tvm.IRModule, site: Site, build: Any, _: Any, memory: Any) -> Decision:
+    def decide(job: Job, site: Site, build: Any, _: Any, memory: Any) -> Decision:
         measured.append(memory)
         plan = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", ("relu",)),), reason="won")
         if memory is not None:
             memory.store(plan)
-        candidate = Candidate(plan, "", Cost(0), (0, 0), Branching(network, {}))
-        return decided(site, candidate, "won", (), build(network, candidate))
+        candidate = Candidate(plan, "", Cost(0), (0, 0), Branching(job.mod, {}))
+        return decided(site, job, candidate, "won", (), build(job.mod, candidate))
 
     monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", decide)
     first, second, other = (
@@ -199,9 +202,9 @@ def test_what_won_and_cannot_run_any_more_is_sought_anew(
     alone = Plan(("cpu", "abacus"), (PlannedRegion("r0", "cpu", ("relu",)),))
     monkeypatch.setattr(Memory, "find", lambda _: known)
 
-    def decide(network: tvm.IRModule, site: Site, build: Any, *_: Any) -> Decision:
-        candidate = Candidate(alone, "", Cost(0), (0, 0), Branching(network, {}))
-        return decided(site, candidate, "", (), build(network, candidate))
+    def decide(job: Job, site: Site, build: Any, *_: Any) -> Decision:
+        candidate = Candidate(alone, "", Cost(0), (0, 0), Branching(job.mod, {}))
+        return decided(site, job, candidate, "", (), build(job.mod, candidate))
 
     monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", decide)
     mod = module(lambda x: relax.op.nn.relu(x), (4,))

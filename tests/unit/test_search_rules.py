@@ -12,9 +12,9 @@ from tvm import relax
 
 from tvm_stretch.plan.scheduling.clock import Clock, Step, Written
 from tvm_stretch.plan.search.chain import ChainSearch
+from tvm_stretch.plan.search.limits import ALPHAS, apportion
 from tvm_stretch.plan.search.options import Options
 from tvm_stretch.plan.search.pieces import Network
-from tvm_stretch.plan.search.pruning import ALPHAS, apportion
 from tvm_stretch.plan.search.splitting import Splitting
 from tvm_stretch.read import load_network
 

@@ -12,7 +12,7 @@ from cpu_targets import built
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.make.lowering.strides import with_strides
+from tvm_stretch.make.assemble import with_strides
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

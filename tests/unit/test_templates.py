@@ -32,7 +32,7 @@ from tvm_stretch.plan.cost.generic_features import (
 from tvm_stretch.plan.cost.measured_model import load_cost_model, train
 from tvm_stretch.plan.measuring.dataset import Dataset, Row
 from tvm_stretch.plan.measuring.scenes import scene
-from tvm_stretch.plan.search.halves import half_of
+from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig

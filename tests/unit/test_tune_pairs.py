@@ -21,7 +21,7 @@ from tvm.target import Target
 
 from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.base.files import sealed
-from tvm_stretch.make.pipeline import complete_plan, lower_regions
+from tvm_stretch.make.pipeline import Job
 from tvm_stretch.plan.cost.tuned import Tuned, tuned_path, with_winners
 from tvm_stretch.plan.measuring import tune_pairs
 from tvm_stretch.plan.measuring import workshop as workshop_of_bench
@@ -105,8 +105,7 @@ def asked(pair: Pair, table: dict[Any, Any]) -> PairTile | None:
 def kernels(of: Processor, mod: tvm.IRModule) -> int:
     """The number of kernels of a network."""
     host, mod = cpu_processor(TARGET, 1), load_network(mod)
-    plan, branched = complete_plan(mod, None, [host, of], [of, host])
-    lowered = lower_regions(branched.mod, plan, [host, of])
+    lowered = Job(mod, [host, of], [of, host]).lowered
     return sum("conv2d" in var.name_hint for var in lowered.functions)
 
 

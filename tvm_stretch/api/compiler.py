@@ -22,7 +22,7 @@ from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.onnx_file import onnx_file
-from tvm_stretch.make.pipeline import Observer, complete_plan
+from tvm_stretch.make.pipeline import Observer
 from tvm_stretch.make.precision import read_precision
 from tvm_stretch.make.reading import name_of, read_network
 from tvm_stretch.network.properties.integer_summary import has_integers
@@ -31,10 +31,16 @@ from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling import Scheduler
 from tvm_stretch.plan.search.alternatives import PlansLike, with_plans
-from tvm_stretch.plan.search.any_length import remembering, shared_rooms, sized_networks
 from tvm_stretch.plan.search.candidates import PlanFront, front_of
-from tvm_stretch.plan.search.choose import choose, find, predict
-from tvm_stretch.plan.search.lengths import SizedNetwork, model_of_lengths
+from tvm_stretch.plan.search.choose import find, predict
+from tvm_stretch.plan.search.lengths import (
+    SizedNetwork,
+    build_each,
+    choose_each,
+    remembering,
+    shared_rooms,
+    sized_networks,
+)
 from tvm_stretch.plan.search.limits import NO_LIMITS
 from tvm_stretch.plan.search.objective import Objective, read_objective
 from tvm_stretch.plan.search.site import DeviceLike, Site, Targets, site_of
@@ -173,18 +179,19 @@ def compile(
         if states is not None and request.lengths is not None:
             rooms = shared_rooms(request.lengths, read)
         networks, spans = sized_networks(request.lengths, read, site)
-        mod, notes = networks[0].mod, networks[0].notes
-        site = site.in_precision(precision, has_integers(mod["main"]))
+        site = site.in_precision(precision, has_integers(networks[0].mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
-        if request.lengths is not None:
-            given = site, limits, request.first_plan, request.spare, observer
-            return request.checked(model_of_lengths(networks, *given, name, spans), limits)
-        decision = choose(mod, site, limits, request.first_plan, observer)
-        if request.plans and len(decision.site.placeable) > 1:
-            decision = with_plans(mod, decision, request.named_plans, limits)
-        decision = decision.noted(*notes, site.note, limits.said)
-        decision = replace(decision, network=name)
-        model = decision.build(mod, request.spare, observer, request.streams)
+        decisions = choose_each(networks, site, limits, request.first_plan, observer)
+        if request.plans and len(decisions[0].site.placeable) > 1:
+            decisions = [with_plans(decisions[0], request.named_plans, limits)]
+        decisions = [
+            one.noted(*network.notes, site.note, limits.said)
+            for one, network in zip(decisions, networks, strict=True)
+        ]
+        if request.lengths is None:
+            model = decisions[0].build(request.spare, request.streams, name)
+        else:
+            model = build_each(networks, decisions, spans, request.spare, name)
         return request.checked(model, limits)
 
 
@@ -224,9 +231,8 @@ def plan_for(
     limits = replace(NO_LIMITS, objective=read_objective(objective))
     with reporting(progress), compiling():
         mod, notes, site = to_predict(source, targets, device, shapes, cpu_threads)
-        decision = predict(mod, site, limits).noted(*notes, site.note)
-        given = mod, decision.plan, site.processors, site.placeable, decision.branched
-        return replace(complete_plan(*given)[0], reason=decision.reason)
+        decision = predict(site.job(mod), site, limits).noted(*notes, site.note)
+        return replace(decision.job.plan, reason=decision.reason)
 
 
 @named_arguments
@@ -307,8 +313,9 @@ def to_onnx(
             write_whole(place, onnx_file(read_network(source, shapes)[0], None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)
-        chosen = predict(mod, site).plan if plan is None else Plan.read(plan)
-        chosen, _ = complete_plan(mod, chosen, site.processors, site.placeable)
+        job = site.job(mod)
+        chosen = predict(job, site).plan if plan is None else Plan.read(plan)
+        chosen = job.by(chosen).plan
         plain = branch(mod, chosen.shares, chosen.splits, site.processors, stages=False)
         write_whole(place, onnx_file(plain.mod, chosen))
         return chosen

@@ -13,7 +13,7 @@ from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.cost.calibrate import Calibration
 from tvm_stretch.plan.cost.measured_model import MeasuredModel
 from tvm_stretch.plan.cost.verdicts import Verdicts
-from tvm_stretch.plan.deviations import Execution
+from tvm_stretch.plan.plan import Execution
 from tvm_stretch.plan.search.candidates import PlanFront
 from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.run.meters import Energy

@@ -31,7 +31,7 @@ from tvm_stretch.make.onnx_file import onnx_file
 from tvm_stretch.make.reading import read_network
 from tvm_stretch.passes.low_rank import low_rank as decompose
 from tvm_stretch.passes.prune_channels import prune_channels
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 from tvm_stretch.read import load_trainable
 from tvm_stretch.read.quantise import quantize as in_integers
 

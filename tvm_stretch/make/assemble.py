@@ -9,6 +9,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.ir import Var
 
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.base.formats import own_version
@@ -22,11 +23,11 @@ from tvm_stretch.make.lowering.executor_graph import (
     ProcessorSpec,
 )
 from tvm_stretch.make.lowering.lower import lower
-from tvm_stretch.make.lowering.strides import with_strides
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.make.streams import with_rectangles
 from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.expressions import ALIGNMENT
+from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
@@ -168,3 +169,26 @@ def _name_kernels(
     nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
     prepare = tuple(renamed(node, 0) for node in graph.prepare)
     return dataclasses.replace(graph, nodes=nodes, prepare=prepare), [*kernels]
+
+
+Strides = tuple[int, ...]
+
+
+def with_strides(function: tirx.PrimFunc, strides: Sequence[Strides]) -> tirx.PrimFunc:
+    """The kernel for parameters with these strides, in elements; without strides they are dense."""
+    params = {
+        param: _strided(param, own) for param, own in zip(function.params, strides, strict=True)
+    }
+    body = rewrite(function.body, (Var, lambda var: params.get(var, var)))
+    return tirx.PrimFunc(list(params.values()), body, function.ret_type, function.attrs)
+
+
+def _strided(param: tirx.Buffer, strides: Strides) -> tirx.Buffer:
+    if not strides:
+        return param
+    return tirx.decl_buffer(
+        param.shape,
+        param.dtype,
+        param.name,
+        strides=[tirx.const(stride, "int64") for stride in strides],
+    )

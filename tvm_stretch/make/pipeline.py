@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -37,127 +38,98 @@ from tvm_stretch.run.parts import Parts
 from tvm_stretch.targets.processor import Processor
 
 
-def build_parts(
-    mod: tvm.IRModule,  # the canonical module
-    # which processor runs which operators; None for one processor that runs all
-    requested: Plan | None,
-    processors: Sequence[Processor],  # all processors of the model, the CPU first
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A network, a plan for it, and the processors of its model: what a build knows."""
+
+    mod: tvm.IRModule  # the canonical module
+    processors: Sequence[Processor]  # all processors of the model, the CPU first
     # processors on which operators may be placed, preferred ones first
-    placeable: Sequence[Processor],
-    observer: Observer | None = None,  # receives the module after every phase
-    # the module after the plan's shares and splits, if it is known
-    branched: Branching | None = None,
-    # result of `lower_regions` for the plan, if it is known and nothing is observed
-    lowered: tvm.IRModule | None = None,
-    spare: bool = False,  # whether the CPU gets kernels for all operators
-    others: Sequence[Plan] = (),  # plans to which the model can change while it runs
+    placeable: Sequence[Processor]
+    # which processor runs which operators; None for one processor that runs all
+    requested: Plan | None = None
+    observer: Observer = field(default_factory=lambda: Observer())
+    spare: bool = False  # whether the CPU gets kernels for all operators
+    known_branched: Branching | None = None  # `branched`, if a search made it
+    known_lowered: tvm.IRModule | None = None  # `lowered`, where nothing is observed
+
+    def by(
+        self,
+        plan: Plan | None,
+        branched: Branching | None = None,
+        lowered: tvm.IRModule | None = None,
+    ) -> Job:
+        """The same with another plan, and results that are known of it."""
+        return replace(self, requested=plan, known_branched=branched, known_lowered=lowered)
+
+    @property
+    def names(self) -> list[str]:
+        """All processors."""
+        return [processor.name for processor in self.processors]
+
+    @cached_property
+    def branched(self) -> Branching:
+        """The network with the plan's parts."""
+        if self.known_branched is not None or self.requested is None:
+            return self.known_branched or Branching(self.mod, {})
+        fitting = fit_processors(self.requested, self.names, self.placeable)
+        return branch(self.mod, fitting.shares, fitting.splits, self.processors)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan with regions and refusals for these processors."""
+        given = self.names, self.placeable, self.requested, self.branched.owners
+        return choose_plan(self.branched.mod["main"], *given)
+
+    @cached_property
+    def lowered(self) -> tvm.IRModule:
+        """Kernel-level Relax."""
+        self.observer.begin(self.mod)
+        if self.plan.shares or self.plan.splits:
+            self.observer.see("branched", self.branched.mod)
+        engines = {p.name: p.model for p in self.processors if p.model is not None}
+        has_models = any(region.processor in engines for region in self.plan.regions)
+        if not (self.known_lowered is None or self.observer.observes or has_models):
+            return self.known_lowered
+        whole = WholeRegions(engines, spare=self.spare) if has_models else None
+        return lower_regions(self.branched.mod, self.plan, self.processors, self.observer, whole)
+
+
+def build_parts(
+    first: Job,
+    # the same network with other plans, to which the model can change while it runs
+    *others: Job,
+    lengths: Sequence[Mapping[str, int]] = (),  # the sizes of named dimensions of each job
     streams: bool = False,  # whether frames of videos may reuse what did not change
     # whether every feature map has bytes of its own, to see what the memory plan gains
     apart: bool = False,
 ) -> Parts:
-    """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored."""
-    observer = observer or Observer(None, None)
-    observer.begin(mod)
-    first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered, spare)
-    more = [_by_plan(mod, other, processors, placeable, observer, spare=spare) for other in others]
-    planned = [first, *more]
-    return _assembled(planned, mod, processors, observer, spare, streams=streams, apart=apart)
-
-
-def build_lengths(
-    # the canonical module of each length, and the plan for it, as of `build_parts`
-    networks: Sequence[tuple[tvm.IRModule, Plan | None]],
-    lengths: Sequence[Mapping[str, int]],  # the sizes of named dimensions in each network
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    observer: Observer,
-    spare: bool = False,
-) -> Parts:
-    """Compile one network for inputs of several lengths."""
-    planned = []
-    for mod, requested in networks:
-        observer.begin(mod)
-        planned.append(_by_plan(mod, requested, processors, placeable, observer, spare=spare))
-    return _assembled(planned, networks[0][0], processors, observer, spare, lengths)
-
-
-def _assembled(
-    planned: Sequence[Planned],
-    network: tvm.IRModule,  # whose constants come first in the weights
-    processors: Sequence[Processor],
-    observer: Observer,
-    spare: bool,
-    lengths: Sequence[Mapping[str, int]] = (),
-    streams: bool = False,
-    apart: bool = False,
-) -> Parts:
-    first, *more = planned
+    """Compile a network by its plans; results of ``ts.tune.probe`` are ignored."""
+    planned = [Planned(job.lowered, job.plan) for job in (first, *others)]
     placed = {region.processor for one in planned for region in one.plan.regions}
+    processors = first.processors
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     for one in planned:
-        observer.see_scheduled(one.mod, processors)
+        first.observer.see_scheduled(one.mod, processors)
     # models of engines hold their weights, which then would stand in the artifact twice
     has_models = any(device.model is not None for device in devices)
-    machines = [processor.machine for processor in processors]
+    halves = store_halves([processor.machine for processor in processors])
     return assemble(
-        first.mod,
+        planned[0].mod,
         host.target,
         host.threads,
         schedule=host.schedule,
         devices=devices,
-        plan=first.plan,
-        spare=spare,
-        others=more,
-        weights=None if has_models else WeightsBlob(network, store_halves(machines)),
+        plan=planned[0].plan,
+        spare=first.spare,
+        others=planned[1:],
+        # the constants of the first network come first in the weights
+        weights=None if has_models else WeightsBlob(first.mod, halves),
         lengths=lengths,
         streams=host.machine if streams else None,
         max_share=host.max_share if devices else 1.0,
         apart=apart,
     )
-
-
-def _by_plan(
-    mod: tvm.IRModule,
-    requested: Plan | None,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    observer: Observer,
-    branched: Branching | None = None,
-    lowered: tvm.IRModule | None = None,
-    spare: bool = False,
-) -> Planned:
-    """The canonical module lowered for one plan; see `build_parts`."""
-    chosen, branched = complete_plan(mod, requested, processors, placeable, branched)
-    if chosen.shares or chosen.splits:
-        observer.see("branched", branched.mod)
-    engines = {p.name: p.model for p in processors if p.model is not None}
-    has_models = any(region.processor in engines for region in chosen.regions)
-    if lowered is None or observer.observes or has_models:
-        lowered = lower_regions(
-            branched.mod,
-            chosen,
-            processors,
-            observer,
-            WholeRegions(engines, spare=spare) if has_models else None,
-        )
-    return Planned(lowered, chosen)
-
-
-def complete_plan(
-    mod: tvm.IRModule,
-    requested: Plan | None,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    branched: Branching | None = None,
-) -> tuple[Plan, Branching]:
-    """The plan with regions and refusals for these processors, and the network with its parts."""
-    names = [processor.name for processor in processors]
-    if requested is not None:
-        requested = fit_processors(requested, names, placeable)
-        branched = branched or branch(mod, requested.shares, requested.splits, processors)
-    branched = branched or Branching(mod, {})
-    main = branched.mod["main"]
-    return choose_plan(main, names, placeable, requested, branched.owners), branched
 
 
 def lower_regions(
@@ -173,7 +145,7 @@ def lower_regions(
     kernels from which their time is predicted.
     """
     with blaming(mod):
-        return _lowered(mod, plan, processors, observer or Observer(None, None), whole)
+        return _lowered(mod, plan, processors, observer or Observer(), whole)
 
 
 def _lowered(
@@ -250,7 +222,9 @@ class Observer:
     """Writes the IR after each phase to a numbered file, and verifies it, if requested."""
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, processors: Sequence[Processor] | None
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        processors: Sequence[Processor] | None = None,
     ) -> None:
         self.folder = None if folder is None else as_path(folder, "the folder for the phases")
         self.processors = processors

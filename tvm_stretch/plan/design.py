@@ -28,6 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tvm_stretch.base.errors import PlanError
 from tvm_stretch.base.files import as_path, write_whole, writing
 from tvm_stretch.base.formats import Format
@@ -175,3 +178,17 @@ def _are_lists(value: object) -> bool:
 
 
 DesignLike: TypeAlias = Design | Mapping[str, Any] | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which channels of the original network a tensor of the stretched network stands for."""
+
+    tensor: str  # of the original network
+    channels: NDArray[np.int64]  # of that tensor; -1 for new channels
+    # a name that all tensors inside a block of a branch with the same channels share; other
+    # channels may be chosen for all of them together. Empty if the channels are fixed.
+    tied: str = ""
+    unit: int = 1  # number of neighbouring channels that stay together
+    # whether a layer computes the tensor that the original network does not have
+    is_new: bool = False

@@ -38,7 +38,6 @@ from tvm_stretch.base.errors import PlanError
 from tvm_stretch.base.files import as_path, is_finite, write_whole, writing
 from tvm_stretch.base.formats import Format
 from tvm_stretch.plan.considered import Considered, align, considered_lines
-from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.plan.splits import ChannelSplit, Split, splits_to_data
 
 FORMAT = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
@@ -286,3 +285,33 @@ def _check_numbers(numbers: Sequence[float], where: str, count: int) -> None:
             f"expected {count} numbers of at least 0, one for each processor of the plan and two "
             f"or more above 0, for the {where}, got {list(numbers)}; correct them"
         )
+
+
+@dataclass(frozen=True)
+class Stray:
+    """An operator that fell back to another processor than planned."""
+
+    operator: str
+    planned: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a plan was executed.
+
+    Attributes:
+        operators: number of operators of the plan.
+        strays: operators that ran elsewhere.
+        without_kernel: operators that need no kernel.
+    """
+
+    operators: int
+    strays: tuple[Stray, ...]
+    without_kernel: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """``0 of 57 operators fell back``, and which."""
+        text = f"{len(self.strays)} of {self.operators} operators fell back"
+        moves = (f"{s.operator} from {s.planned} to {s.found}" for s in self.strays)
+        return ": ".join(filter(None, (text, ", ".join(moves))))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.plan.deviations import Execution, Stray
+from tvm_stretch.plan.plan import Execution, Stray
 
 NOWHERE = "nowhere"
 """Where the kernels of an operator ran that a run left out."""

@@ -22,8 +22,7 @@ from typing import Any, Literal
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path, write_whole, writing
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.plan.deviations import Execution
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Execution, Plan
 from tvm_stretch.run.execution import find_execution
 
 SpanKind = Literal["kernel", "receive", "send", "wait"]

@@ -45,10 +45,9 @@ from tvm_stretch.lab.stretching.segments import Run, find_runs
 from tvm_stretch.lab.stretching.tables import Pricing
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import with_sources
-from tvm_stretch.plan.design import MERGES, Branch, Design, DesignLike, StretchedSegment
+from tvm_stretch.plan.design import MERGES, Branch, Design, DesignLike, Source, StretchedSegment
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.site import DeviceLike, Targets, site_of
-from tvm_stretch.plan.sources import Source
 from tvm_stretch.read import load_trainable
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.registry import used_unasked

@@ -12,7 +12,7 @@ import tvm
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.lab.training.network import TrainableNetwork
 from tvm_stretch.lab.training.relax_graph import graph_of, with_weights
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 from tvm_stretch.read import load_trainable
 
 

@@ -30,7 +30,7 @@ from tvm_stretch.lab.training.data import device_of, evaluating, image_batches, 
 from tvm_stretch.lab.training.network import TrainableNetwork
 from tvm_stretch.lab.training.statistics import recalibrate
 from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Node
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 
 ROWS = 50_000
 """The number of pixels that a layer is fitted to."""

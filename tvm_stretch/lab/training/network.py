@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.lab.training.torch_functions import compute
 from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Graph, Node, Weight
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 

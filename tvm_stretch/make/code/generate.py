@@ -4,7 +4,15 @@
 
 A kernel's name identifies what it computes and for which machine. Candidates of one compilation,
 and other networks, name their kernels and tensors differently; compilation does not depend on these
-names, so the bytes of an artifact are the same with and without the cache.
+names, so the bytes of an artifact are the same with and without the cache. The cache's key covers
+all files whose code generates kernels:
+
+    make/code/*.py, targets/**/{kernels,code}/*.py, passes/schedule_kernels.py
+      │ from tvm_stretch.network.rewriting import rewrite
+      ▼
+    network/rewriting.py, and what it imports in turn
+
+Imports are found in the text: files need not be loaded, and imports inside functions count too.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -25,12 +34,13 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 from tvm.tirx.buffer import is_buffer_var
 
+from tvm_stretch import passes
 from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.base.progress import count
 from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 from tvm_stretch.make.code.safe_places import with_safe_places
-from tvm_stretch.make.code.source_files import source_files
 from tvm_stretch.network.rewriting import changed_block, rewrite
+from tvm_stretch.targets import kernels
 
 _NAME_DIGITS = 12
 _LONGEST_STEM = 120
@@ -172,6 +182,66 @@ def compiler_versions() -> str:
     sources = (part for file in source_files().items() for part in (file[0].encode(), file[1]))
     versions = map(importlib.metadata.version, packages)
     return " ".join([*versions, digest(*sources).hex()])
+
+
+_PACKAGE = "tvm_stretch"
+_IMPORT = re.compile(
+    rb"^[ \t]*from (tvm_stretch(?:\.\w+)*) import[ \t]*(\([^)]*\)|[^\n]*)", re.MULTILINE
+)
+_FOLDERS = {
+    f"{_PACKAGE}.passes": passes.__path__[0],
+    f"{_PACKAGE}.targets": str(Path(kernels.__path__[0]).parent),
+    _PACKAGE: str(Path(__file__).parents[2]),
+}
+"""Folders of the packages; in a checkout not all of them lie in that of ours."""
+
+
+def source_files() -> dict[str, bytes]:
+    """The content of each file by the name of its module, in an order that is always the same.
+
+    The package itself is left out: it only names what its modules have.
+    """
+    found: dict[str, bytes] = {}
+    waiting = [*_generators()]
+    while waiting:
+        module = waiting.pop()
+        content = None if module in found or module == _PACKAGE else _content(module)
+        if content is not None:
+            found[module] = content
+            waiting += _imports(content)
+    return dict(sorted(found.items()))
+
+
+def _generators() -> Iterator[str]:
+    """The modules that generate code, without those that they import."""
+    yield f"{_PACKAGE}.passes.schedule_kernels"
+    for package, folders in (("make", {"code"}), ("targets", {"code", "kernels"})):
+        folder = Path(_path(f"{_PACKAGE}.{package}"))
+        for path in folder.rglob("[!_]*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if folders & {*parts}:
+                yield ".".join((_PACKAGE, package, *parts))
+
+
+def _imports(content: bytes) -> Iterator[str]:
+    """All names that may be modules."""
+    for package, names in _IMPORT.findall(content):
+        yield package.decode()
+        yield from (f"{package.decode()}.{name}" for name in re.findall(r"\w+", names.decode()))
+
+
+def _content(module: str) -> bytes | None:
+    """The file of a module or package; None if it is neither."""
+    for path in (f"{_path(module)}.py", f"{_path(module)}/__init__.py"):
+        with contextlib.suppress(OSError):
+            return Path(path).read_bytes()
+    return None
+
+
+def _path(module: str) -> str:
+    """The path of a module without its suffix."""
+    package = next(name for name in _FOLDERS if f"{module}.".startswith(f"{name}."))
+    return _FOLDERS[package] + module.removeprefix(package).replace(".", "/")
 
 
 compiler_versions()  # now, because files may change while this process runs the loaded code

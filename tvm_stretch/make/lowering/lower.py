@@ -43,10 +43,9 @@ from tvm_stretch.make.lowering.placed_tensors import (
     in_pieces,
     place_buffers,
 )
-from tvm_stretch.make.lowering.sliding_states import slide_states
+from tvm_stretch.make.lowering.states import Written, slide_states, write_states
 from tvm_stretch.make.lowering.walk import Walk
 from tvm_stretch.make.lowering.weights import WeightsBlob
-from tvm_stretch.make.lowering.written_states import Written, write_states
 from tvm_stretch.network.expressions import ALIGNMENT, tensor_bytes
 from tvm_stretch.network.states import CARRIED, Kept, read_guards, read_states
 

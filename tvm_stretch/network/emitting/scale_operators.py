@@ -26,7 +26,7 @@ from tvm_stretch.network.convolutions import conv2d_like
 from tvm_stretch.network.emitting.scaled_weights import Array, Origin, Weights, cut, times
 from tvm_stretch.network.expressions import constant, with_variables
 from tvm_stretch.network.operators import BINARY, SCALED, Operator, Operators
-from tvm_stretch.plan.sources import Source
+from tvm_stretch.plan.design import Source
 
 
 @dataclass(frozen=True)

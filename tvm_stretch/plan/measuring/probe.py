@@ -27,7 +27,7 @@ from tvm_stretch.base.errors import CostModelError, TargetError, UnsupportedErro
 from tvm_stretch.base.files import as_path
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, count, quiet, reporting, say
-from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.network.expressions import builder_with_kernels, shape_of, with_variables
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.block_channels import BlockChannels
@@ -195,8 +195,8 @@ def _try(trial: Trial, where: _Trials) -> str:
     processors = [host] if processor is host else [host, processor]
 
     def build() -> Model:
-        plan = _plan(before, processor, host)
-        return Model.from_parts(build_parts(network, plan, processors, processors))
+        job = Job(network, processors, processors, _plan(before, processor, host))
+        return Model.from_parts(build_parts(job))
 
     def judge(_model: Model, _loaded: object, answers: Sequence[Array]) -> str:
         return next(filter(None, map(_difference, answers, expected)), "")

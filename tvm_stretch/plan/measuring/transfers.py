@@ -17,7 +17,7 @@ from tvm import IRModule, relax
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.progress import step
-from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.cost.generic_features import TransferFeatures
 from tvm_stretch.plan.measuring.dataset import Row
@@ -80,11 +80,14 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
     with compiling():
         network = load_network(_layers())
         plan = Plan((host.name, other.name), (), shares=half_shares(network))
-        both = Model.from_parts(build_parts(network, plan, [host, other], [host, other]))
         halves = in_halves(network, [host, other])
-        on_host = Model.from_parts(build_parts(halves, None, [host], [host]))
-        on_other = Model.from_parts(build_parts(halves, None, [host, other], [other, host]))
-    together, *alone = _whole_runs([timed(m) for m in (both, on_host, on_other)], runs)
+        jobs = (
+            Job(network, [host, other], [host, other], plan),
+            Job(halves, [host], [host]),
+            Job(halves, [host, other], [other, host]),
+        )
+        models = [Model.from_parts(build_parts(job)) for job in jobs]
+    together, *alone = _whole_runs([timed(model) for model in models], runs)
     return max(1.0, together / (max(alone) / 2))
 
 
@@ -114,9 +117,8 @@ def _compiled_chain(
         PlannedRegion(f"r{index}", (host, other)[place].name, (name,))
         for index, (name, place) in enumerate(zip(names, places, strict=True))
     )
-    return Model.from_parts(
-        build_parts(mod, Plan((host.name, other.name), regions), [host, other], [host, other])
-    )
+    plan = Plan((host.name, other.name), regions)
+    return Model.from_parts(build_parts(Job(mod, [host, other], [host, other], plan)))
 
 
 def _layers() -> IRModule:

@@ -23,7 +23,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.progress import say
-from tvm_stretch.make.pipeline import complete_plan, lower_regions
+from tvm_stretch.make.pipeline import Job
 from tvm_stretch.plan.cost.tuned import Tuned, with_winners
 from tvm_stretch.plan.measuring.trial import Array, Build, Failure, Forms, attempt
 from tvm_stretch.plan.measuring.tune_gpu import convolved, operands_of
@@ -58,9 +58,8 @@ class Pairs(Forms):
         own = with_winners(workshop.processor, asked)
         for network in networks:
             if time.monotonic() < end:
-                mod, every = load_network(network), [workshop.host, own]
-                plan, branched = complete_plan(mod, None, every, every[::-1])
-                lower_regions(branched.mod, plan, every)
+                every = [workshop.host, own]
+                _ = Job(load_network(network), every, every[::-1]).lowered  # asks for winners
         return [layer for layer in asked.unknown if isinstance(layer, Pair)]
 
     def choose(self, count: int | None) -> None:

@@ -13,7 +13,7 @@ from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.progress import quiet
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.code.generate import named_kernel
-from tvm_stretch.make.pipeline import build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.network.calls import Calls
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.plan.measuring.sample_networks import chain
@@ -75,9 +75,8 @@ class Workshop:
         every = [processor] if alone else [self.host, processor]
         willing = [processor] if alone else [processor, self.host]
         with compiling():
-            return Prepared(
-                Model.from_parts(build_parts(load_network(network), None, every, willing)), kernels
-            )
+            job = Job(load_network(network), every, willing)
+            return Prepared(Model.from_parts(build_parts(job)), kernels)
 
 
 def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:

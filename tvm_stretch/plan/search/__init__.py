@@ -37,7 +37,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     Raises:
         UnsupportedError: no processor supports one of the operators.
     """
-    _require_support(Operators(mod["main"]), costs)
+    _require_support(costs.kernels.operators(mod), costs)
     network = Network(mod, costs.kernels)
     chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
     found = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)

@@ -20,7 +20,6 @@ import tvm
 
 from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.base.progress import say
-from tvm_stretch.make.pipeline import complete_plan
 from tvm_stretch.make.placement import find_refusals
 from tvm_stretch.plan.plan import Plan, PlanLike, PlannedRegion
 from tvm_stretch.plan.search import search
@@ -54,30 +53,24 @@ def read_plans(plans: object) -> dict[str, Plan] | None:
     return {name: Plan.read(plan) for name, plan in named.items()}
 
 
-def with_plans(
-    mod: tvm.IRModule, decision: Decision, named: Mapping[str, Plan] | None, limits: Limits
-) -> Decision:
+def with_plans(decision: Decision, named: Mapping[str, Plan] | None, limits: Limits) -> Decision:
     """The decision with several plans: those of the caller, or one without each processor."""
     if named is not None:
         return replace(decision, plans=named)
-    plans, notes = without_each(mod, decision, limits)
+    plans, notes = without_each(decision, limits)
     return replace(decision, plans=plans if len(plans) > 1 else {}).noted(*notes)
 
 
-def without_each(
-    mod: tvm.IRModule, decision: Decision, limits: Limits
-) -> tuple[dict[str, Plan], list[str]]:
+def without_each(decision: Decision, limits: Limits) -> tuple[dict[str, Plan], list[str]]:
     """The chosen plan, and for each processor the most promising plan without it.
 
     Returns:
         Plans by name, without those that only repeat another one; and why others are missing.
     """
     say("searching for plans without each processor")
-    site = decision.site
-    fastest = decision.plan if decision.trial is None else decision.trial.plan
-    if decision.trial is None:  # the caller's plan may leave its regions to us
-        fastest, _ = complete_plan(mod, fastest, site.processors, site.placeable)
-    assert fastest is not None
+    site, mod = decision.site, decision.job.mod
+    # the caller's plan may leave its regions to us
+    fastest = decision.job.plan if decision.trial is None else decision.trial.plan
     found, notes = {FASTEST: fastest}, []
     for processor in site.placeable:
         left = [other for other in site.placeable if other is not processor]

@@ -17,11 +17,10 @@ from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.network.properties.meeting_points import amortise
 from tvm_stretch.plan.scheduling.clock import Clock, Written
 from tvm_stretch.plan.search.costs import Costs
-from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.plan.search.limits import ALPHAS, NO_LIMITS, Limits
 from tvm_stretch.plan.search.objective import Price
 from tvm_stretch.plan.search.options import Option, Options, Widths
 from tvm_stretch.plan.search.pieces import Network, Piece
-from tvm_stretch.plan.search.pruning import ALPHAS
 from tvm_stretch.plan.search.splitting import LENGTHS, Splitting
 from tvm_stretch.targets.kernels.layers import Along
 

@@ -20,9 +20,8 @@ from tvm_stretch.base.errors import (
     last_line,
 )
 from tvm_stretch.base.progress import say
-from tvm_stretch.make.pipeline import Observer, build_parts
+from tvm_stretch.make.pipeline import Job, Observer, build_parts
 from tvm_stretch.make.placement import fit_processors
-from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling import schedule_heft
 from tvm_stretch.plan.search import Found, search
 from tvm_stretch.plan.search.contest import MeasureError, trace
@@ -38,12 +37,10 @@ from tvm_stretch.run.model import Model
 
 
 def choose(
-    mod: tvm.IRModule,  # the canonical module
+    # the network, the caller's plan, and who sees each phase of models that are built
+    job: Job,
     site: Site,  # where it is to run
     limits: Limits = NO_LIMITS,  # what processors may compute at most, and who schedules branches
-    plan: Plan | None = None,  # the caller's plan
-    # receives the module after every phase of models that are built to be measured
-    observer: Observer | None = None,
 ) -> Decision:
     """Choose the plan of a network.
 
@@ -51,18 +48,18 @@ def choose(
         DeviceError: the remote device failed, and its CPU with it.
         UnsupportedError: no processor supports one of the operators.
     """
-    if plan is not None:
-        return Decision(site, plan, plan.reason)
+    if job.requested is not None:
+        return Decision(site, job, job.requested.reason)
     is_free = limits.objective == LATENCY
     if len(site.placeable) == 1 and site.profile is None and is_free:
-        return Decision(site)
+        return Decision(site, job)
     if site.take is not None:
-        return _measure(mod, site, limits, observer)
-    return predict(mod, site, limits, is_cautious=site.profile is None)
+        return _measure(job, site, limits)
+    return predict(job, site, limits, is_cautious=site.profile is None)
 
 
 def predict(
-    mod: tvm.IRModule, site: Site, limits: Limits = NO_LIMITS, is_cautious: bool = False
+    job: Job, site: Site, limits: Limits = NO_LIMITS, is_cautious: bool = False
 ) -> Decision:
     """The plan that is predicted to be the fastest.
 
@@ -72,7 +69,7 @@ def predict(
     Args:
         is_cautious: whether costs that were never measured only choose the best single processor.
     """
-    costs, found, candidates = find(mod, site, limits)
+    costs, found, candidates = find(job.mod, site, limits)
     if is_cautious and not (site.device and costs.trusted):
         best, how = candidates[0], f"not measured, for {site.device or 'another machine'}"
     else:
@@ -83,11 +80,11 @@ def predict(
     table = (best.considered("chosen"), *others, *found.passed)
     least = f"with all processors always busy it would take {found.least_ns / 1e6:.3f} ms"
     reason = "; ".join((*found.notes, least, f"chosen: {best.what}, {how}"))
-    decision = decided(site, best, reason, table)
+    decision = decided(site, job, best, reason, table)
     if best.plan.processors == tuple(site.names):
         return decision
     plan = fit_processors(replace(best.plan, reason=reason), site.names, site.placeable)
-    return replace(decision, plan=plan, branched=None, lowered=None)
+    return replace(decision, job=job.by(plan))
 
 
 def find(
@@ -116,44 +113,32 @@ def find(
     return costs, found, candidates
 
 
-def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer | None) -> Decision:
+def _measure(job: Job, site: Site, limits: Limits) -> Decision:
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
     is_usual = limits.scheduler is schedule_heft and limits.objective == LATENCY
     may_remember = site.identity and is_usual
     said = f"{site.identity} {limits.caps} {limits.parts}"
-    memory = memory_of(mod, site.processors, said) if may_remember else None
+    memory = memory_of(job.mod, site.processors, said) if may_remember else None
     known = None if memory is None else memory.find()
     if known is not None:
         say("building the plan that won before")
         try:
-            model = Model.from_parts(
-                build_parts(mod, known, site.processors, site.placeable, observer)
-            )
+            model = Model.from_parts(build_parts(job.by(known)))
             trace(model, 1)
         except StretchError as error:  # the user did not request that plan, so search again
             say(f"the plan that won before is not taken: {last_line(error)}")
         else:
             reason = f"{known.reason}; measured before, not again"
-            return Decision(site, model.plan, reason, trial=model)
+            return Decision(site, job.by(model.plan), reason, trial=model)
 
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         say(f"building {candidate.what}")
-        lowered = None if candidate.level is None else candidate.level.mod
-        seen = observer if network is mod else None
-        return Model.from_parts(
-            build_parts(
-                network,
-                candidate.plan,
-                site.processors,
-                site.placeable,
-                seen,
-                candidate.branched,
-                lowered,
-            )
-        )
+        seen = job.observer if network is job.mod else Observer()
+        own = job.by(candidate.plan, candidate.branched, candidate.lowered)
+        return Model.from_parts(build_parts(replace(own, mod=network, observer=seen)))
 
     try:
-        return decide(mod, site, built, limits, memory)
+        return decide(job, site, built, limits, memory)
     except MeasureError as error:
         if site.device and isinstance(error.__cause__, DeviceError):
             raise error.__cause__ from error
@@ -161,4 +146,5 @@ def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer |
         if not left:
             raise
         alone = replace(site, processors=left, placeable=left)
-        return Decision(alone, reason=f"cpu alone: measuring the others failed: {error}")
+        own = replace(job, processors=left, placeable=left)
+        return Decision(alone, own, reason=f"cpu alone: measuring the others failed: {error}")

@@ -8,7 +8,7 @@ each processor. If their ratio differs from the costs, the search proposes a sec
 corrected costs; otherwise the second plan is of shares of output channels alone, which compute
 nothing twice. Single processors are measured too if they come near to the plans; others are not,
 because compiling one more can take as long as everything else. Measured costs hold for a quiet
-machine; a small reference network tells how fast it is now (`pace.py`).
+machine; small reference networks tell how fast it is now (`at_present_pace`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import tvm
+from tvm import relax
 
 from tvm_stretch.base.progress import say
+from tvm_stretch.make.pipeline import Job
+from tvm_stretch.network.integer_kernels import integer_call
+from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.search import Found, search
 from tvm_stretch.plan.search.contest import Outcome, compare, is_lasting, trace, winner
@@ -28,10 +33,10 @@ from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.decision import Build, Decision, decided
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.objective import LATENCY, Cost, Objective
-from tvm_stretch.plan.search.pace import at_present_pace
 from tvm_stretch.plan.search.realise import Candidate, by_objective
 from tvm_stretch.plan.search.remembered import Memory
 from tvm_stretch.plan.search.site import Site
+from tvm_stretch.read import load_network
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.timeline import Timeline
 from tvm_stretch.targets.processor import Processor
@@ -48,7 +53,7 @@ search; less is what the launches in a traced run make of it."""
 
 
 def decide(
-    mod: tvm.IRModule,  # the canonical module
+    job: Job,  # the network
     site: Site,  # where it is to run, and where models are measured
     build: Build,  # makes a model of a network and a plan for it
     limits: Limits = NO_LIMITS,  # what processors may compute at most
@@ -62,7 +67,7 @@ def decide(
         UnsupportedError: no processor supports one of the operators.
     """
     assert site.take is not None
-    costs, take = site.costs(mod), site.take
+    mod, take, costs = job.mod, site.take, site.costs(job.mod)
     if costs.trusted:
         costs = _at_present_pace(costs, build, take)
     say("searching for plans")
@@ -89,7 +94,7 @@ def decide(
     if len(entries) == 1 and limits.objective == LATENCY:
         candidate, model = entries[0]
         chosen = candidate.considered("chosen: the only one that was built")
-        return decided(site, candidate, "; ".join(notes), (chosen, *passed), model)
+        return decided(site, job, candidate, "; ".join(notes), (chosen, *passed), model)
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
@@ -103,7 +108,7 @@ def decide(
             for i, (row, cost) in enumerate(zip(rows, costs_measured, strict=True))
         )
     table = (*rows, *passed)
-    decision = decided(site, candidate, reason, table, model)
+    decision = decided(site, job, candidate, reason, table, model)
     if memory is not None and decision.plan is not None and is_lasting(outcomes):
         memory.store(decision.plan)
     return decision
@@ -170,3 +175,74 @@ def _measured(
             verdict = "slower"
         said = verdict if index == 0 else f"{verdict}: {versus}"
         yield candidate.considered(said, outcome.seconds)
+
+
+_LAYERS, _CHANNELS, _SIDE = 8, 64, 28
+_FEW_LAYERS, _SMALL_SIDE = 2, 14
+
+
+def at_present_pace(
+    costs: Costs, measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]]
+) -> Costs:
+    """The costs at the machine's present speed, by a small chain of convolutions.
+
+        cpu alone: predicted 0.80 ms, takes 1.00    -> cpu      x 1.25
+        both:      predicted 0.45 ms, takes 0.68    -> together x 1.21
+
+    Other guests of a machine slow its cores down, not always equally, and branches that meet wait
+    for the slower one. A processor that takes no floats is timed with a chain of integers: its
+    model predicts the chip of a DSP, but an emulator takes some hundred times as long.
+
+    Args:
+        measure: builds and times plans of a network.
+    """
+    for chain in (_chain, _integer_chain):
+        network = load_network(chain())
+        found = search(network, costs)
+        if len(found.singles) == len(costs.processors):
+            break
+    else:
+        return costs  # one of them supports no convolutions
+    candidates = [*found.singles, *found.rivals[:1]]
+    outcomes = measure(network, candidates)
+    ratios = [o.seconds * 1e9 / c.cost.ns for o, c in zip(outcomes, candidates, strict=True)]
+    names = [candidate.plan.regions[0].processor for candidate in found.singles]
+    alone = dict(zip(names, ratios, strict=False))
+    factors = [alone[processor.name] for processor in costs.processors]
+    met = ratios[-1] / max(factors) if found.rivals else 1.0
+    return costs.corrected(factors, together=max(1.0, met))
+
+
+def _integer_chain() -> tvm.IRModule:
+    """Like `_chain`, in 8 bits and so small that an emulator is fast enough."""
+    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SMALL_SIDE, _SMALL_SIDE), "uint8"))
+    layer = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), padding=(1, 1, 1, 1))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: relax.Expr = x
+            for _ in range(_FEW_LAYERS):
+                weight = dice.integers(-127, 128, (_CHANNELS, _CHANNELS, 3, 3)).astype("int8")
+                bias, factor = np.zeros(_CHANNELS, "int32"), np.full(_CHANNELS, 4e-4, "float32")
+                constants = map(relax.const, (weight, bias, factor))
+                y = builder.emit(integer_call(builder, layer, y, *constants))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def _chain() -> tvm.IRModule:
+    """The reference network: layers like those of real networks, with as many meetings."""
+    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SIDE, _SIDE), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = x
+            for _ in range(_LAYERS):
+                weight = dice.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 24
+                constant = relax.const(weight.astype("float32"))
+                y = builder.emit(relax.op.nn.conv2d(y, constant, padding=1))
+                y = builder.emit(relax.op.nn.relu(y))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()

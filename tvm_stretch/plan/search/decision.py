@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import tvm
 
 from tvm_stretch.base.progress import say
-from tvm_stretch.make.branching import Branching
-from tvm_stretch.make.pipeline import Observer, build_parts
+from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search.contest import Usual, usual_runs
@@ -26,57 +25,57 @@ class Decision:
     """The plan of a network."""
 
     site: Site  # what the model is for
-    plan: Plan | None = None  # None for the first processor that supports everything
+    job: Job  # the network and its plan
     reason: str = ""  # for people
     # the candidates among which the plan was; None for those of the plan
     considered: Sequence[Considered] | None = None
-    branched: Branching | None = None  # the network with the plan's parts, if it is known
-    lowered: tvm.IRModule | None = None  # the same as kernel-level Relax, if it is known
     trial: Model | None = None  # the plan's model that was measured, if one was
-    network: str = ""  # what the network is called, for people
     # all plans of a model that can switch between several, by name, this one first
     plans: Mapping[str, Plan] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None for the first processor that supports everything."""
+        return self.job.requested
 
     def noted(self, *notes: str) -> Decision:
         """The decision with more notes."""
         return replace(self, reason="; ".join(filter(None, (self.reason, *notes))))
 
-    def build(
-        self, mod: tvm.IRModule, spare: bool, observer: Observer, streams: bool = False
-    ) -> Model:
+    def build(self, spare: bool, streams: bool, network: str) -> Model:
         """The model: the one that was measured, if it needs nothing more.
 
         Args:
             streams: whether frames of videos may reuse what did not change, on the CPU alone.
             spare: whether the CPU gets kernels for all operators. Models are measured without,
                 because spare kernels would hide failures.
+            network: what it is called, for people.
         """
-        trial, site, plans = self.trial, self.site, self.plans
+        trial, plans = self.trial, self.plans
         is_complete = (
             not plans and not streams and not (spare and trial and len(trial.graph.processors) > 1)
         )
         if trial is not None and trial.parts is not None and is_complete:
-            parts = trial.parts.explained(self.reason, self.considered, network=self.network)
+            parts = trial.parts.explained(self.reason, self.considered, network=network)
             return Model(trial.module, parts=parts)
-        first, *others = plans.values() or (self.plan,)
-        known = (self.branched, self.lowered) if trial is None else (None, None)
-        parts = build_parts(
-            mod, first, site.processors, site.placeable, observer, *known, spare, others, streams
-        )
+        job = replace(self.job, spare=spare)
+        jobs = [job.by(plan) for plan in plans.values()] or [job]
+        parts = build_parts(*jobs, streams=streams)
         if plans:
             usual = [Usual()] * len(plans)
-            if others and site.take is not None:
+            if len(plans) > 1 and self.site.take is not None:
                 say(f"measuring {len(plans)} plans in turns")
-                usual = usual_runs(Model.from_parts(parts), site.take)
+                usual = usual_runs(Model.from_parts(parts), self.site.take)
             parts = parts.named(
                 list(plans), [one.seconds for one in usual], [one.work_ns for one in usual]
             )
-        return Model.from_parts(parts.explained(self.reason, self.considered, network=self.network))
+        return Model.from_parts(parts.explained(self.reason, self.considered, network=network))
 
 
 def decided(
     site: Site,
-    candidate: Candidate,
+    job: Job,  # any of the network
+    candidate: Candidate,  # of the search
     reason: str,
     considered: Sequence[Considered],
     trial: Model | None = None,
@@ -84,6 +83,6 @@ def decided(
     """The decision for a candidate of the search."""
     table = tuple(considered)
     plan = candidate.plan if trial is None else trial.plan
+    known = (candidate.branched, candidate.lowered) if trial is None else ()
     plan = replace(plan, reason=reason, considered=table)
-    lowered = None if candidate.level is None else candidate.level.mod
-    return Decision(site, plan, reason, table, candidate.branched, lowered, trial)
+    return Decision(site, job.by(plan, *known), reason, table, trial)

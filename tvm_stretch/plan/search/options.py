@@ -18,9 +18,8 @@ from tvm_stretch.passes.split_outputs import can_be_shared, kept_widths
 from tvm_stretch.plan.scheduling import Job, Problem, Result, Tensor, check_schedule, schedule_heft
 from tvm_stretch.plan.scheduling.clock import Step
 from tvm_stretch.plan.search.costs import Costs
-from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.plan.search.limits import ALPHAS, NO_LIMITS, Limits, amortised, straggles
 from tvm_stretch.plan.search.pieces import Network, Piece
-from tvm_stretch.plan.search.pruning import ALPHAS, amortised, straggles
 from tvm_stretch.plan.splits import Split
 
 Widths = tuple[int, ...]

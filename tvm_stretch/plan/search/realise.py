@@ -47,6 +47,11 @@ class Candidate:
     level: KernelLevel | None = None  # the kernels of the plan, if they are known
     least_ns: int | None = None  # a bound of the time of any plan
 
+    @property
+    def lowered(self) -> tvm.IRModule | None:
+        """Kernel-level Relax of the plan, if its kernels are known."""
+        return None if self.level is None else self.level.mod
+
     def considered(self, verdict: str, seconds: float | None = None) -> Considered:
         """A row of the table of candidates, for people.
 
@@ -77,7 +82,7 @@ def realise(
     processors = costs.processors
     branched = branch(network.mod, shares, splits, processors)
     main = branched.mod["main"]
-    operators = Operators(main)
+    operators = network.operators if branched.mod is network.mod else Operators(main)
     wanted = {name: place for option in options for name, place in option.placed.items()}
     placed = {op: wanted[g] for op, g in network.group_of.items() if g in wanted}
     placed = complete(operators, {**placed, **branched.owners})

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tvm
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.make.pipeline import Job
 from tvm_stretch.make.precision import BFLOAT, processors_in
 from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import Operators
@@ -24,6 +25,7 @@ from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.cost.profile import Profile
 from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.cost.verdicts import apply_verdicts
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.plan.search.twin import twin_costs, twin_processors
 from tvm_stretch.run.model import Model
@@ -51,6 +53,10 @@ class Site:
     # identifies the processors of this machine; empty for other machines, and for a processor
     # that the user wrote, which may do anything
     identity: str = ""
+
+    def job(self, mod: tvm.IRModule, plan: Plan | None = None, **known: Any) -> Job:
+        """The build of a network here."""
+        return Job(mod, self.processors, self.placeable, plan, **known)
 
     @property
     def names(self) -> list[str]:

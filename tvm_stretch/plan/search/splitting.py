@@ -14,10 +14,9 @@ from tvm_stretch.network.properties.channel_plan import ChannelStep, Form, plan_
 from tvm_stretch.network.properties.token_rows import has_tokens, token_axis
 from tvm_stretch.plan.scheduling.clock import Step
 from tvm_stretch.plan.search.costs import Costs
-from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
+from tvm_stretch.plan.search.limits import NO_LIMITS, Limits, amortised, straggles
 from tvm_stretch.plan.search.options import Option
 from tvm_stretch.plan.search.pieces import Network, Piece
-from tvm_stretch.plan.search.pruning import amortised, straggles
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.targets.kernels.layers import Along
 
