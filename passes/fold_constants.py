@@ -10,6 +10,7 @@ constant.
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -54,8 +55,35 @@ def is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
     return True
 
 
+_QUOTIENTS = {"relax.divide": np.divide, "relax.floor_divide": np.floor_divide}
+_QUOTIENTS |= {"relax.mod": np.fmod, "relax.floor_mod": np.mod}
+
+
 def _computed(bindings: list[relax.VarBinding]) -> dict[relax.Var, relax.Expr]:
-    """The values of ``bindings``, which depend on nothing else, if TVM can compute them."""
+    """The values of ``bindings``, which depend on nothing else, if TVM can compute them.
+
+    TVM refuses to divide one number by zero; NumPy's quotient is IEEE 754's.
+    """
+    try:
+        return _by_tvm(bindings)
+    except tvm.error.InternalError:
+        values: dict[relax.Var, relax.Expr] = {}
+    for binding in bindings:
+        known = [relax.VarBinding(var, value) for var, value in values.items()]
+        try:
+            values.update(_by_tvm([*known, binding]))
+        except tvm.error.InternalError:
+            call = binding.value
+            if not isinstance(call, relax.Call) or call.op.name not in _QUOTIENTS:
+                raise
+            operands = [values.get(x, x).value.numpy() for x in call.args]
+            with np.errstate(all="ignore"):
+                quotient = _QUOTIENTS[call.op.name](*operands)
+            values[binding.var] = relax.const(quotient, str(call.ty.dtype))
+    return values
+
+
+def _by_tvm(bindings: list[relax.VarBinding]) -> dict[relax.Var, relax.Expr]:
     values = relax.Tuple([binding.var for binding in bindings])
     result = relax.Var("values", values.ty)
     block = relax.DataflowBlock([*bindings, relax.VarBinding(result, values)])
