@@ -57,8 +57,12 @@ def _rounded(block: s_tir.SBlock) -> s_tir.SBlock:
     return changed_block(block, body=tirx.BufferStore(store.buffer, product, store.indices))
 
 
+def is_fence(call: Call) -> bool:
+    """Whether a call is a fence of this pass."""
+    is_intrinsic = getattr(call.op, "name", "") == "tirx.call_llvm_pure_intrin"
+    return is_intrinsic and int(call.args[0]) == _FENCE_ID
+
+
 def fenced(call: Call) -> Expr | None:
     """The product that a fence of this pass holds; None for other calls."""
-    is_intrinsic = getattr(call.op, "name", "") == "tirx.call_llvm_pure_intrin"
-    is_fence = is_intrinsic and int(call.args[0]) == _FENCE_ID
-    return call.args[1] if is_fence and isinstance(call.args[1], tirx.Mul) else None
+    return call.args[1] if is_fence(call) and isinstance(call.args[1], tirx.Mul) else None

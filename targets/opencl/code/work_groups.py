@@ -22,6 +22,7 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
+from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.code.float_arithmetic import simplify_integers
 from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.passes.round_products import fenced
@@ -76,6 +77,10 @@ def device_calls(
         memory = (*tensors.find(call.args[1:end]), *own)
         found.append(DeviceCall(entry, device, memory, tensors.scratch, extents))
 
+    def refuse(_: tirx.BufferStore) -> None:
+        raise UnsupportedError(f"expected work-items for all of kernel {name}, got some; report it")
+
+    tvm_ffi.structural_walk(host.body, (tirx.BufferStore, refuse))
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     return found
 

@@ -48,7 +48,30 @@ def schedule_items(func: tirx.PrimFunc, gpu: GpuMachine) -> tirx.PrimFunc:
         scheduled = _by_rules(func, rules)
         if scheduled is None or not _fits(scheduled, gpu):
             scheduled = dlight.ApplyDefaultSchedule(plain)(tvm.IRModule({"main": func}))["main"]
+    if _has_items_inside(scheduled):
+        return scheduled.with_body(rewrite(scheduled.body, (tirx.For, _without_one_item)))
     return scheduled
+
+
+def _without_one_item(loop: tirx.For) -> tirx.Stmt:
+    """What a loop of one item does: code outside of work-items runs in one of them."""
+    return loop.body if loop.thread_binding is not None and _is_one(loop.extent) else loop
+
+
+def _has_items_inside(func: tirx.PrimFunc) -> bool:
+    """Whether a serial loop runs work-items, as the plain rule writes sums of whole tensors."""
+    found: list[tirx.For] = []
+
+    def visit(loop: tirx.For) -> None:
+        if loop.thread_binding is None and isinstance(loop.body, tirx.For):
+            found.extend([loop] if loop.body.thread_binding is not None else [])
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, visit))
+    return bool(found)
+
+
+def _is_one(extent: Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
@@ -60,7 +83,7 @@ def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
     body, start = where.body, where.init
     if start is None or not isinstance(body, tirx.BufferStore) or len(where.writes) != 1:
         return where
-    if any(int(axis.dom.extent) != 1 for axis in reduced):
+    if not all(_is_one(axis.dom.extent) for axis in reduced):
         return where
 
     def first(load: TensorLoad) -> Expr:

@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr
 
 from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
-from tvm_stretch.passes.round_products import fenced
+from tvm_stretch.passes.round_products import fenced, is_fence
 
 _BINARY = (tirx.Sub, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _HIDDEN = "tvm_stretch_hidden_"
@@ -80,10 +80,13 @@ def _extern_name(call: Call) -> str:
 
 
 def opencl_product(call: Call) -> Expr:
-    """A fenced product as a call of the prelude's function, other calls as they are."""
+    """A fenced product as a call of the prelude's function, other calls as they are.
+
+    A fence whose product was simplified to something else holds nothing to be kept apart.
+    """
     product = fenced(call)
     if product is None:
-        return call
+        return call.args[1] if is_fence(call) else call
     dtype = str(call.ty.dtype)
     scalar, _, width = dtype.partition("x")
     name = f"{_PRODUCT}_{_SCALARS[scalar]}{width}"
