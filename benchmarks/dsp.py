@@ -44,8 +44,7 @@ from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.code import object_code
-from tvm_stretch.targets.cpu.code.llvm_code import llvm_module
-from tvm_stretch.targets.cpu.code.object_code import compile_kernels
+from tvm_stretch.targets.cpu.code.object_code import compile_kernels, llvm_module
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.hexagon.code.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.targets.processor import Kernels, Processor

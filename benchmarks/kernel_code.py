@@ -25,7 +25,7 @@ from tvm import te, tirx
 from tvm.target import Target
 
 from tutorials import zoo
-from tvm_stretch.targets.cpu.code.llvm_code import llvm_module
+from tvm_stretch.targets.cpu.code.object_code import llvm_module
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig

@@ -21,14 +21,17 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.exponentials import (
     LARGEST,
+    acosh,
+    asinh,
     clamp,
+    cosh,
     exponential,
     let,
     logarithm,
     polynomial,
+    sinh,
     with_sign,
 )
-from tvm_stretch.targets.kernels.hyperbolic import acosh, asinh, cosh, sinh
 from tvm_stretch.targets.kernels.loops import f32
 
 # tanh(x) = x * P(x^2) / Q(x^2) for |x| < 7.9, beyond which it is 1 in float32

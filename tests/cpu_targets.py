@@ -12,7 +12,7 @@ import tvm
 from another_machine import CPUS, WIDE
 from tvm import tirx
 
-from tvm_stretch.targets.cpu.code.llvm_code import llvm_module
+from tvm_stretch.targets.cpu.code.object_code import llvm_module
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 

@@ -15,7 +15,7 @@ from tvm.target import Target
 import tvm_stretch as ts
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
-from tvm_stretch.targets.opencl.kernels.families import describe_gpu
+from tvm_stretch.targets.opencl.kernels.machine import describe_gpu
 from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 

@@ -17,8 +17,8 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.opencl.kernels.conv import GroupConvConfig, tile_of
 from tvm_stretch.targets.opencl.kernels.dense import RowConfig
-from tvm_stretch.targets.opencl.kernels.families import describe_gpu
 from tvm_stretch.targets.opencl.kernels.groups import QUAD
+from tvm_stretch.targets.opencl.kernels.machine import describe_gpu
 from tvm_stretch.targets.opencl.kernels.tiles import Tile
 from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig
 from tvm_stretch.targets.opencl.kernels.winograd import GroupWinogradConfig

@@ -31,7 +31,7 @@ from tvm_stretch.make.lowering.executor_graph import (
     Tensor,
 )
 from tvm_stretch.run.autoload import load_native_library
-from tvm_stretch.targets.opencl.code.bells import (
+from tvm_stretch.targets.opencl.code.opencl_code import (
     BELL_ARGUMENT,
     BELL_PRELUDE,
     DOORBELL,

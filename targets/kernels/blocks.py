@@ -11,10 +11,9 @@ from tvm.ir import Expr, GenericConst
 from tvm_stretch.targets.cpu.kernels.concat import ConcatShape, merged
 from tvm_stretch.targets.cpu.kernels.conv import gathers_pixels
 
-from .kernel_call import kernel_call
 from .layers import ConvShape
 from .machine import VectorMachine
-from .template import choose
+from .template import choose, kernel_call
 
 # --- layouts --------------------------------------------------------------------------------------
 

@@ -26,14 +26,20 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvm_stretch.targets.cpu.kernels.across_pixels import across_pixels
 
-from .flat import through_memory
-from .footprint import footprint
-from .loop_axes import Axis, fits_vectors, interleaved_block, jumps, merge_loops, transposed_axis
+from .flat import rows_of_chain, through_memory
+from .loop_axes import (
+    Axis,
+    fits_vectors,
+    footprint,
+    interleaved_block,
+    jumps,
+    merge_loops,
+    transposed_axis,
+)
 from .loops import STACK_BYTES
 from .machine import VectorMachine
 from .nan import with_known_reducers
 from .reduced import reduced_rows
-from .rows import rows_of_chain
 from .squares import in_squares
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core

@@ -20,8 +20,7 @@ from tvm.target import Target
 
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.run.autoload import load_native_library
-from tvm_stretch.targets.opencl.kernels.families import describe_gpu
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, describe_gpu
 
 _HALF_PIXEL = 8  # bytes of four numbers of float16
 _VIEWED_BYTES = 2**28

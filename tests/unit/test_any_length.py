@@ -19,7 +19,7 @@ from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.properties.padding import masks_of
 from tvm_stretch.plan.search.lengths import ladder
 from tvm_stretch.read import load_network
-from tvm_stretch.targets.kernels.running import Running, running_call
+from tvm_stretch.targets.kernels.top_k import Running, running_call
 
 op, nn = relax.op, relax.op.nn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_stretch.targets.opencl.code.bells import BELL_PRELUDE, kernel_text
+from tvm_stretch.targets.opencl.code.opencl_code import BELL_PRELUDE, kernel_text
 
 
 def test_work_between_two_bells() -> None:

@@ -45,13 +45,12 @@ from tvm_stretch.targets.opencl.kernels.conv import (
     tiled,
 )
 from tvm_stretch.targets.opencl.kernels.dense import RowConfig
-from tvm_stretch.targets.opencl.kernels.families import FAMILIES, family_of
 from tvm_stretch.targets.opencl.kernels.group_features import (
     GroupConvFeatures,
     GroupWinogradFeatures,
 )
 from tvm_stretch.targets.opencl.kernels.item_conv import ItemConvConfig
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners
+from tvm_stretch.targets.opencl.kernels.machine import FAMILIES, GpuMachine, Winners, family_of
 from tvm_stretch.targets.opencl.kernels.tiles import Tile, tiles_of
 from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig, choose_group_window
 from tvm_stretch.targets.opencl.kernels.winograd import (

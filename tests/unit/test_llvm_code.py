@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 
 from benchmarks.kernel_code import build, kernel
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.targets.cpu.code import llvm_code
+from tvm_stretch.targets.cpu.code import object_code as llvm_code
 from tvm_stretch.targets.cpu.cpu import vector_machine
 from tvm_stretch.targets.cpu.kernels import conv_nest
 from tvm_stretch.targets.cpu.kernels.winograd import winograd_of_tile

@@ -40,11 +40,16 @@ from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels import template as templates
 from tvm_stretch.targets.kernels.features import FAMILIES, EpilogueWork, Features, Phases
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import Along, ConvShape, WindowShape, taken
 from tvm_stretch.targets.kernels.loops import block, lanes, load, loop, scratch, store, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import Template, choose, configurations, read_template
+from tvm_stretch.targets.kernels.template import (
+    Template,
+    choose,
+    configurations,
+    kernel_call,
+    read_template,
+)
 
 
 @pytest.fixture

@@ -36,8 +36,7 @@ from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
 from tvm_stretch.targets.opencl.kernels.base import gpu_candidates
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv, group_conv_cycles
-from tvm_stretch.targets.opencl.kernels.families import describe_gpu
-from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners
+from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners, describe_gpu
 from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 

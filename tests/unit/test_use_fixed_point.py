@@ -19,8 +19,7 @@ from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.integer_kernels import integer_kernel
 from tvm_stretch.network.integers import Integer, Rounding, meaning_of
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
-from tvm_stretch.targets.cpu.kernels.fitted_sum import fitted_sum
-from tvm_stretch.targets.cpu.kernels.integer_sums import in_integers
+from tvm_stretch.targets.cpu.kernels.integer_sums import fitted_sum, in_integers
 
 COUNT = 16
 ROUNDING = Rounding("uint8", 11, 0, 255)

@@ -22,10 +22,9 @@ from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking, cut_for_parts
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.cpu.kernels.winograd_nest import least_area
-from tvm_stretch.targets.kernels.fused import split_fused
+from tvm_stretch.targets.kernels.fused import RECTANGLE, split_fused
 from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.rectangle import RECTANGLE
 from tvm_stretch.targets.kernels.template import read_template
 
 Kernels = Mapping[str, tirx.PrimFunc]

@@ -23,7 +23,7 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx import VECTOR, again, keep_bytes
 from tvm_stretch.targets.kernels.flat import scheduled
-from tvm_stretch.targets.kernels.footprint import footprint
+from tvm_stretch.targets.kernels.loop_axes import footprint
 from tvm_stretch.targets.kernels.loops import (
     VECTORIZED,
     block,

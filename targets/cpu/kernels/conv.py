@@ -18,11 +18,10 @@ from tvm.ir import Expr
 from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.halves import NARROW
-from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import ConvShape, Layer, taken
 from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import Template
+from tvm_stretch.targets.kernels.template import Template, kernel_call
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_columns import tiles_of_piece, write_in_pieces

@@ -34,9 +34,9 @@ from tvm.ir import Expr
 from tvm_stretch.network.integer_kernels import averages
 from tvm_stretch.network.integers import Integer, rounding_of
 from tvm_stretch.targets.kernels.blocks import convolution
-from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import kernel_call
 
 from .integer_blocks import by_channel
 

@@ -15,10 +15,9 @@ from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.targets.kernels.blocks import block_array, subsample
 from tvm_stretch.targets.kernels.dots import DOTS
 from tvm_stretch.targets.kernels.fixed_point import FIXED, FixedPoint, mantissas, rounded
-from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.template import choose, kernel_call
 
 from .conv import gathers_pixels
 from .integer_sums import in_integers

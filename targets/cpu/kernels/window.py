@@ -22,10 +22,9 @@ from tvm_stretch.targets.kernels.features import (
     feature,
 )
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.kernel_call import kernel_call
 from tvm_stretch.targets.kernels.layers import ConvShape, Layer, Sliding, WindowShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import Template
+from tvm_stretch.targets.kernels.template import Template, kernel_call
 from tvm_stretch.targets.kernels.window_taps import least, window_count
 
 from .window_nest import write_window

@@ -35,8 +35,12 @@ from .cycles import (
     tile_counts,
 )
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
-from .winograd_sums import multiply_planes, transform_input, transform_weight
-from .winograd_weight import write_weight_transform
+from .winograd_sums import (
+    multiply_planes,
+    transform_input,
+    transform_weight,
+    write_weight_transform,
+)
 
 _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;

@@ -40,8 +40,7 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .channel_runs import ChannelRun, winograd_runs
-from .winograd_input import input_tile
-from .winograd_sums import OUTPUT, combine
+from .winograd_sums import OUTPUT, combine, input_tile
 
 if TYPE_CHECKING:
     from .winograd import WinogradConfig

@@ -20,14 +20,32 @@ Therefore TVM's code becomes a function that the kernel calls:
       scale_kernel_work((__global void*)(memory0 + (size_t)first0 * 4), …);
     }
 
-Kernels for the host's own CPU have a bell (``bells.py``) as an additional first argument.
+Kernels for the host's own CPU have a bell as an additional first argument.
+
+Kernels that synchronise with other processors without the driver, on the host's own CPU.
+
+    __kernel void scale(__global float* a) {      __kernel void scale(volatile __global int* bell,
+      scale_work(a);                                                  __global float* a) {
+    }                                      ->       if (!tvm_stretch_begin(bell)) return;
+                                                    scale_work(a);
+                                                    tvm_stretch_end(bell);
+                                                  }
+
+So the kernels of a region can be enqueued before the regions that it waits for are complete: its
+first kernel waits until the executor rings the region's bell, and all kernels return at once if the
+run has failed. Each work-item increments a counter when it is done, which the executor reads
+instead of sleeping until the driver reports. Waking a thread takes tens of microseconds in either
+direction, a bell a fraction of one. See native/opencl/bell.h for the other side.
+
+The work is a separate function because its pointers are ``restrict``: nothing else may write what
+it reads while it runs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,15 +65,71 @@ from tvm_stretch.make.code.float_arithmetic import (
 from tvm_stretch.make.code.generate import generate
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.targets.opencl.code import folded_addresses
 from tvm_stretch.targets.opencl.kernels.groups import IMAGES, WHOLE_QUADS
 
-from . import folded_addresses
-from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
-from .images import read_images, taking_image
 from .nan_safe import nan_safe, nan_safe_prelude
 from .private_memory import whole_lines
-from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads
+from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads, read_images, taking_image
 from .work_groups import PREFETCH, DeviceCall, device_calls
+
+DOORBELL = "tvm_stretch.doorbell"
+"""Name of a launch that only waits and counts, for regions that begin or end with a copy."""
+
+BELL_ARGUMENT = ("bell", 0)
+"""First argument of every kernel with a bell, as in the JSON of ``opencl_code``."""
+
+BELL_PRELUDE = """\
+#if defined(__clang__) && defined(__x86_64__)
+#define TVM_STRETCH_PAUSE __builtin_ia32_pause()
+#elif defined(__clang__) && defined(__aarch64__)
+#define TVM_STRETCH_PAUSE __asm__ volatile("yield")
+#else
+#define TVM_STRETCH_PAUSE
+#endif
+static int tvm_stretch_begin(volatile __global int* bell) {
+  while (*bell == 0) TVM_STRETCH_PAUSE;
+  return atomic_add(bell, 0) == 1;
+}
+static void tvm_stretch_end(volatile __global int* bell) {
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  atomic_inc(bell + 16);
+}
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void tvm_stretch_doorbell(volatile __global int* bell) {
+  if (tvm_stretch_begin(bell)) tvm_stretch_end(bell);
+}
+"""
+
+
+def kernel_text(
+    entry: str,
+    params: Sequence[str],
+    work: str,
+    group_size: tuple[int, int, int] = (1, 1, 1),
+    *,
+    bells: bool,
+) -> str:
+    """The kernel that does ``work``, with a bell as its first argument if ``bells``."""
+    lines = [work]
+    if bells:
+        params = ["volatile __global int* bell", *params]
+        lines = ["if (!tvm_stretch_begin(bell)) return;", work, "tvm_stretch_end(bell);"]
+    body = "".join(f"  {line}\n" for line in lines)
+    attribute = f"__attribute__((reqd_work_group_size{group_size}))"
+    return f"__kernel {attribute} void {entry}({', '.join(params)}) {{\n{body}}}\n"
+
+
+def doorbell_launch() -> dict[str, object]:
+    """The launch of the prelude's kernel."""
+    return {
+        "entry": "tvm_stretch_doorbell",
+        "source": 0,
+        "groups": [1, 1, 1],
+        "group_size": [1, 1, 1],
+        "args": [list(BELL_ARGUMENT)],
+    }
+
 
 _C_FUNCTIONS = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp10"),

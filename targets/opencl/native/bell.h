@@ -2,7 +2,7 @@
 //
 // Kernels of a device on the host's CPU are threads of this process, so both sides can synchronise
 // through memory: each kernel first waits until its region's bell is rung, and counts its finished
-// work-items (targets/opencl/code/bells.py writes that into the kernels).
+// work-items (targets/opencl/code/opencl_code.py writes that into the kernels).
 #ifndef TVM_STRETCH_OPENCL_BELL_H_
 #define TVM_STRETCH_OPENCL_BELL_H_
 

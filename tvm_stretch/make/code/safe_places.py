@@ -25,7 +25,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 
 from tvm_stretch.network.rewriting import rewrite
-from tvm_stretch.targets.kernels.rectangle import RECTANGLE
+from tvm_stretch.targets.kernels.fused import RECTANGLE
 
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 

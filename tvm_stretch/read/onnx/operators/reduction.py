@@ -23,8 +23,7 @@ from tvm import relax
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, converter
 from tvm_stretch.read.onnx.operators.elementwise import cast, constant
 from tvm_stretch.read.onnx.operators.movement import reshape
-from tvm_stretch.targets.kernels.running import Running, running_call
-from tvm_stretch.targets.kernels.top_k import top_k_call
+from tvm_stretch.targets.kernels.top_k import Running, running_call, top_k_call
 
 _REDUCE = {
     "ReduceMean": relax.op.mean, "ReduceSum": relax.op.sum, "ReduceMax": relax.op.max,
