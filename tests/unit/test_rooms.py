@@ -121,15 +121,6 @@ def test_the_longest_name_decides(module: str, level: int | None) -> None:
     assert level_of(module) == level
 
 
-LONG = {
-    "targets/opencl/kernels/item_conv.py write_item_conv": "the loop nest of one kernel",
-    "targets/opencl/kernels/item_conv.py item": "as above",
-    "targets/opencl/kernels/matmul.py write_group_matmul": "the loop nest of one kernel",
-    "targets/opencl/kernels/matmul.py body": "as above",
-}
-"""Functions of more than 60 lines, and why."""
-
-
 def test_functions_are_short() -> None:
     """At most 60 lines without signature and docstring."""
     found = set()
@@ -139,4 +130,4 @@ def test_functions_are_short() -> None:
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 if body and (node.end_lineno or 0) - body[0].lineno >= 60:
                     found.add(f"{path.relative_to(ROOT)} {node.name}")
-    assert found == set(LONG)
+    assert not found

@@ -10,7 +10,6 @@ for item in work-items:                          # neighbours in a row are neigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -39,7 +38,7 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .base import GpuConvConfig
-from .groups import launch, when
+from .groups import chosen, launch, when
 from .machine import GpuMachine
 
 _ITEM_PIXELS = (4, 2, 8, 1)  # 4 are enough to use weights more than once
@@ -59,101 +58,93 @@ class ItemConvConfig(GpuConvConfig):
         return ConvConfig.cycles(self, machine, step)
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        return write_item_conv(self, fused.operands, fused.epilogue)
+        return _Nest(self, fused.operands, fused.epilogue).launch()
 
 
-def write_item_conv(
-    cfg: ItemConvConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
-) -> tirx.Stmt:
-    """The kernel of a convolution."""
-    data, weight = operands[:2]
-    height, width = cfg.out_size
-    tiles = -(-width // cfg.pixels)
+class _Nest:
+    """The kernel of a convolution; an item computes the pixels of a tile, which begins at a place.
 
-    def item(indices: Sequence[Expr]) -> tirx.Stmt:
-        n, g, y, tile = indices
-        first_column = tile * cfg.pixels
-        sums = str(epilogue.anchor.dtype)
-        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes, scope="local", dtype=sums)
-        values = scratch("d", cfg.pixels * cfg.data_block, scope="local", dtype=sums)
-        first_block = const(cfg.first_block(g * cfg.oc_blocks))
+    A place is the image, the group of output channels, the row, and the first column.
+    """
 
-        def reduce(ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
-            # A last merged group that is partly empty meets zero weights; it must not read past.
-            channel = first_block + ic
-            if cfg.groups > cfg.merged_groups and cfg.in_blocks % cfg.reduce_blocks:
-                channel = tirx.min(channel, const(cfg.in_blocks - 1))
-            row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+    def __init__(
+        self, cfg: ItemConvConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
+    ) -> None:
+        self.cfg, self.epilogue, (self.data, self.weight) = cfg, epilogue, operands[:2]
+        self.sums, self.overhangs = str(epilogue.anchor.dtype), cfg.out_size[1] % cfg.pixels != 0
+        kept = {"scope": "local", "dtype": self.sums}
+        self.acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes, **kept)
+        self.values = scratch("d", cfg.pixels * cfg.data_block, **kept)
 
-            def read(p: int) -> tirx.Stmt:
-                column = (first_column + p) * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
-                inside = _inside(cfg, row, column, width % cfg.pixels != 0)
+    def launch(self) -> tirx.Stmt:
+        """The kernel."""
+        cfg = self.cfg
+        height, width = cfg.out_size
+        extents = (cfg.batch, cfg.out_groups, height, -(-width // cfg.pixels))
+        total = prod(extents)
+        items = min(cfg.group_items, total)
 
-                def value(v: Expr) -> Expr:
-                    place = (n, channel, row, column)
-                    pixel = load(data, *place, v) if cfg.data_block > 1 else load(data, *place)
-                    pixel = as_type(pixel, sums)
-                    zero = tirx.const(0, sums)
-                    return pixel if inside is None else tirx.if_then_else(inside, pixel, zero)
+        def one(group: Expr, number: Expr) -> tirx.Stmt:
+            place = group * items + number
+            fits = None if total % items == 0 else place < total
+            return when(fits, self._item(*unravelled(place, extents)))
 
-                return lanes(
-                    cfg.data_block, lambda v: store(values, value(v), v + p * cfg.data_block)
-                )
+        return launch(-(-total // items), items, one)
 
-            def multiply(ii: Expr) -> tirx.Stmt:
-                return block(
-                    acc.add(
-                        lambda p, o, v: (
-                            load(values, ii + p * cfg.data_block)
-                            * as_type(load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes), sums)
-                        )
-                    )
-                )
+    def _item(self, n: Expr, g: Expr, y: Expr, tile: Expr) -> tirx.Stmt:
+        cfg, place = self.cfg, (n, g, y, tile * self.cfg.pixels)
 
-            return block(
-                [
-                    *(read(p) for p in range(cfg.pixels)),
-                    loop(cfg.data_block, multiply, "ii", UNROLLED),
-                ]
+        def taps(ic: Expr) -> tirx.Stmt:
+            return loop(
+                cfg.kernel[0],
+                lambda ky: loop(cfg.kernel[1], lambda kx: self._reduce(place, ic, ky, kx), "kx"),
+                "ky",
             )
 
+        nest = loop(cfg.reduce_blocks, taps, "ic")
+        pixels = (self._finish(place, p) for p in range(cfg.pixels))
+        return within([*self.acc.buffers, self.values], [*self.acc.start(), nest, *pixels])
+
+    def _reduce(self, place: tuple[Expr, ...], ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
+        """Add the products of a tap of a block of input channels."""
+        cfg, acc, values, group = self.cfg, self.acc, self.values, place[1]
+
+        def multiply(ii: Expr) -> tirx.Stmt:
+            def product(p: int, o: int, v: Expr) -> Expr:
+                factor = load(self.weight, group, ic, ky, kx, ii, v + o * cfg.lanes)
+                return load(values, ii + p * cfg.data_block) * as_type(factor, self.sums)
+
+            return block(acc.add(product))
+
+        reads = (self._read(place, ic, ky, kx, p) for p in range(cfg.pixels))
+        return block([*reads, loop(cfg.data_block, multiply, "ii", UNROLLED)])
+
+    def _read(self, place: tuple[Expr, ...], ic: Expr, ky: Expr, kx: Expr, p: int) -> tirx.Stmt:
+        """Read the channels of a pixel, zeros outside the image."""
+        cfg, (n, g, y, first) = self.cfg, place
+        # A last merged group that is partly empty meets zero weights; it must not read past.
+        channel = const(cfg.first_block(g * cfg.oc_blocks)) + ic
+        if cfg.groups > cfg.merged_groups and cfg.in_blocks % cfg.reduce_blocks:
+            channel = tirx.min(channel, const(cfg.in_blocks - 1))
+        row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+        column = (first + p) * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
+        inside = _inside(cfg, row, column, self.overhangs)
+
+        def value(v: Expr) -> Expr:
+            lane = (v,) if cfg.data_block > 1 else ()
+            pixel = as_type(load(self.data, n, channel, row, column, *lane), self.sums)
+            return chosen(inside, pixel, tirx.const(0, self.sums))
+
+        return lanes(cfg.data_block, lambda v: store(self.values, value(v), v + p * cfg.data_block))
+
+    def _finish(self, place: tuple[Expr, ...], p: int) -> tirx.Stmt:
+        cfg, (n, g, y, first) = self.cfg, place
+
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            place = (n, g * cfg.oc_blocks + o, y, first_column + p, v)
-            return epilogue.store(place, value)
+            return self.epilogue.store((n, g * cfg.oc_blocks + o, y, first + p, v), value)
 
-        def finish_pixel(p: int) -> tirx.Stmt:
-            stores = block(acc.each(finish, [p]))
-            if width % cfg.pixels == 0:
-                return stores
-            return tirx.IfThenElse(first_column + p < width, stores, None)
-
-        nest = loop(
-            cfg.reduce_blocks,
-            lambda ic: loop(
-                cfg.kernel[0],
-                lambda ky: loop(cfg.kernel[1], lambda kx: reduce(ic, ky, kx), "kx"),
-                "ky",
-            ),
-            "ic",
-        )
-        return within(
-            [*acc.buffers, values],
-            [
-                *acc.start(),
-                nest,
-                *(finish_pixel(p) for p in range(cfg.pixels)),
-            ],
-        )
-
-    extents = (cfg.batch, cfg.out_groups, height, tiles)
-    total = prod(extents)
-    items = min(cfg.group_items, total)
-
-    def one(group: Expr, number: Expr) -> tirx.Stmt:
-        place = group * items + number
-        return when(None if total % items == 0 else place < total, item(unravelled(place, extents)))
-
-    return launch(-(-total // items), items, one)
+        inside = first + p < cfg.out_size[1] if self.overhangs else None
+        return when(inside, block(self.acc.each(finish, [p])))
 
 
 def _inside(cfg: ConvConfig, row: Expr, column: Expr, may_overhang: bool = False) -> Expr | None:

@@ -9,7 +9,7 @@ for each work-group:                               # a tile of 8 x 8 items
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -41,6 +41,9 @@ _SLAB = 16
 _TILES = ((4, 4), (2, 4), (2, 2), (1, 2))
 _EXCHANGE = 8.0
 """What a step of the depth costs besides multiplying and reading, in multiply-adds of an item."""
+
+
+Place = tuple[Sequence[Expr], Expr, Expr]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,95 +88,95 @@ class GroupMatmulConfig(MatmulConfig):
         return found
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        return write_group_matmul(self, fused)
+        return _Nest(self, fused).launch()
 
 
-def write_group_matmul(cfg: GroupMatmulConfig, fused: FusedKernel) -> tirx.Stmt:
-    """The kernel of a product."""
-    a, b = fused.operands[0], fused.operands[-1]  # a matrix may be multiplied by itself
-    (height, depth, width), (wide, high) = cfg.size, (_SIDE * cfg.vectors, _SIDE * cfg.rows)
-    left, right = (
-        scratch(name, _SLAB * side, scope="shared")
-        for name, side in (("left", high), ("right", wide))
-    )
-    acc = scratch("acc", cfg.rows * cfg.vectors, scope="local")
-    column = scratch("column", cfg.rows, scope="local")
-    row = scratch("row", cfg.vectors, scope="local")
-    sums, tiles = range(cfg.rows * cfg.vectors), cfg.tiles
+class _Nest:
+    """The kernel of a product; a tile is its matrices, and its first row and column."""
 
-    def body(group: Expr, item: Expr) -> tirx.Stmt:
-        number, top, first = unravelled(group, (prod(cfg.batch), *tiles))
-        stack = unravelled(number, cfg.batch)
+    def __init__(self, cfg: GroupMatmulConfig, fused: FusedKernel) -> None:
+        self.cfg, self.epilogue = cfg, fused.epilogue
+        self.a, self.b = fused.operands[0], fused.operands[-1]  # perhaps the same matrix
+        self.wide, self.high = _SIDE * cfg.vectors, _SIDE * cfg.rows
+        self.left = scratch("left", _SLAB * self.high, scope="shared")
+        self.right = scratch("right", _SLAB * self.wide, scope="shared")
+        self.acc = scratch("acc", cfg.rows * cfg.vectors, scope="local")
+        self.column = scratch("column", cfg.rows, scope="local")
+        self.row = scratch("row", cfg.vectors, scope="local")
+        height, depth, width = cfg.size
+        self.whole = height % self.high == 0, depth % _SLAB == 0, width % self.wide == 0
+
+    def launch(self) -> tirx.Stmt:
+        """The kernel."""
+        cfg = self.cfg
+        return launch(prod(cfg.batch) * prod(cfg.tiles), _ITEMS, self._group)
+
+    def _group(self, group: Expr, item: Expr) -> tirx.Stmt:
+        cfg, sums = self.cfg, range(self.cfg.rows * self.cfg.vectors)
+        number, top, first = unravelled(group, (prod(cfg.batch), *cfg.tiles))
+        place = unravelled(number, cfg.batch), top * self.high, first * self.wide
         down, across = unravelled(item, (_SIDE, _SIDE))
-        top, first = top * high, first * wide
-
-        def number_of(
-            matrix: tirx.Buffer, shape: tuple[int, ...], y: Expr, x: Expr, fits: tuple[bool, bool]
-        ) -> Expr:
-            inside = every(
-                None if fits[0] else y < shape[-2],
-                None if fits[1] else x < shape[-1],
-            )
-            return chosen(inside, load(matrix, *place_in(shape, stack, y, x)), f32(0.0))
-
-        whole = height % high == 0, depth % _SLAB == 0, width % wide == 0
-
-        def slab(turn: Expr) -> tirx.Stmt:
-            start = turn * _SLAB
-
-            def of_left(_: int, n: Expr) -> tirx.Stmt:
-                y, k = n // _SLAB, n % _SLAB
-                value = number_of(a, cfg.a, top + y, start + k, whole[:2])
-                return store(left, value, k * high + y)
-
-            def of_right(_: int, n: Expr) -> tirx.Stmt:
-                value = number_of(b, cfg.b, start + n // wide, first + n % wide, whole[1:])
-                return store(right, value, n)
-
-            return block(
-                [
-                    *shares(_SLAB * high, _ITEMS, item, of_left),
-                    *shares(_SLAB * wide, _ITEMS, item, of_right),
-                    barrier(),
-                    loop(_SLAB, multiply, "k"),
-                    barrier(),
-                ]
-            )
-
-        def multiply(k: Expr) -> tirx.Stmt:
-            columns = [
-                store(column, load(left, k * high + down + i * _SIDE), i) for i in range(cfg.rows)
-            ]
-            rows = [
-                store(row, load(right, k * wide + across + j * _SIDE), j)
-                for j in range(cfg.vectors)
-            ]
-            products = [
-                store(
-                    acc,
-                    load(acc, s) + load(column, s // cfg.vectors) * load(row, s % cfg.vectors),
-                    s,
-                )
-                for s in sums
-            ]
-            return block([*columns, *rows, *products])
-
-        def finish(s: int) -> tirx.Stmt:
-            y = top + down + s // cfg.vectors * _SIDE
-            x = first + across + s % cfg.vectors * _SIDE
-            inside = every(
-                None if whole[0] else y < height,
-                None if whole[2] else x < width,
-            )
-            return when(inside, fused.epilogue.store((*stack, y, x), load(acc, s)))
-
+        steps = -(-cfg.size[1] // _SLAB)
         return within(
-            [left, right, acc, column, row],
+            [self.left, self.right, self.acc, self.column, self.row],
             [
-                *(store(acc, f32(0.0), s) for s in sums),
-                loop(-(-depth // _SLAB), slab, "slab"),
-                *map(finish, sums),
+                *(store(self.acc, f32(0.0), s) for s in sums),
+                loop(steps, lambda turn: self._slab(place, turn * _SLAB, item), "slab"),
+                *(self._finish(place, down, across, s) for s in sums),
             ],
         )
 
-    return launch(prod(cfg.batch) * prod(tiles), _ITEMS, body)
+    def _slab(self, place: Place, start: Expr, item: Expr) -> tirx.Stmt:
+        """Fetch a slab of the depth, and multiply it."""
+        (stack, top, first), whole, high, wide = place, self.whole, self.high, self.wide
+        down, across = unravelled(item, (_SIDE, _SIDE))
+
+        def number_of(
+            matrix: tirx.Buffer, shape: tuple[int, ...], y: Expr, x: Expr, fits: tuple[bool, ...]
+        ) -> Expr:
+            rows, columns = (
+                (None if fits[0] else y < shape[-2]),
+                (None if fits[1] else x < shape[-1]),
+            )
+            number = load(matrix, *place_in(shape, stack, y, x))
+            return chosen(every(rows, columns), number, f32(0.0))
+
+        def of_left(_: int, n: Expr) -> tirx.Stmt:
+            y, k = n // _SLAB, n % _SLAB
+            value = number_of(self.a, self.cfg.a, top + y, start + k, whole[:2])
+            return store(self.left, value, k * high + y)
+
+        def of_right(_: int, n: Expr) -> tirx.Stmt:
+            y, x = start + n // wide, first + n % wide
+            return store(self.right, number_of(self.b, self.cfg.b, y, x, whole[1:]), n)
+
+        return block(
+            [
+                *shares(_SLAB * high, _ITEMS, item, of_left),
+                *shares(_SLAB * wide, _ITEMS, item, of_right),
+                barrier(),
+                loop(_SLAB, lambda k: self._multiply(k * high + down, k * wide + across), "k"),
+                barrier(),
+            ]
+        )
+
+    def _multiply(self, left: Expr, right: Expr) -> tirx.Stmt:
+        """Add the products of a step of the depth."""
+        cfg, acc, column, row = self.cfg, self.acc, self.column, self.row
+        rows = [store(column, load(self.left, left + i * _SIDE), i) for i in range(cfg.rows)]
+        columns = [store(row, load(self.right, right + j * _SIDE), j) for j in range(cfg.vectors)]
+        products = [
+            store(
+                acc, load(acc, s) + load(column, s // cfg.vectors) * load(row, s % cfg.vectors), s
+            )
+            for s in range(cfg.rows * cfg.vectors)
+        ]
+        return block([*rows, *columns, *products])
+
+    def _finish(self, place: Place, down: Expr, across: Expr, s: int) -> tirx.Stmt:
+        (stack, top, first), (height, _, width) = place, self.cfg.size
+        y = top + down + s // self.cfg.vectors * _SIDE
+        x = first + across + s % self.cfg.vectors * _SIDE
+        rows, columns = None if self.whole[0] else y < height, None if self.whole[2] else x < width
+        stored = self.epilogue.store((*stack, y, x), load(self.acc, s))
+        return when(every(rows, columns), stored)
