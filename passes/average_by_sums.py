@@ -19,10 +19,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.calls import PROCESSOR
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
+from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.network.rewriting import CallRewriter
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

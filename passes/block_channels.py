@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.calls import PROCESSOR
 from tvm_stretch.network.emitting.blocked_values import Rewriter
 from tvm_stretch.network.emitting.half_weights import store_halves
 from tvm_stretch.network.expressions import bindings_of, builder_with_kernels
+from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

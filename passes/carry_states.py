@@ -39,6 +39,7 @@ from tvm import relax
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.expressions import bindings_of, constant, shape_of
+from tvm_stretch.network.rewriting import Bindings
 from tvm_stretch.network.states import (
     CARRIED,
     STATES,
@@ -137,19 +138,16 @@ def _expand(
     return {name: found[name] for name in inputs if name in found}
 
 
-class _Body:
+class _Body(Bindings):
     """The bindings of ``main``, to which those of states are added."""
 
     def __init__(self, main: relax.Function) -> None:
+        super().__init__()
         self._main = main
-        self._bindings = [*bindings_of(main)]
-        self._builder = relax.BlockBuilder()
+        self.bindings = [*bindings_of(main)]
 
-    def _emit(self, value: relax.Expr, kind: type[relax.Var] = relax.DataflowVar) -> relax.Var:
-        value = self._builder.normalize(value)
-        var = kind("state", value.ty)
-        self._bindings.append(relax.VarBinding(var, value))
-        return var
+    def _emit(self, value: relax.Expr) -> relax.Var:
+        return self.bind_new("state", value)
 
     def following(
         self, param: relax.Var, source: str | Greedy | Counter, outputs: Mapping[str, relax.Expr]
@@ -202,7 +200,7 @@ class _Body:
         shape[axis] += room
         held = relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
         part = relax.op.strided_slice(held, [axis], [room], [shape[axis]])
-        self._bindings.insert(0, relax.VarBinding(param, self._builder.normalize(part)))
+        self.bindings.insert(0, relax.VarBinding(param, self.builder.normalize(part)))
         return held
 
     def after(
@@ -219,10 +217,10 @@ class _Body:
 
     def returning(self, params: list[relax.Var], fields: list[relax.Expr]) -> relax.Function:
         """``main`` with these parameters and results."""
-        results = [self._emit(field, relax.Var) for field in fields]
+        results = [self.bind_new("state", field, relax.Var) for field in fields]
         types = relax.TupleType([result.ty for result in results])
-        body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], relax.Tuple(results))
-        return relax.Function(params, self._builder.normalize(body), types, self._main.is_pure)
+        body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], relax.Tuple(results))
+        return relax.Function(params, self.builder.normalize(body), types, self._main.is_pure)
 
 
 def _growth(value: relax.Expr, param: relax.Var) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.expressions import constant, rewrite_functions, shape_of
+from tvm_stretch.network.expressions import axes_of, constant, rewrite_functions, shape_of
 from tvm_stretch.network.operators import POINTWISE, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
 from tvm_stretch.network.rewriting import SourceRewriter
@@ -84,9 +84,9 @@ class _Mover(SourceRewriter):
     def moved(self, x: relax.Expr) -> relax.Expr | None:
         """The tensor with channels first of which ``x`` is the transpose."""
         call, rank = self.definition(x), len(shape_of(x))
-        if kind_of(call) != "permute_dims" or rank < 3 or call.attrs.axes is None:
+        if kind_of(call) != "permute_dims" or rank < 3:
             return None
-        return call.args[0] if [int(axis) for axis in call.attrs.axes] == _last(rank) else None
+        return call.args[0] if axes_of(call) == _last(rank) else None
 
     def move(self, x: relax.Expr, rank: int) -> relax.Expr:
         """``x``, which may have fewer than ``rank`` axes, with channels first."""

@@ -38,6 +38,7 @@ from tvm_stretch.network.expressions import with_variables
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.network.properties.repeated_blocks import Block, detect_blocks
+from tvm_stretch.network.rewriting import with_body
 from tvm_stretch.plan.design import Branch, Design, Source, StretchedSegment
 
 BRANCHES = "tvm_stretch.branches"
@@ -186,11 +187,8 @@ class _Stretcher:
     def _module(self) -> tvm.IRModule:
         block = relax.DataflowBlock(self.scaler.emitter.bindings)
         result = with_variables(self.main.body.body, lambda var: self.values[var.name].var)
-        body = relax.BlockBuilder().normalize(relax.SeqExpr([block], result))
-        function = relax.Function(self.main.params, body, is_pure=self.main.is_pure)
-        attrs = {**(self.main.attrs or {}), BRANCHES: to_text(self.names)}
-        updated = self.mod.clone()
-        updated["main"] = function.with_attrs(attrs)
+        updated = with_body(self.mod, relax.SeqExpr([block], result))
+        updated["main"] = updated["main"].with_attr(BRANCHES, to_text(self.names))
         return updated
 
     # --- segments ---

@@ -20,7 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.expressions import constant, is_float, rewrite_functions, shape_of
+from tvm_stretch.network.expressions import axes_of, constant, is_float, rewrite_functions, shape_of
 from tvm_stretch.network.operators import POINTWISE, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
 from tvm_stretch.network.rewriting import SourceRewriter
@@ -77,7 +77,7 @@ class _Writer(SourceRewriter):
         call = self.definition(x)
         if kind_of(call) != "permute_dims" or len(shape_of(x)) != len(_VIDEO):
             return None
-        if call.attrs.axes is None or [int(axis) for axis in call.attrs.axes] != _VIDEO:
+        if axes_of(call) != _VIDEO:
             return None
         reshape = self.definition(call.args[0])
         if kind_of(reshape) != "reshape":

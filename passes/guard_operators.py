@@ -30,6 +30,7 @@ from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.expressions import bindings_of, constant, constant_value, shape_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.provenance import is_made_up, same_source, source_of
+from tvm_stretch.network.rewriting import Bindings
 from tvm_stretch.network.states import GUARDS, Guard, read_guards
 
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
@@ -83,17 +84,16 @@ def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(updated)
 
 
-class _Rewriter:
+class _Rewriter(Bindings):
     """One walk over the bindings of ``main``."""
 
     def __init__(self, main: relax.Function) -> None:
+        super().__init__()
         self.main = main
         self.changed = False
-        self.bindings: list[relax.Binding] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.results = results_of(main)
         self.kept: list[relax.Var] = []
-        self._builder = relax.BlockBuilder()
         self._values: dict[relax.Var, relax.Expr] = {}
         self._name = self._hint = ""
         for binding in bindings_of(main):
@@ -107,11 +107,9 @@ class _Rewriter:
 
     def _output(self, result: relax.Expr) -> relax.Var:
         """A variable that can be read outside of the dataflow block."""
-        result = self._builder.normalize(result)
+        result = self.builder.normalize(result)
         name = result.name if isinstance(result, relax.Var) else "lv"
-        var = relax.Var(name, result.ty)
-        self.bindings.append(relax.VarBinding(var, result))
-        return var
+        return self.bind_new(name, result, relax.Var)
 
     def _visit(self, binding: relax.Binding) -> None:
         value = getattr(binding, "value", None)
@@ -123,17 +121,14 @@ class _Rewriter:
             safe = rule(self, value)
             if safe is not None:
                 self.changed = True
-                binding = relax.VarBinding(binding.var, self._builder.normalize(safe))
+                binding = relax.VarBinding(binding.var, self.builder.normalize(safe))
         if isinstance(binding, relax.VarBinding):
             self._values[binding.var] = binding.value
         self.bindings.append(binding)
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression before the operator that is being rewritten."""
-        expr = self._builder.normalize(expr)
-        var = relax.DataflowVar(self._hint, expr.ty)
-        self.bindings.append(relax.VarBinding(var, expr))
-        return var
+        return self.bind_new(self._hint, expr)
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
         """The expression that a variable is bound to."""

@@ -21,7 +21,6 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.calls import PROCESSOR
 from tvm_stretch.network.expressions import (
     bindings_of,
     builder_with_kernels,
@@ -30,7 +29,7 @@ from tvm_stretch.network.expressions import (
     with_variables,
 )
 from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
-from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.operators import PROCESSOR, kind_of
 from tvm_stretch.passes.name_operators import Renamer
 
 HALF, WIDE = "float16", "float32"

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
-from tvm_stretch.network.calls import PROCESSOR
+from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.passes.fold_constants import constant_bindings, is_constant
 
 

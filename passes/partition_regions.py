@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.calls import PROCESSOR, Calls, Leaf
+from tvm_stretch.network.operators import PROCESSOR, Calls, Leaf
 from tvm_stretch.network.provenance import hide_dots
 from tvm_stretch.passes.tag import REGIONS
 

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.network.expressions import bindings_of
+from tvm_stretch.network.rewriting import with_body
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReturnTuple")
@@ -32,12 +33,7 @@ class ReturnTuple:
         pairs = zip(variables, fields, strict=True)
         bindings = [*blocks[-1].bindings, *(relax.VarBinding(*pair) for pair in pairs)]
         body = relax.SeqExpr([*blocks[:-1], relax.DataflowBlock(bindings)], relax.Tuple(variables))
-        function = relax.Function(
-            main.params, relax.BlockBuilder().normalize(body), main.ret_ty, main.is_pure
-        )
-        updated = mod.clone()
-        updated["main"] = function.with_attrs(dict(main.attrs or {}))
-        return updated
+        return with_body(mod, body)
 
 
 def _fields(result: relax.Var, main: relax.Function) -> list[relax.Expr]:

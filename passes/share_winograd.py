@@ -28,6 +28,7 @@ from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.emitting.winograd_stage import STAGE, WinogradStage
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.rewriting import Bindings, with_body
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.cpu.kernels.winograd_sums import (
     multiply_planes,
@@ -70,44 +71,38 @@ class ShareWinograd:
         return share_winograd(mod, self.machines)
 
 
-class _Rewriter:
+class _Rewriter(Bindings):
     def __init__(self, mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> None:
-        self.main = mod["main"]
-        self.bindings = [*bindings_of(self.main)]
+        super().__init__(relax.BlockBuilder(mod))
+        self.mod, self.main = mod, mod["main"]
+        self.before = [*bindings_of(self.main)]
         self.concats = {
             binding.var: binding.value.args[0].fields
-            for binding in self.bindings
+            for binding in self.before
             if _is_channel_concat(binding.value)
         }
-        self.builder = relax.BlockBuilder(mod)
         self.tiles: dict[tuple[relax.Var, WinogradStage], relax.Var] = {}
-        self.stages = dict(_shared_stages(self.bindings, machines))
-        self.emitted: list[relax.Binding] = []
+        self.stages = dict(_shared_stages(self.before, machines))
         self.parts = table_of(self.main, PARTS)
-        self.taken = {binding.var.name for binding in self.bindings}
+        self.taken = {binding.var.name for binding in self.before}
 
     def rewritten(self) -> tvm.IRModule:
         """The module with the convolutions in two stages."""
         main = self.main
-        for binding in self.bindings:
+        for binding in self.before:
             stage = self.stages.get(binding.var)
             if stage is None:
-                self.emitted.append(binding)
+                self.bindings.append(binding)
                 continue
             data, weight = binding.value.args
             planes = self._tiles(data, replace(stage, name="input"))
-            call = self._call(stage, [planes, weight], binding.value.ty)
-            self.emitted.append(relax.VarBinding(binding.var, call))
-        body = relax.SeqExpr([relax.DataflowBlock(self.emitted)], main.body.body)
+            self.bind(binding.var, self._call(stage, [planes, weight], binding.value.ty))
+        body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], main.body.body)
         uses = count_uses(relax.Function(main.params, body, main.ret_ty, main.is_pure))
-        live = [b for b in self.emitted if b.var not in self.concats or uses.get(b.var)]
+        live = [b for b in self.bindings if b.var not in self.concats or uses.get(b.var)]
         body = relax.SeqExpr([relax.DataflowBlock(live)], main.body.body)
-        body = self.builder.normalize(body)
-        function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
-        updated = self.builder.get()
-        main_var = updated.get_global_var("main")
-        function = function.with_attrs(dict(main.attrs or {}))
-        updated.update_func(main_var, with_table(function, PARTS, self.parts))
+        updated = with_body(self.mod, body, self.builder)
+        updated["main"] = with_table(updated["main"], PARTS, self.parts)
         return updated
 
     def _tiles(self, data: relax.Var, stage: WinogradStage) -> relax.Var:
@@ -152,10 +147,8 @@ class _Rewriter:
         return self._bind(name, self._call(own, [data], relax.TensorType(planes, "float32")), of)
 
     def _bind(self, name: str, expr: relax.Expr, of: Provenance) -> relax.Var:
-        expr = self.builder.normalize(expr)
-        var = relax.DataflowVar(free_name(name, self.taken), expr.ty)
+        var = self.bind_new(free_name(name, self.taken), expr)
         self.parts[var.name] = of
-        self.emitted.append(relax.VarBinding(var, expr))
         return var
 
     def _call(

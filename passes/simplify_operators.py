@@ -28,6 +28,7 @@ from tvm import relax
 
 from tvm_stretch.network.expressions import (
     RESHAPES,
+    axes_of,
     constant,
     is_float,
     rewrite_functions,
@@ -233,25 +234,18 @@ def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Merge transposes of transposes; a transpose that only moves axes of size 1 is a reshape."""
-    rank = len(shape_of(call))
-    order = _order(call, rank)
-    x = call.args[0]
+    order, x = axes_of(call), call.args[0]
     value = s.constant(x)
     if value is not None:
         return constant(value.transpose(order))
     inner = s.definition(x)
     if kind_of(inner) == "permute_dims":
-        first = _order(inner, rank)
+        first = axes_of(inner)
         return relax.op.permute_dims(inner.args[0], [first[axis] for axis in order])
     long = [axis for axis in order if shape_of(x)[axis] != 1]
     if long == sorted(long):
         return relax.op.reshape(x, relax.ShapeExpr(shape_of(call)))
     return None
-
-
-def _order(call: relax.Call, rank: int) -> list[int]:
-    axes = call.attrs.axes
-    return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
 
 
 def drop_identity(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:

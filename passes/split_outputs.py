@@ -30,7 +30,6 @@ from tvm.ir import GenericConst, Op
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.convolutions import conv2d_like, operator_like, weights_of
-from tvm_stretch.network.emitting.branches import with_body
 from tvm_stretch.network.expressions import (
     bindings_of,
     builder_with_kernels,
@@ -40,6 +39,7 @@ from tvm_stretch.network.expressions import (
 from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
 from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.rewriting import Bindings, with_body
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]
@@ -118,7 +118,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
     splitter.parts = table_of(main, PARTS)
     splitter.taken = {p.name for p in main.params} | {binding.var.name for binding in bindings}
     for binding in bindings:
-        splitter.bind(binding.var, binding.value)
+        splitter.write(binding.var, binding.value)
     uncut = set(shares) - splitter.cut
     if uncut:
         raise InputError(
@@ -143,25 +143,24 @@ class SplitOutputs:
         return split_outputs(mod, self.shares)
 
 
-class _Splitter:
+class _Splitter(Bindings):
     def __init__(self, shares: Mapping[str, Widths], builder: relax.BlockBuilder) -> None:
+        super().__init__(builder)
         self.shares = shares
         self.values: dict[relax.Var, _Value] = {}
-        self.bindings: list[relax.Binding] = []
         self.cut: set[str] = set()
         self.results: dict[relax.Expr, relax.Var] = {}
         self.taken: set[str] = set()
         self.parts: dict[str, Provenance] = {}
         self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
-        self.builder = builder
 
     # --- bindings ---
 
-    def bind(self, var: relax.Var, expr: relax.Expr) -> None:
+    def write(self, var: relax.Var, expr: relax.Expr) -> None:
         """Re-emit ``var = expr``, in parts if possible."""
         parts = self._parts_of(var, expr) if isinstance(expr, relax.Call) else None
         if parts is None:
-            self._emit(var, self._whole(expr))
+            self.bind(var, self._whole(expr))
             self.values[var] = _Value(whole=var)
             return
         widths, calls = parts
@@ -181,22 +180,14 @@ class _Splitter:
             return whole
         if whole not in self.results:  # a network may return a tensor twice
             name = free_name(f"{whole.name}.out", self.taken)
-            self.results[whole] = self._emit(relax.Var(name, whole.ty), whole)
+            self.results[whole] = self.bind(relax.Var(name, whole.ty), whole)
         return self.results[whole]
-
-    def _emit(self, var: relax.Var, expr: relax.Expr) -> relax.Var:
-        self.bindings.append(relax.VarBinding(var, self.builder.normalize(expr)))
-        return var
 
     def _emit_part(self, name: str, of: str, owner: int, expr: relax.Expr) -> relax.Var:
         """Bind an owner's part of an operator of the network."""
         name = free_name(part_name(name, owner), self.taken)
         self.parts[name] = Provenance((of,), part=owner, owner=owner)
-        return self._emit_new(name, expr)
-
-    def _emit_new(self, name: str, expr: relax.Expr) -> relax.Var:
-        expr = self.builder.normalize(expr)
-        return self._emit(relax.DataflowVar(name, expr.ty), expr)
+        return self.bind_new(name, expr)
 
     # --- whole values and parts ---
 
@@ -209,7 +200,7 @@ class _Splitter:
         if value is None:
             return var
         if value.whole is None:
-            value.whole = self._emit_new(var.name, relax.op.concat(list(value.parts), axis=1))
+            value.whole = self.bind_new(var.name, relax.op.concat(list(value.parts), axis=1))
         return value.whole
 
     def _in_parts(self, expr: relax.Expr, widths: Widths) -> list[relax.Expr]:

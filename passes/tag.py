@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import PlanError
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan
 
 REGIONS = "regions"

@@ -18,8 +18,8 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvm_stretch.network.calls import PROCESSOR
 from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, shape_of
+from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.network.provenance import KERNELS, Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
 

@@ -15,13 +15,18 @@ else reads `a` or `b`.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_stretch.network.expressions import bindings_of, constant, rewrite_functions, shape_of
+from tvm_stretch.network.expressions import (
+    axes_of,
+    bindings_of,
+    constant,
+    rewrite_functions,
+    shape_of,
+)
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import SourceRewriter
 
@@ -41,7 +46,7 @@ def _moved_back(function: relax.Function) -> dict[relax.Var, list[list[int]]]:
     found: dict[relax.Var, list[list[int]]] = {}
     for binding in bindings_of(function):
         if kind_of(binding.value) == "permute_dims":
-            found.setdefault(binding.value.args[0], []).append(_axes(binding.value))
+            found.setdefault(binding.value.args[0], []).append(axes_of(binding.value))
     return found
 
 
@@ -63,7 +68,7 @@ class _Writer(SourceRewriter):
         count, *depth = shape_of(call.args[1])
         if kind_of(moved) != "permute_dims" or depth != [1]:
             return None
-        there = _axes(moved)
+        there = axes_of(moved)
         back = [there.index(axis) for axis in range(len(there))]
         if back not in self.back.get(self.written, []):
             return None
@@ -94,11 +99,3 @@ class _Writer(SourceRewriter):
 
 def _repeated(places: relax.Expr, outer: int) -> relax.Expr:
     return relax.op.broadcast_to(places, (outer, *shape_of(places)[1:]))
-
-
-def _axes(call: Any) -> list[int]:
-    """The axes of a transpose; by default it reverses them."""
-    rank = len(shape_of(call))
-    if call.attrs.axes is None:
-        return [*reversed(range(rank))]
-    return [int(axis) % rank for axis in call.attrs.axes]

@@ -11,9 +11,9 @@ import tvm
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 from tvm import relax
 
-from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.expressions import tensor_types
 from tvm_stretch.network.integers import integer_of
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.plan.plan import Plan, PlannedRegion

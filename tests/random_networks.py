@@ -7,7 +7,7 @@ import tvm
 from hypothesis import strategies as st
 from tvm import relax
 
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 

@@ -27,7 +27,7 @@ from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.make.branching import branch
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor

@@ -9,7 +9,7 @@ from cpu_targets import TARGET
 from onnx_models import assert_same, run_onnxruntime
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import PlannedRegion
 from tvm_stretch.read import load_network

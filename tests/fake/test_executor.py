@@ -18,7 +18,7 @@ from memory_growth import keeps_growing
 from tvm import relax, rpc
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network
 

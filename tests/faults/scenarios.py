@@ -26,7 +26,7 @@ from walk import VARIABLES
 
 import tvm_stretch as ts
 from tvm_stretch.make.code import kernel_cache
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network
 

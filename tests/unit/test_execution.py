@@ -15,7 +15,7 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.plan import Execution, Plan, Stray
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit

@@ -12,7 +12,7 @@ from relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
 from tvm_stretch.make.kernels import kernels_alone
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.expand_math import ExpandMath

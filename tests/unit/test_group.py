@@ -16,7 +16,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import DeviceError, InputError
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network
 from tvm_stretch.run.group import Group

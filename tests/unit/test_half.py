@@ -23,8 +23,7 @@ from tvm.target import Target
 import tvm_stretch as ts
 from benchmarks.kernel_code import build, config_of, hot_loops
 from tvm_stretch.make.precision import PRECISIONS, processors_in, read_precision
-from tvm_stretch.network.calls import Calls
-from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.operators import Calls, kind_of
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.read import load_network

@@ -15,9 +15,9 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding, integer_of
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.integers_in_half import IntegersInHalf
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network

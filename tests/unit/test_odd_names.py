@@ -16,7 +16,7 @@ from search_helpers import costs
 import tvm_stretch as ts
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.pieces import Network

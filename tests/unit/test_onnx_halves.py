@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.read import load_network
 from tvm_stretch.read.onnx.reader import read_onnx
 from tvm_stretch.read.onnx.shapes import widen_halves

@@ -17,8 +17,8 @@ from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.integers import integer_of
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.engines.code.onnx_operators import onnx_of, repetitions_of, why_not_onnx
 from tvm_stretch.targets.engines.code.onnx_scales import bindings, with_copies

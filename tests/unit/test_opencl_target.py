@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.target import Target
 
 import tvm_stretch as ts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.opencl.device import (
     FAMILIES,

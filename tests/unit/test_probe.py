@@ -19,7 +19,7 @@ import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.base.files import sealed
 from tvm_stretch.make.pipeline import Job, build_parts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.cost.fingerprint import default_folder, fingerprint
 from tvm_stretch.plan.cost.verdicts import (
     FORMAT,

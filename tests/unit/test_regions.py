@@ -25,7 +25,7 @@ from tvm_stretch.make.lowering.executor_graph import (
     Tensor,
 )
 from tvm_stretch.make.lowering.lower import Lowered, lower
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.partition_regions import PartitionRegions

@@ -24,8 +24,7 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.branching import branch
-from tvm_stretch.network.calls import Calls
-from tvm_stretch.network.operators import Operators
+from tvm_stretch.network.operators import Calls, Operators
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.cost.prediction import AnalyticModel, Prediction
 from tvm_stretch.plan.cost.profile import Power

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 
 from tvm_stretch.base.errors import PlanError, UnsupportedError
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal, abbreviate
 from tvm_stretch.plan.regions import form_regions

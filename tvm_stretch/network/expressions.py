@@ -30,6 +30,12 @@ def tensor_types(expr: relax.Expr) -> list[relax.TensorType]:
     return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
 
+def axes_of(call: relax.Call) -> list[int]:
+    """The order of axes that a transpose makes; by default it reverses them."""
+    axes, rank = call.attrs.axes, len(shape_of(call.args[0]))
+    return [*reversed(range(rank))] if axes is None else [int(axis) % rank for axis in axes]
+
+
 def flat_args(call: relax.Call) -> list[relax.Expr]:
     """The operands of a call, with the fields of tuples in their places."""
     args = (arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args)

@@ -1,9 +1,14 @@
-"""A flat view of a Relax function: operators by name, their operands and their readers.
+"""Flat views of a Relax function: operators by name with their readers, and the tensors of calls.
 
     lv = R.nn.conv2d(x, w)
     lv1 = R.add(lv, b)        ->   Operators: lv reads (x,), lv1 reads (lv,); x is a parameter
 
+    lv = R.split(x, 2)        ->   Calls: add reads (lv, 0) and (lv, 1)
+    lv1 = (lv[0], lv[1])
+    add = R.add(lv[0], lv1[1])
+
 Names are those of the binding variables, which are unique in canonical Relax (name_operators.py).
+The columns of the table of operators say what the rooms do with each kind.
 """
 
 from __future__ import annotations
@@ -18,10 +23,99 @@ from weakref import WeakKeyDictionary
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
-from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.network.expressions import bindings_of, shape_of
 from tvm_stretch.network.integers import integer_of, operands_of
 from tvm_stretch.network.steps import kind_of_steps, recurrence_of
+
+PROCESSOR = "processor"
+"""Attribute of a region's function: the name of its processor."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A parameter or the result of a call: the whole result, or one field of a tuple."""
+
+    var: relax.Var
+    index: int | None = None
+
+    @property
+    def type(self) -> relax.Type:
+        """Its type."""
+        return self.var.ty if self.index is None else self.var.ty.fields[self.index]
+
+    @property
+    def name(self) -> str:
+        """A name for people."""
+        return self.var.name if self.index is None else f"{self.var.name}_{self.index}"
+
+
+class Calls:
+    """The calls of ``function`` in program order, also by the names of their variables.
+
+    Names are unique in canonical Relax; in fused functions, where they are not, use ``bound``.
+
+    Raises:
+        UnsupportedError: a binding is neither a call nor a tuple nor a variable.
+    """
+
+    def __init__(self, function: relax.Function) -> None:
+        self.bound: list[tuple[relax.Var, relax.Call]] = []
+        self._glue: dict[relax.Var, relax.Expr] = {}
+        for binding in bindings_of(function):
+            value = getattr(binding, "value", None)
+            if isinstance(binding, relax.VarBinding) and isinstance(value, relax.Call):
+                self.bound.append((binding.var, value))
+            elif isinstance(binding, relax.VarBinding) and not isinstance(value, relax.If):
+                self._glue[binding.var] = value
+            else:
+                raise UnsupportedError(
+                    f"expected operators and tuples in the network, got {type(value).__name__} "
+                    f"for {binding.var.name}; export it without control flow"
+                )
+        self.calls = {var.name: call for var, call in self.bound}
+        self.variables = {var.name: var for var, _ in self.bound}
+        self.result = function.body.body
+
+    def leaves(self, expr: relax.Expr) -> Iterator[Leaf]:
+        """The tensors that an expression reads, in order."""
+        found: list[Leaf] = []
+
+        def note(leaf: Leaf) -> relax.Expr:
+            found.append(leaf)
+            return leaf.var
+
+        self.rebuild(expr, note)
+        yield from found
+
+    def rebuild(self, expr: relax.Expr, replace: Callable[[Leaf], relax.Expr]) -> relax.Expr:
+        """``expr`` with ``replace(leaf)`` for every tensor that it reads."""
+        if isinstance(expr, relax.Call):
+            args = [self.rebuild(arg, replace) for arg in expr.args]
+            return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+        resolved = self._resolve(expr)
+        if isinstance(resolved, relax.Tuple):
+            return relax.Tuple([self.rebuild(field, replace) for field in resolved.fields])
+        if isinstance(resolved, relax.TupleGetItem):
+            return replace(Leaf(resolved.tuple_value, resolved.index))
+        if isinstance(resolved, relax.Var) and isinstance(resolved.ty, relax.TupleType):
+            fields = range(len(resolved.ty.fields))
+            return relax.Tuple([replace(Leaf(resolved, index)) for index in fields])
+        if isinstance(resolved, relax.Var):
+            return replace(Leaf(resolved))
+        return resolved  # a constant, a shape, a number
+
+    def _resolve(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` in terms of parameters and results of calls."""
+        while expr in self._glue:
+            expr = self._glue[expr]
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self._resolve(expr.tuple_value)
+            if isinstance(whole, relax.Tuple):
+                return self._resolve(whole.fields[expr.index])
+            return relax.TupleGetItem(whole, expr.index)
+        return expr
+
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])

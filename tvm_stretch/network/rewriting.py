@@ -129,3 +129,36 @@ def rewrite_kernels(
         if isinstance(func, tirx.PrimFunc):
             updated.update_func(var, change(func))
     return updated
+
+
+def with_body(
+    mod: tvm.IRModule, body: relax.SeqExpr, builder: relax.BlockBuilder | None = None
+) -> tvm.IRModule:
+    """``mod`` with another body of ``main``, and the kernels of ``builder`` that the body calls."""
+    main, builder = mod["main"], builder or relax.BlockBuilder()
+    function = relax.Function(main.params, builder.normalize(body), is_pure=main.is_pure)
+    updated = mod.clone()
+    updated.update(builder.get())
+    updated["main"] = function.with_attrs(dict(main.attrs)) if main.attrs else function
+    return updated
+
+
+class Bindings:
+    """Collects the bindings of a function that a pass writes anew."""
+
+    def __init__(self, builder: relax.BlockBuilder | None = None) -> None:
+        self.bindings: list[relax.Binding] = []
+        self.builder = builder or relax.BlockBuilder()
+        """Receives the kernels of what is emitted."""
+
+    def bind(self, var: relax.Var, value: relax.Expr) -> relax.Var:
+        """Bind a value to a variable."""
+        self.bindings.append(relax.VarBinding(var, self.builder.normalize(value)))
+        return var
+
+    def bind_new(
+        self, name: str, value: relax.Expr, kind: type[relax.Var] = relax.DataflowVar
+    ) -> relax.Var:
+        """Bind a value to a new variable."""
+        value = self.builder.normalize(value)
+        return self.bind(kind(name, value.ty), value)

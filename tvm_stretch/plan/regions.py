@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
-from tvm_stretch.network.calls import Calls
 from tvm_stretch.network.expressions import PIECES, RESHAPES
-from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.operators import Calls, kind_of
 from tvm_stretch.plan.plan import PlannedRegion
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.expressions import flat_args, shape_of, tensor_types
+from tvm_stretch.network.expressions import axes_of, flat_args, shape_of, tensor_types
 from tvm_stretch.network.integers import integer_of, operands_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.targets.engines.code.onnx_region import Graph, Rule, export
@@ -293,10 +293,7 @@ def _reshape(graph: Graph, var: relax.Var, call: relax.Call) -> None:
 
 
 def _transpose(graph: Graph, var: relax.Var, call: relax.Call) -> None:
-    rank = len(shape_of(call))
-    axes = call.attrs.axes
-    order = list(reversed(range(rank))) if axes is None else [a % rank for a in _ints(axes)]
-    data = call.args[0]
+    data, order = call.args[0], axes_of(call)
     real = graph.real(data)
     if data in graph.given:
         real = graph.rounded(graph.held(data), graph.scales[data], str(data.ty.dtype))

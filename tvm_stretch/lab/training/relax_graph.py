@@ -22,6 +22,7 @@ from tvm_stretch.lab.training.torch_functions import attributes_of
 from tvm_stretch.lab.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.operators import GRADIENT, Operator, Operators
+from tvm_stretch.network.rewriting import with_body
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 
@@ -37,7 +38,6 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("weight", "weight"),
     "add": ("bias", "bias"),
 }
-_STATISTICS = ("running_mean", "running_var")
 
 
 def graph_of(mod: tvm.IRModule) -> tuple[Graph, Arrays]:
@@ -56,16 +56,11 @@ def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRM
     """The module with other values of its weights."""
     main = mod["main"]
     names = _weight_names(Operators(main))
-    blocks = []
-    for block in main.body.blocks:
-        bindings = [_replaced(binding, names, arrays) for binding in block.bindings]
-        is_dataflow = isinstance(block, relax.DataflowBlock)
-        blocks.append((relax.DataflowBlock if is_dataflow else relax.BindingBlock)(bindings))
-    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
-    function = relax.Function(main.params, body, is_pure=main.is_pure)
-    updated = mod.clone()
-    updated["main"] = function.with_attrs({**main.attrs}) if main.attrs else function
-    return updated
+    blocks = [
+        type(block)([_replaced(binding, names, arrays) for binding in block.bindings])
+        for block in main.body.blocks
+    ]
+    return with_body(mod, relax.SeqExpr(blocks, main.body.body))
 
 
 def _replaced(

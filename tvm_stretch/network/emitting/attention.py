@@ -15,7 +15,7 @@ from math import prod
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import axes_of, shape_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.targets.cpu.kernels.attention import FEW_QUERIES, AttentionShape
 
@@ -154,9 +154,7 @@ class AttentionReader:
         if call is None or kind_of(call) != "permute_dims":
             return None
         rank = len(shape_of(x))
-        axes = call.attrs.axes
-        order = [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
-        return call.args[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None
+        return call.args[0] if axes_of(call) == [*range(rank - 2), rank - 1, rank - 2] else None
 
 
 def normalised(

@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.expressions import shape_of, with_variables
+from tvm_stretch.network.expressions import axes_of, shape_of, with_variables
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, integer_of, operands_of
 from tvm_stretch.network.operators import BINARY, LAYOUT, UNARY, kind_of
@@ -229,8 +229,7 @@ def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
     """Where reshapes and transpositions put elements; elementwise operators move none."""
     for call in steps:
         if kind_of(call) == "permute_dims":
-            axes = call.attrs.axes
-            array = array.transpose(None if axes is None else [int(axis) for axis in axes])
+            array = array.transpose(axes_of(call))
         else:
             array = array.reshape(shape_of(call))
     return array

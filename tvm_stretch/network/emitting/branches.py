@@ -45,10 +45,11 @@ from tvm_stretch.network.operators import CONVOLUTIONS, OF_TWO, Operator, Operat
 from tvm_stretch.network.properties.branch_spans import Span
 from tvm_stretch.network.properties.channel_plan import ChannelStep, Form, Held, plan_channel_split
 from tvm_stretch.network.provenance import free_name
+from tvm_stretch.network.rewriting import Bindings, with_body
 from tvm_stretch.plan.splits import ChannelSplit
 
 
-class Emitter:
+class Emitter(Bindings):
     """Collects the bindings that replace a segment.
 
     Args:
@@ -60,25 +61,20 @@ class Emitter:
     def __init__(
         self, builder: relax.BlockBuilder, origins: dict[str, str], taken: set[str]
     ) -> None:
-        self.bindings: list[relax.Binding] = []
-        self.builder, self.origins, self.taken = builder, origins, taken
+        super().__init__(builder)
+        self.origins, self.taken = origins, taken
 
     def emit(self, name: str, value: relax.Expr, of: str) -> relax.Var:
         """Bind ``value`` to a new variable with this name, numbered if the name is taken."""
         name = free_name(name, self.taken)
         self.origins[name] = of
-        value = self.builder.normalize(value)
-        return self._bind(relax.DataflowVar(name, value.ty), value)
+        return self.bind_new(name, value)
 
     def emit_as(self, var: relax.Var, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a variable of the network, so that its readers need no change."""
         value = self.builder.normalize(value)
         tvm.ir.assert_structural_equal(value.ty, var.ty)
-        return self._bind(var, value)
-
-    def _bind(self, var: relax.Var, value: relax.Expr) -> relax.Var:
-        self.bindings.append(relax.VarBinding(var, value))
-        return var
+        return self.bind(var, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +115,6 @@ def replace_segments(
             kept += added.get(name, () if name in removed else (binding,))
         blocks.append(type(block)(kept))
     return with_body(mod, relax.SeqExpr(blocks, main.body.body), builder)
-
-
-def with_body(mod: tvm.IRModule, body: relax.SeqExpr, builder: relax.BlockBuilder) -> tvm.IRModule:
-    """``mod`` with another body of ``main`` and the kernels that the body calls."""
-    main = mod["main"]
-    function = relax.Function(main.params, builder.normalize(body), main.ret_ty, main.is_pure)
-    updated = mod.clone()
-    updated.update(builder.get())
-    updated["main"] = function.with_attrs(dict(main.attrs or {}))
-    return updated
 
 
 def channel_branches(

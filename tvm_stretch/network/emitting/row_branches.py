@@ -31,12 +31,13 @@ from tvm_stretch.network.operators import CONVOLUTIONS, OF_TWO, Operator, Operat
 from tvm_stretch.network.properties.branch_spans import (
     AVERAGE,
     Span,
+    TokenRows,
     closed_segment,
+    has_tokens,
     share,
     why_not_by_rows,
     window,
 )
-from tvm_stretch.network.properties.token_rows import TokenRows, has_tokens
 from tvm_stretch.plan.splits import RowSplit
 
 _IMAGE_ROWS = 2

@@ -26,6 +26,7 @@ from tvm_stretch.network.convolutions import conv2d_like
 from tvm_stretch.network.emitting.scaled_weights import Array, Origin, Weights, cut, times
 from tvm_stretch.network.expressions import constant, with_variables
 from tvm_stretch.network.operators import BINARY, SCALED, Operator, Operators
+from tvm_stretch.network.rewriting import Bindings, with_body
 from tvm_stretch.plan.design import Source
 
 
@@ -57,21 +58,16 @@ def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Orig
     return np.where(found < total, found, -1)
 
 
-class _Emitter:
+class _Emitter(Bindings):
     """Binds the names in ``results`` to variables that the function may return."""
 
     def __init__(self, results: Sequence[str]) -> None:
-        self.bindings: list[relax.Binding] = []
-        self.builder = relax.BlockBuilder()
+        super().__init__()
         self._results = frozenset(results)
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a new variable with exactly this name."""
-        value = self.builder.normalize(value)
-        kind = relax.Var if name in self._results else relax.DataflowVar
-        var = kind(name, value.ty)
-        self.bindings.append(relax.VarBinding(var, value))
-        return var
+        return self.bind_new(name, value, relax.Var if name in self._results else relax.DataflowVar)
 
 
 Reads: TypeAlias = Sequence[Value]
@@ -355,8 +351,4 @@ def emitted_again(mod: tvm.IRModule, emit: Emit) -> tuple[tvm.IRModule, dict[str
         values[operator.name] = emit(scaler, operator, values)
     block = relax.DataflowBlock(scaler.emitter.bindings)
     result = with_variables(main.body.body, lambda var: values[var.name].var)
-    body = relax.BlockBuilder().normalize(relax.SeqExpr([block], result))
-    function = relax.Function(main.params, body, is_pure=main.is_pure)
-    updated = mod.clone()
-    updated["main"] = function.with_attrs(main.attrs) if main.attrs else function
-    return updated, scaler.sources
+    return with_body(mod, relax.SeqExpr([block], result)), scaler.sources

@@ -25,8 +25,14 @@ from tvm_stretch.network.convolutions import operator_like
 from tvm_stretch.network.emitting.branches import Emitter, Replacement
 from tvm_stretch.network.expressions import RESHAPES, shape_of
 from tvm_stretch.network.operators import Operator, Operators, operands
-from tvm_stretch.network.properties.branch_spans import Span, closed_segment, share
-from tvm_stretch.network.properties.token_rows import BY_ELEMENT, TokenRows, find_token_rows
+from tvm_stretch.network.properties.branch_spans import (
+    BY_ELEMENT,
+    Span,
+    TokenRows,
+    closed_segment,
+    find_token_rows,
+    share,
+)
 from tvm_stretch.plan.splits import RowSplit
 
 

@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import PlanError, StretchError, UnsupportedError
+from tvm_stretch.network.expressions import axes_of
 from tvm_stretch.network.operators import BINARY, UNARY, Operator, Operators
 from tvm_stretch.network.properties.meeting_points import SHUFFLE
 
@@ -151,7 +152,7 @@ class BlockWidths:
         """Whether channels are grouped or ungrouped, or both axes swapped: a channel shuffle."""
         before, after = self.operators.shape(member.inputs[0]), member.shape
         if member.kind == "permute_dims":
-            return [int(axis) for axis in member.call.attrs.axes] == SHUFFLE
+            return axes_of(member.call) == SHUFFLE
         longer, shorter = max(before, after, key=len), min(before, after, key=len)
         return len(longer) == 5 and (longer[0], longer[1] * longer[2], *longer[3:]) == shorter
 

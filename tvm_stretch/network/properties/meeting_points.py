@@ -22,7 +22,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.expressions import RESHAPES
+from tvm_stretch.network.expressions import RESHAPES, axes_of
 from tvm_stretch.network.operators import POINTWISE, Operator, Operators
 
 DEFAULT_ALPHA = 0.1
@@ -174,7 +174,7 @@ def _merge_pointwise(
 def _belongs_to_layer(operator: Operator) -> bool:
     """Whether an operator belongs to the layer before it, as a channel shuffle also does."""
     if operator.kind == "permute_dims":
-        return [int(axis) for axis in operator.call.attrs.axes or ()] == SHUFFLE
+        return axes_of(operator.call) == SHUFFLE
     return operator.kind in _FOLLOWING
 
 

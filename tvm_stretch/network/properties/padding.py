@@ -19,9 +19,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.calls import Calls, Leaf
 from tvm_stretch.network.expressions import shape_of, tensor_types
-from tvm_stretch.network.operators import kind_of, operands
+from tvm_stretch.network.operators import Calls, Leaf, kind_of, operands
 from tvm_stretch.network.properties.known_values import Known
 from tvm_stretch.network.properties.padding_rules import (
     MixedError,

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.expressions import RESHAPES
+from tvm_stretch.network.expressions import RESHAPES, axes_of
 from tvm_stretch.network.operators import PADDING, POINTWISE, kind_of
 from tvm_stretch.network.properties.known_values import Known, pointwise
 from tvm_stretch.network.steps import BACKWARDS
@@ -215,10 +215,8 @@ def _groups(
 
 @PADDING("permute_dims")
 def _transpose(uses: Uses, calls: Any, args: list[list[Pair]], results: list[Pair]) -> list[Pair]:
-    pair, axes = args[0][0], calls[0].attrs.axes
-    rank = len(pair.small)
-    order = [*reversed(range(rank))] if axes is None else [int(axis) % rank for axis in axes]
-    known = pair.known and pair.known.moved(lambda x: x.transpose(order))
+    known = args[0][0].known
+    known = known and known.moved(lambda x: x.transpose(axes_of(calls[0])))
     return [replace(results[0], known=known)]
 
 

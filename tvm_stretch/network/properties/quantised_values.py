@@ -19,7 +19,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import axes_of, shape_of
 from tvm_stretch.network.integers import Rounding
 from tvm_stretch.network.operators import kind_of
 
@@ -119,9 +119,7 @@ def numbers_of(x: relax.Expr, definition: Definition) -> tuple[np.ndarray, np.nd
             return None
         if kind == "reshape":
             return inner[0].reshape(shape_of(value)), inner[1].reshape(shape_of(value))
-        axes = value.attrs.axes
-        order = None if axes is None else [int(axis) for axis in axes]
-        return inner[0].transpose(order), inner[1].transpose(order)
+        return inner[0].transpose(axes_of(value)), inner[1].transpose(axes_of(value))
     if kind != "dequantize":
         return None
     data, scale, zero = (definition(arg) for arg in value.args)

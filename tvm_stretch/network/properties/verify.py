@@ -26,9 +26,8 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
-from tvm_stretch.network.calls import PROCESSOR, Calls
 from tvm_stretch.network.expressions import bindings_of
-from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.operators import PROCESSOR, Calls, kind_of
 from tvm_stretch.targets.processor import Processor
 
 

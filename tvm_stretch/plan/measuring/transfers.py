@@ -18,7 +18,7 @@ from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.pipeline import Job, build_parts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.cost.generic_features import TransferFeatures
 from tvm_stretch.plan.measuring.dataset import Row
 from tvm_stretch.plan.measuring.timing import quartile

@@ -14,7 +14,7 @@ from tvm_stretch.base.progress import quiet
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.code.generate import named_kernel
 from tvm_stretch.make.pipeline import Job, build_parts
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.plan.measuring.sample_networks import chain
 from tvm_stretch.plan.measuring.samples import Sample, sample_of

@@ -16,7 +16,7 @@ import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.branching import Branching
-from tvm_stretch.network.calls import Calls
+from tvm_stretch.network.operators import Calls
 from tvm_stretch.network.provenance import SOURCES, table_of
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.considered import Considered

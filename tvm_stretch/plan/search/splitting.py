@@ -10,8 +10,8 @@ from math import lcm
 from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.network.emitting.row_branches import RowPlan, plan_row_split
 from tvm_stretch.network.operator_graph import Group
+from tvm_stretch.network.properties.branch_spans import has_tokens, token_axis
 from tvm_stretch.network.properties.channel_plan import ChannelStep, Form, plan_channel_split
-from tvm_stretch.network.properties.token_rows import has_tokens, token_axis
 from tvm_stretch.plan.scheduling.clock import Step
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits, amortised, straggles

@@ -185,8 +185,6 @@ def _the_package() -> ModuleType:
 def _translated(model: Any) -> tvm.IRModule:
     from tvm.relax.frontend.tflite import from_tflite
 
-    from tvm_stretch.read.tflite.reader import Converter
-
     builders: list[relax.BlockBuilder] = []
 
     def converter(*args: Any) -> Converter:
