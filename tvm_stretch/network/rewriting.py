@@ -149,7 +149,7 @@ class Bindings:
     def __init__(self, builder: relax.BlockBuilder | None = None) -> None:
         self.bindings: list[relax.Binding] = []
         self.builder = builder or relax.BlockBuilder()
-        """Receives the kernels of what is emitted."""
+        """Receives the kernels that the bindings call."""
 
     def bind(self, var: relax.Var, value: relax.Expr) -> relax.Var:
         """Bind a value to a variable."""
