@@ -31,6 +31,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import PlanError, UnsupportedError
+from tvm_stretch.network.attributes import BRANCHES
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.emitting.scale_operators import Scaler, Value, window
 from tvm_stretch.network.emitting.scaled_weights import Origin, Weights
@@ -40,8 +41,6 @@ from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidt
 from tvm_stretch.network.properties.repeated_blocks import Block, detect_blocks
 from tvm_stretch.network.rewriting import with_body
 from tvm_stretch.plan.design import Branch, Design, Source, StretchedSegment
-
-BRANCHES = "tvm_stretch.branches"
 
 NOISE = 0.01
 """Deviation of the noise on weights that two branches share, relative to that of the weights:

@@ -18,12 +18,13 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir import GlobalVar
 
+from tvm_stretch.network.attributes import ANNOTATION, KERNELS
 from tvm_stretch.network.expressions import bindings_of, count_uses
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.network.provenance import KERNELS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.passes.name_operators import Renamer
-from tvm_stretch.targets.kernels.fused import ANNOTATION, blocks_of, elementwise, split_fused
+from tvm_stretch.targets.kernels.fused import blocks_of, elementwise, split_fused
 from tvm_stretch.targets.kernels.template import Template, read_template
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 from tvm_stretch.targets.opencl.kernels.pair import GroupPairConfig, choose_pair

@@ -21,8 +21,8 @@ import math
 import tvm
 from tvm import relax, topi
 
+from tvm_stretch.network.attributes import WRITES_PLACES
 from tvm_stretch.network.expressions import ALIGNMENT, PIECES, RESHAPES, is_float, is_view
-from tvm_stretch.network.states import WRITES_PLACES
 
 _ARITHMETIC = {
     "add": topi.add,

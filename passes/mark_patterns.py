@@ -29,11 +29,12 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
 from tvm_stretch.targets.hexagon.kernels.hvx_table import lookup_of
-from tvm_stretch.targets.kernels.fused import ANNOTATION, blocks_of
+from tvm_stretch.targets.kernels.fused import blocks_of
 
 _ELEMENTWISE, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 2, 4, 8
 

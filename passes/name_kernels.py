@@ -25,15 +25,9 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from tvm_stretch.network.attributes import KERNELS
 from tvm_stretch.network.expressions import bindings_of
-from tvm_stretch.network.provenance import (
-    KERNELS,
-    Provenance,
-    free_name,
-    is_made_up,
-    show_dots,
-    with_table,
-)
+from tvm_stretch.network.provenance import Provenance, free_name, is_made_up, show_dots, with_table
 from tvm_stretch.passes.name_operators import Renamer
 
 _OPERATOR = "tvm_stretch.operator"

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
+from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.provenance import (
     SOURCE,
-    SOURCES,
     Provenance,
     from_source,
     is_made_up,

@@ -24,10 +24,11 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
 
+from tvm_stretch.network.attributes import PARTS, STAGE
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.emitting.winograd_stage import STAGE, WinogradStage
+from tvm_stretch.network.emitting.winograd_stage import WinogradStage
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
-from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import Bindings, with_body
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.cpu.kernels.winograd_sums import (

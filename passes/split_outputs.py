@@ -29,6 +29,7 @@ from tvm import relax
 from tvm.ir import GenericConst, Op
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.network.attributes import PARTS
 from tvm_stretch.network.convolutions import conv2d_like, operator_like, weights_of
 from tvm_stretch.network.expressions import (
     bindings_of,
@@ -38,7 +39,7 @@ from tvm_stretch.network.expressions import (
 )
 from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
-from tvm_stretch.network.provenance import PARTS, Provenance, free_name, table_of, with_table
+from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import Bindings, with_body
 
 Widths = tuple[int, ...]

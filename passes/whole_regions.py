@@ -18,13 +18,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvm_stretch.network.attributes import KERNELS, MODEL
 from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, shape_of
 from tvm_stretch.network.operators import PROCESSOR
-from tvm_stretch.network.provenance import KERNELS, Provenance, with_table
+from tvm_stretch.network.provenance import Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
-
-MODEL = "tvm_stretch.model"
-"""Attribute of such a kernel: the bytes of the model, as a tensor."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="WholeRegions")

@@ -28,8 +28,6 @@ _MOST_BITS = 15
 _LEAST_DIGITS = 22
 """Least bits of the smallest mantissa, not counting factors of zero."""
 
-FIXED = "tvm_stretch.fixed_point"
-"""Annotation of the last block of a layer, which adds a bias and rounds: text of a `FixedPoint`."""
 
 _ROUNDED = "tvm_stretch.rounded"
 

@@ -26,14 +26,12 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.attributes import ANNOTATION, FIXED, RECTANGLE
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.rewriting import rewrite
 
-from .fixed_point import FIXED, FixedPoint, narrowing_call
+from .fixed_point import FixedPoint, narrowing_call
 from .loops import Index, TileRun, const, load
-
-RECTANGLE = "tvm_stretch.rectangle"
-"""Attribute of kernels whose last parameter is the rectangle that they compute."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,6 @@ class Rectangle:
         top, bottom, left, right = (load(self.buffer, i) for i in range(4))
         (y, x), (height, width) = first, size
         return tirx.all(y < bottom, y + height > top, x < right, x + width > left)
-
-
-ANNOTATION = "tvm_stretch.kernel"
-
-ONCE = "tvm_stretch.once"
-"""Attribute of kernels that only read constants; they run when an artifact is loaded."""
 
 
 @dataclass(frozen=True)

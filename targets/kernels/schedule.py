@@ -11,9 +11,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.attributes import IMAGES, WHOLE_QUADS
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
-from tvm_stretch.targets.opencl.kernels.groups import IMAGES, WHOLE_QUADS
 from tvm_stretch.targets.opencl.kernels.rules import schedule_items
 
 from .fixed_point import narrowing_of

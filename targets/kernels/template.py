@@ -31,10 +31,11 @@ from typing import Any, ClassVar
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
+from tvm_stretch.network.attributes import ANNOTATION, ONCE
 from tvm_stretch.network.codec import from_text, to_text
 
 from .features import EpilogueWork, Features
-from .fused import ANNOTATION, ONCE, FusedKernel, blocks_of
+from .fused import FusedKernel, blocks_of
 from .layers import Along, Layer, taken
 from .machine import VectorMachine
 

@@ -11,11 +11,11 @@ import tvm
 from cpu_targets import built, cpu_of, host_of
 from tvm import relax, tirx
 
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.concat import ConcatConfig, ConcatFeatures, block_runs
 from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl

@@ -18,13 +18,14 @@ from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
 from tvm_stretch.make.kernels import KernelLevel, kernels_alone, kernels_of_plan
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes import join_depthwise
 from tvm_stretch.plan.cost.generic_features import from_json, to_json
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.kernels.fused import ANNOTATION, blocks_of
+from tvm_stretch.targets.kernels.fused import blocks_of
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels.group_features import GroupPairFeatures

@@ -16,13 +16,13 @@ from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 
 from benchmarks.kernel_code import build, kernel
+from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu.code import object_code as llvm_code
 from tvm_stretch.targets.cpu.cpu import vector_machine
 from tvm_stretch.targets.cpu.kernels import conv_nest
 from tvm_stretch.targets.cpu.kernels.winograd import winograd_of_tile
 from tvm_stretch.targets.kernels.accumulators import Accumulators
-from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
 from tvm_stretch.targets.kernels.template import choose

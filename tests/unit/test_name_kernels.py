@@ -13,7 +13,8 @@ from relax_helpers import binding_names, module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.network.provenance import KERNELS, table_of
+from tvm_stretch.network.attributes import KERNELS
+from tvm_stretch.network.provenance import table_of
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 

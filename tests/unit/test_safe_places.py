@@ -19,8 +19,8 @@ from tvm import te, tirx
 import tvm_stretch as ts
 from tvm_stretch.base.errors import ArtifactError
 from tvm_stretch.make.code.safe_places import with_safe_places
+from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.run.seal import seal
-from tvm_stretch.targets.kernels.fused import RECTANGLE
 
 HEADER = struct.Struct("<8sQQ40x")
 VALUES = (2**40, -(2**40), 2**63 - 1, -(2**63), 0, -1)

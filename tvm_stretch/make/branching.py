@@ -19,8 +19,9 @@ from functools import cached_property
 import tvm
 
 from tvm_stretch.base.errors import InputError, PlanError
+from tvm_stretch.network.attributes import PARTS
 from tvm_stretch.network.emitting.branches import Replacement
-from tvm_stretch.network.provenance import PARTS, Provenance, table_of, with_table
+from tvm_stretch.network.provenance import Provenance, table_of, with_table
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs

@@ -9,10 +9,11 @@ import tvm
 
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.precision import BFLOAT, PRECISIONS, WIDE_SUMS
+from tvm_stretch.network.attributes import WIDENED
 from tvm_stretch.network.properties.integer_summary import describe_integers, has_integers
 from tvm_stretch.passes.carry_states import Rooms, States
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
-from tvm_stretch.read.load import WIDENED, Shapes, load_network
+from tvm_stretch.read.load import Shapes, load_network
 
 
 def read_network(

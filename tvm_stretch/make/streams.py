@@ -17,12 +17,13 @@ from tvm import tirx
 
 from tvm_stretch.make.lowering.executor_graph import Graph, Node, Tensor
 from tvm_stretch.make.lowering.memory_plan import align
+from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking, cut_for_parts
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.cpu.kernels.winograd_nest import least_area
-from tvm_stretch.targets.kernels.fused import RECTANGLE, split_fused
+from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import read_template

@@ -14,8 +14,9 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import MEANING
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.integers import ATTRIBUTE, MEANING, Integer, Rounding, rounding_of
+from tvm_stretch.network.integers import ATTRIBUTE, Integer, Rounding, rounding_of
 
 Product = tuple[Expr, Expr]
 """An integer and its float32 factor."""

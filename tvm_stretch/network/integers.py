@@ -19,12 +19,11 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import MEANING
 from tvm_stretch.network.codec import from_text
 
 ATTRIBUTE = "integer"
 """Attribute of a `relax.call_tir` call: the text of the `Integer` that it computes."""
-MEANING = "tvm_stretch.integer"
-"""Annotation of the block that writes a kernel's result: the same text; FuseTIR keeps it."""
 
 _MAGIC = 12582912.0  # 3 * 2**22: the sum with a small number has no bits for a fraction
 _MAGIC_BITS = 0x4B400000

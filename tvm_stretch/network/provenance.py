@@ -23,14 +23,6 @@ if TYPE_CHECKING:  # a phone reads provenance without the compiler
     from tvm import relax
 
 
-SOURCES = "tvm_stretch.sources"
-"""Table of operators whose name differs from that of their operator in the frontend."""
-PARTS = "tvm_stretch.parts"
-"""Table of operators that a plan's shares and splits have added."""
-KERNELS = "tvm_stretch.kernels"
-"""Table of all calls of kernels and copies."""
-
-
 @dataclass(frozen=True)
 class Provenance:
     """See the module docstring."""

@@ -46,9 +46,6 @@ CARRIED = "carried"
 """The attribute of ``main``: first values of parameters that the network itself declares as states,
 by name; the result `next_name` of each is its next value."""
 
-WRITES_PLACES = "tvm_stretch.writes_places"
-"""The attribute of a kernel that copies a tensor and then writes rows at places of it."""
-
 
 @dataclass(frozen=True)
 class Greedy:

@@ -12,6 +12,7 @@ import tvm
 from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.base.files import open_regular, reason_of
 from tvm_stretch.base.progress import step
+from tvm_stretch.network.attributes import WIDENED
 from tvm_stretch.network.properties.verify import blaming
 from tvm_stretch.network.states import CARRIED
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
@@ -32,8 +33,6 @@ from tvm_stretch.read.torch.reader import load_torch, read_torch
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-WIDENED = "widened"
-"""Attribute of ``main``: an ONNX network of float16 that is computed in float32."""
 
 Shapes = Mapping[str, Shape] | None
 

@@ -35,9 +35,9 @@ from tvm_stretch.base.errors import TargetError
 from tvm_stretch.base.files import writing
 from tvm_stretch.make.code.float_arithmetic import simplify_integers
 from tvm_stretch.make.code.generate import generate
+from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.rewriting import rewrite
-from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.machine import CORES
 
 _t, _s = tirx.transform, s_tir.transform

@@ -9,12 +9,13 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import FIXED
 from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.integer_kernels import Rounder, in_float32
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.targets.kernels.blocks import block_array, subsample
 from tvm_stretch.targets.kernels.dots import DOTS
-from tvm_stretch.targets.kernels.fixed_point import FIXED, FixedPoint, mantissas, rounded
+from tvm_stretch.targets.kernels.fixed_point import FixedPoint, mantissas, rounded
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose, kernel_call

@@ -25,6 +25,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import WORDS
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import steps_call
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
@@ -56,9 +57,6 @@ from .nibbles import (
     summed,
     zero_of,
 )
-
-WORDS = "tvm_stretch.nibble_words"
-"""The attribute of PrimFuncs that `write_words` schedules: text of the `Nibbles`."""
 
 _HALVES = 2 * WORD
 """Inputs whose weights share a word: the blocks' sizes are multiples."""

@@ -30,6 +30,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_stretch.network.attributes import NIBBLES
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.expressions import constant
 from tvm_stretch.network.steps import steps_call
@@ -51,9 +52,6 @@ from tvm_stretch.targets.kernels.loops import (
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
-
-NIBBLES = "tvm_stretch.nibbles"
-"""The attribute of PrimFuncs that `write_nibbles` schedules: text of the `Nibbles`."""
 
 UNITS = 16
 """Outputs per block of weights: a multiple of every vector width."""

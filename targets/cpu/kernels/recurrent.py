@@ -27,11 +27,9 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.steps import ATTRIBUTE, UNITS, Recurrence, steps_call
-
-STEPS = "tvm_stretch.steps"
-"""The attribute of PrimFuncs that `recurrent_nest.py` schedules: the units without padding."""
 
 FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,

@@ -20,6 +20,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
@@ -37,7 +38,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
 
 from .cycles import register_tiles, step_cycles, tile_counts
-from .recurrent import STEPS
 
 
 @writes(STEPS, "core", "dsp")

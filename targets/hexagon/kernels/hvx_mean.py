@@ -14,7 +14,8 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.integers import MEANING, meaning_of, rounding_of
+from tvm_stretch.network.attributes import MEANING
+from tvm_stretch.network.integers import meaning_of, rounding_of
 from tvm_stretch.targets.kernels.fixed_point import FixedPoint, mantissas, narrowing_call
 from tvm_stretch.targets.kernels.fused import Epilogue, blocks_of
 from tvm_stretch.targets.kernels.loops import (

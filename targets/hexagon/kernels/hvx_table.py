@@ -23,7 +23,8 @@ from math import prod
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.integers import MEANING, meaning_of
+from tvm_stretch.network.attributes import MEANING
+from tvm_stretch.network.integers import meaning_of
 from tvm_stretch.targets.kernels.fused import blocks_of
 from tvm_stretch.targets.kernels.loops import const, loop, unravelled, vectors, within
 from tvm_stretch.targets.kernels.machine import VectorMachine

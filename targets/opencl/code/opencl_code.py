@@ -63,10 +63,10 @@ from tvm_stretch.make.code.float_arithmetic import (
     simplify_integers,
 )
 from tvm_stretch.make.code.generate import generate
+from tvm_stretch.network.attributes import IMAGES, WHOLE_QUADS
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.opencl.code import folded_addresses
-from tvm_stretch.targets.opencl.kernels.groups import IMAGES, WHOLE_QUADS
 
 from .nan_safe import nan_safe, nan_safe_prelude
 from .private_memory import whole_lines

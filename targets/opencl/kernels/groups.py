@@ -19,11 +19,6 @@ from tvm_stretch.targets.kernels.loops import Index, const, lanes, load, scratch
 
 QUAD = 4
 
-WHOLE_QUADS = "tvm_stretch.whole_quads"
-"""Attribute of kernels whose vectors of four numbers start where such a vector may."""
-
-IMAGES = "tvm_stretch.images"
-"""Attribute of kernels: positions of the parameters that they read as images, quads as pixels."""
 
 _THREAD_BINDING = tirx.ForKind.THREAD_BINDING
 

@@ -22,9 +22,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.attributes import NIBBLES, WORDS
 from tvm_stretch.network.codec import from_text
-from tvm_stretch.targets.cpu.kernels.nibble_words import WORDS
-from tvm_stretch.targets.cpu.kernels.nibbles import NIBBLES, UNITS, Nibbles, scale_of, zero_of
+from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, Nibbles, scale_of, zero_of
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     as_type,

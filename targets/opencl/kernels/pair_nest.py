@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.fused import ANNOTATION, FusedKernel, elementwise
+from tvm_stretch.network.attributes import ANNOTATION
+from tvm_stretch.targets.kernels.fused import FusedKernel, elementwise
 from tvm_stretch.targets.kernels.loops import (
     as_type,
     block,

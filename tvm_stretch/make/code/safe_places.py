@@ -24,8 +24,8 @@ from tvm.ir import Expr, Range, Var
 from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 
+from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.network.rewriting import rewrite
-from tvm_stretch.targets.kernels.fused import RECTANGLE
 
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 

@@ -36,8 +36,9 @@ from tvm import tirx
 from tvm_stretch.make.lowering.dependences import RegionSteps
 from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL, WRITE_KERNEL
 from tvm_stretch.make.lowering.placed_tensors import Buffer, DraftNode, View, new_view
+from tvm_stretch.network.attributes import WRITES_PLACES
 from tvm_stretch.network.expressions import ALIGNMENT, dtype_bytes
-from tvm_stretch.network.states import WRITES_PLACES, Kept
+from tvm_stretch.network.states import Kept
 
 Plan = tuple[Sequence[View], list[View], Sequence[RegionSteps]]
 """Inputs, results and regions; the last inputs are states."""

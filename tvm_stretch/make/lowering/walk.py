@@ -30,9 +30,10 @@ from tvm_stretch.make.lowering.placed_tensors import (
     new_view,
 )
 from tvm_stretch.make.lowering.weights import WeightsBlob
+from tvm_stretch.network.attributes import KERNELS, PARTS
 from tvm_stretch.network.expressions import ALIGNMENT, dtype_bytes
 from tvm_stretch.network.operators import PROCESSOR
-from tvm_stretch.network.provenance import KERNELS, PARTS, Provenance, show_dots, table_of
+from tvm_stretch.network.provenance import Provenance, show_dots, table_of
 from tvm_stretch.passes.name_operators import REGION
 
 

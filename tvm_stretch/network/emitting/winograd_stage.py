@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from tvm_stretch.network.attributes import STAGE
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
@@ -15,9 +16,6 @@ from tvm_stretch.targets.cpu.kernels.winograd import (
 )
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-STAGE = "tvm_stretch.winograd"
-"""Attribute of the plain kernels: text of a `WinogradStage`."""
 
 
 @dataclass(frozen=True)

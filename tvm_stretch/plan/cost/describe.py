@@ -18,11 +18,12 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.expressions import dtype_bytes
 from tvm_stretch.network.integers import meaning_of
 from tvm_stretch.plan.cost.generic_features import GenericFeatures, MeanFeatures, TableFeatures
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
-from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
+from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import template_of
 from tvm_stretch.targets.kernels.template import Template, read_template

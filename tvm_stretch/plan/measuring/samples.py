@@ -22,8 +22,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_stretch.base.errors import CostModelError
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.plan.cost.generic_features import MEASUREMENTS
-from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.layers import ConvShape, Sliding, WindowShape, taken
 from tvm_stretch.targets.kernels.template import read_template
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.branching import Branching
+from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Calls
-from tvm_stretch.network.provenance import SOURCES, table_of
+from tvm_stretch.network.provenance import table_of
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
