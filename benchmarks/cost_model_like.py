@@ -59,14 +59,14 @@ def models(
     """The rows of the table: name, what the model learned from, model."""
     count = len({row.batch for row in few.rows})
     yield "like alone", chosen(every, set()), similar
-    yield "a minute, like", few, learn(few, processor, [similar], intervals=False)
+    yield "a minute, like", few, learn(few, processor, [similar])
     batches = sorted({row.batch for row in every.rows})
     for seed in range(_CHANCES):
         drawn = random.Random(seed).sample(batches, min(count, len(batches)))
         some = chosen(every, set(drawn))
-        yield "any, like", some, learn(some, processor, [similar], intervals=False)
-    yield "a minute alone", few, learn(few, processor, intervals=False)
-    yield "all samples", every, learn(every, processor, intervals=False)
+        yield "any, like", some, learn(some, processor, [similar])
+    yield "a minute alone", few, learn(few, processor)
+    yield "all samples", every, learn(every, processor)
 
 
 def errors(model: MeasuredModel, networks: list[Network], usual: float) -> dict[str, float]:
@@ -85,7 +85,7 @@ def _kernels(dataset: Dataset) -> int:
 def show(targets: Sequence[Any], folder: Path, like: Path, budget: float) -> None:
     """Measure for a minute, and print the table."""
     processor = make_processors(targets, 1)[1][-1]
-    similar = learn(samples_of(like, processor), processor, intervals=False)
+    similar = learn(samples_of(like, processor), processor)
     with tempfile.TemporaryDirectory() as scratch:
         known, new = Path(scratch, "like"), Path(scratch, "new")
         known.mkdir()
@@ -97,7 +97,7 @@ def show(targets: Sequence[Any], folder: Path, like: Path, budget: float) -> Non
     every = samples_of(folder, processor)
     networks = [n for n in read_networks(folder, processor.name) if n.quiet]
     table = Table("model", "kernels", "networks within 10 %", "mean error", "bias")
-    for name, learned, model in models(processor, few, every, similar.without_trees()):
+    for name, learned, model in models(processor, few, every, similar.without_residuals()):
         pace = pace_of(learned.rows or every.rows, processor)
         off = [*errors(model, networks, pace).values()]
         within = sum(abs(error) <= 0.1 for error in off)

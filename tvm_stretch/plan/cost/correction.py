@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tvm_stretch.plan.cost.family import LAUNCH, LAUNCH_NS, Array, Parts
+from tvm_stretch.plan.cost.family import LAUNCH, LAUNCH_NS, Parts
+from tvm_stretch.plan.cost.residual import Array
 
 _DEVICE, _NAME, _FAMILY, _OWN = 0.7, 0.25, 0.2, 0.1
 """Standard deviations of ratios: of the device, and of a phase's name, family and own from it."""

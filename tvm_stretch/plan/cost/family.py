@@ -1,75 +1,46 @@
 """A learned model of one family of kernels.
 
-    latency = (weights . phases) * exp(trees(shares of phases, tiles, sizes)) ± conformal width
+    latency = (weights . phases) * exp(residual of kernels like it) ± conformal width
 
 The phases (`targets/kernels/features.py`) are what a kernel does: multiplications, tiles, bytes
 from each memory. Their weights come from non-negative least squares on relative errors, so the sum
-extrapolates far beyond the measurements. Trees learn the remaining errors near the measurements,
-and their correction is limited to the errors that were seen.
+extrapolates far beyond the measurements. A Gaussian process (`residual.py`) learns the remaining
+errors near the measurements.
 
-A family can correct a model of another device with the same loop nests (`over`). Then its phases
-are nanoseconds there, its weights come from `correction.py`, and few errors from `nearby.py`.
+A family can correct a model of another device with the same loop nests. Then its phases are
+nanoseconds there, and its weights come from `correction.py`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import is_finite
+from tvm_stretch.base.formats import Format
 from tvm_stretch.base.progress import step
 from tvm_stretch.plan.cost.generic_features import RunFeatures, TransferFeatures, families
-from tvm_stretch.plan.cost.nearby import Nearby
-from tvm_stretch.plan.cost.trees import load_trees, the_xgboost
+from tvm_stretch.plan.cost.residual import Array, Residual
 from tvm_stretch.targets.kernels.features import Features
-
-if TYPE_CHECKING:
-    import xgboost as xgb  # imported when a model is read or learned: that takes a second
-
-Array = np.ndarray[Any, Any]
 
 FEWEST_ROWS = 8
 """Families with fewer different kernels use the analytic model."""
 
-_FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
-"""Least different kernels for trees; over another model there is little to learn but noise."""
-
-_FOLDS = 3
 LAUNCH, LAUNCH_NS = "launch", 1000.0
-"""The phase of an additional launch, which comes first in families over another model."""
+"""The phase of an additional launch, which comes first in families that correct another model."""
 
 Parts = tuple[str, dict[str, float]]
 """A kernel's family, and its predicted nanoseconds by phase."""
 
 _LINES = {RunFeatures.family: 0.25, TransferFeatures.family: 0.5}
-"""Families that are fitted as lines without trees, with the quantile that they follow. Runs differ
-from the sum of their kernels by noise that only makes them longer."""
+"""Families that are fitted as lines without a residual, with the quantile that they follow. Runs
+differ from the sum of their kernels by noise that only makes them longer."""
 
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 40
 _SLACK = 0.15  # in powers of two: how far outside of the measured range counts as inside
-_TREES = 200
-_SETTINGS = {
-    "objective": "reg:pseudohubererror",
-    "huber_slope": 0.15,
-    "max_depth": 5,
-    "eta": 0.06,
-    "subsample": 0.7,
-    "colsample_bytree": 0.6,
-    "min_child_weight": 2.0,
-    "lambda": 1.0,
-    "base_score": 0.0,
-    "tree_method": "hist",
-    "max_bin": 128,
-    "nthread": 1,
-    "seed": 1,
-}
 _FAINT = 0.3
 """Share of a kernel's time at which a phase's own data count as much as the guessed weight."""
 _REWEIGHTINGS = 6
@@ -78,68 +49,48 @@ _STARTS = ("start", "cold_start")
 
 
 @dataclass(frozen=True)
-class Over:
-    """What a model below says of measured kernels of a family."""
-
-    parts: Sequence[Parts]  # of each kernel
-    weights: dict[str, float]  # what corrects them
-
-    def taken(self, places: Iterable[int]) -> Over:
-        """Some of the kernels."""
-        return Over([self.parts[i] for i in places], self.weights)
-
-
-@dataclass(frozen=True)
 class FamilyModel:
-    """One family's weights, trees, intervals and range."""
+    """One family's weights, residual, intervals and range; files hold these fields."""
 
     family: str
+    version: int  # of its features
     weights: dict[str, float]  # of the phases, by name
-    booster: xgb.Booster | None  # corrects the weighted sum; None if too few kernels were measured
-    # of the correction, as logarithm: the range of errors that were seen
-    limits: tuple[float, float]
+    residual: Residual | None  # None in lines, and where it was removed
     edges: tuple[float, ...]  # logarithms of nanoseconds that separate the bins of ``widths``
     widths: tuple[float, ...]  # half width of the interval, as logarithm, for each bin
-    lowest: tuple[float, ...]  # smallest measured value of each feature, as power of two
-    highest: tuple[float, ...]  # largest measured value
-    nearby: Nearby | None = None  # corrects the sum instead of trees, over another model
+    lowest: dict[str, float]  # smallest measured value of each feature, as power of two
+    highest: dict[str, float]  # largest measured value
 
     @property
-    def is_over(self) -> bool:
+    def is_correction(self) -> bool:
         """Whether it corrects another model."""
-        return next(iter(self.weights)) == LAUNCH
+        return LAUNCH in self.weights
 
     @property
     def phases(self) -> list[str]:
         """The phases of `parts`."""
         return [name for name in self.weights if name != LAUNCH]
 
-    def without_trees(self) -> FamilyModel:
-        """The weighted sum alone."""
-        return replace(self, booster=None, nearby=None)
+    def predict(self, kernels: Sequence[Features], below: Sequence[Parts] | None) -> Array:
+        """Latencies in nanoseconds; ``below`` are parts by the model that it corrects, if any."""
+        return np.maximum(self._by_phase(kernels, below).sum(axis=1), 1.0)
 
-    def predict(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
-        """Latencies in nanoseconds; ``over`` are parts by the model below, if it has one."""
-        return np.maximum(self._by_phase(kernels, over).sum(axis=1), 1.0)
-
-    def parts(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> list[Parts]:
+    def parts(self, kernels: Sequence[Features], below: Sequence[Parts] | None) -> list[Parts]:
         """The latencies by phase; an additional launch counts as a part of the start."""
         found = []
-        for row in self._by_phase(kernels, over):
+        for row in self._by_phase(kernels, below):
             by_phase = dict(zip(self.weights, map(float, row), strict=True))
-            if self.is_over:
+            if self.is_correction:
                 by_phase["start"] += by_phase.pop(LAUNCH)
             found.append((self.family, by_phase))
         return found
 
-    def _by_phase(self, kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
-        amounts = _amounts(kernels, over) * np.asarray(list(self.weights.values()))
-        if self.nearby is not None:
-            return np.asarray(amounts * np.exp(self.nearby.errors(matrix(kernels)))[:, None])
-        if self.booster is None:
+    def _by_phase(self, kernels: Sequence[Features], below: Sequence[Parts] | None) -> Array:
+        amounts = _amounts(kernels, below) * np.asarray(list(self.weights.values()))
+        if self.residual is None:
             return amounts
-        shift = self.booster.inplace_predict(_vectors(kernels, amounts))
-        return np.asarray(amounts * np.exp(np.clip(shift, *self.limits))[:, None])
+        errors = self.residual.errors(_inputs(kernels, amounts))
+        return np.asarray(amounts * np.exp(errors)[:, None])
 
     def half_widths(self, nanoseconds: Array, outside: Sequence[tuple[str, ...]]) -> Array:
         """Half of each interval, as logarithm; doubled out of range."""
@@ -149,92 +100,35 @@ class FamilyModel:
 
     def outside(self, kernels: Sequence[Features]) -> list[tuple[str, ...]]:
         """For each kernel, the features beyond the measured range."""
-        names = families()[self.family].names()
-        rows = matrix(kernels)
-        low, high = np.asarray(self.lowest) - _SLACK, np.asarray(self.highest) + _SLACK
+        low, high = (np.asarray(list(one.values())) for one in (self.lowest, self.highest))
+        names = list(self.lowest)
         return [
             tuple(
                 f"{names[i]} beyond what was measured"
-                for i in np.flatnonzero((row < low) | (row > high))
+                for i in np.flatnonzero((row < low - _SLACK) | (row > high + _SLACK))
             )
-            for row in rows
+            for row in _matrix(kernels)
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads."""
-        raw = None if self.booster is None else json.loads(bytes(self.booster.save_raw("json")))
-        return {
-            "version": families()[self.family].version,
-            "features": list(families()[self.family].names()),
-            "weights": self.weights,
-            "limits": list(self.limits),
-            "edges": list(self.edges),
-            "widths": list(self.widths),
-            "lowest": list(self.lowest),
-            "highest": list(self.highest),
-            "booster": raw,
-            "nearby": None if self.nearby is None else self.nearby.to_json(),
-        }
-
-    @staticmethod
-    def from_json(family: str, data: dict[str, Any]) -> FamilyModel | None:
-        """Read what `to_json` wrote; None for families, or versions of them, of other packages."""
-        kind = families().get(family)
-        if kind is None or data.get("version") != kind.version:
-            return None
-        names = kind.names()
-        _require(data.get("features") == list(names), "features", list(names), data.get("features"))
-        try:
-            weights = {str(name): _number(value) for name, value in data["weights"].items()}
-            known = list(_any_kernel(family).phases())
-            _require(list(weights) in (known, [LAUNCH, *known]), "weights", known, list(weights))
-            width = 1 + len(weights) + len(names) + len(_any_kernel(family).hints())
-            booster = None if data["booster"] is None else load_trees(data["booster"], width)
-            edges, widths = _numbers(data["edges"]), _numbers(data["widths"])
-            _require(len(widths) == len(edges) + 1, "widths", len(edges) + 1, len(widths))
-            _require(all(width >= 0 for width in widths), "widths", "none below 0", min(widths))
-            lowest, highest = _numbers(data["lowest"]), _numbers(data["highest"])
-            for found in (lowest, highest):
-                _require(len(found) in (0, len(names)), "what was measured", len(names), len(found))
-            low, high = _numbers(data["limits"])
-            near = data["nearby"]
-            nearby = None if near is None else Nearby.from_json(near, len(names))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, CostModelError):
-                raise
-            raise CostModelError(
-                f"expected weights, trees and intervals for family {family!r}, got {error!r}; "
-                "train again"
-            ) from error
-        seen = (low, high), edges, widths, lowest, highest
-        return FamilyModel(family, weights, booster, *seen, nearby)
-
-
-_LARGEST = 1e12
-"""Largest weight or logarithm in a file, so that sums and products stay finite."""
-
-
-def _any_kernel(family: str) -> Features:
-    """A kernel of a family, from which properties of the whole family are read."""
-    kind = families()[family]
-    return kind(**{name: 1 for name in kind.names()})
-
-
-def _number(value: Any) -> float:
-    _require(is_finite(value) and abs(value) <= _LARGEST, "a number", "a finite one", value)
-    return float(value)
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    _require(isinstance(values, list), "numbers", "a list", values)
-    return tuple(map(_number, values))
-
-
-def _require(holds: bool, what: str, expected: object, got: object) -> None:
-    if not holds:
-        raise CostModelError(
-            f"expected {expected} for {what} of the cost model, got {str(got)[:60]}; train again"
-        )
+    def check(self, file: Format, where: str) -> None:
+        """Refuse what the types of fields do not say; the versions are equal."""
+        kind = families()[self.family]
+        kernel = kind(**{name: 1 for name in kind.names()})
+        names, phases = list(kind.names()), list(kernel.phases())
+        width = 1 + len(self.weights) + len(names) + len(kernel.hints())
+        file.within(self, where, -1e12, 1e12, widths=(0.0, 1e12))
+        if self.residual is not None:
+            file.within(self.residual, where, -1e12, 1e12, scale=(1e-9, 1e12))
+        if (
+            list(self.weights) not in (phases, [LAUNCH, *phases])
+            or len(self.widths) != len(self.edges) + 1
+            or not list(self.lowest) == list(self.highest) == names
+            or not (self.residual is None or self.residual.is_valid(width))
+        ):
+            raise file.error(
+                f"expected the weights, widths, ranges and residual of this family's phases and "
+                f"features for {where}, got others; {file.again}"
+            )
 
 
 def fit_family(
@@ -243,82 +137,52 @@ def fit_family(
     # what each was measured with (a network, a batch of samples). Intervals come from kernels of
     # origins that the model has not seen.
     origins: Sequence[Hashable],
-    over: Over | None = None,  # the model that this one corrects
-    # whether to estimate intervals, which takes four times as long; without, they are empty
-    intervals: bool = True,
+    # the parts of kernels by the model that this one corrects, and the weights that do so
+    below: tuple[Sequence[Parts], dict[str, float]] | None = None,
 ) -> FamilyModel | None:
     """Learn one family; None if there are too few different kernels."""
     rows = _distinct(kernels, measured_ns)
-    if len(rows) < (FEWEST_ROWS if over is None else FEWEST_ROWS // 2):
+    if len(rows) < (FEWEST_ROWS if below is None else FEWEST_ROWS // 2):
         return None
-    kernels = [kernels[i] for i, _ in rows]
-    target = np.asarray([ns for _, ns in rows])
-    if isinstance(kernels[0], RunFeatures):  # differences of two measurements, some negative
-        launches = np.asarray([float(k.launches) for k in kernels if isinstance(k, RunFeatures)])
+    step()
+    own, target = [kernels[i] for i, _ in rows], np.asarray([ns for _, ns in rows])
+    if isinstance(own[0], RunFeatures):  # differences of two measurements, some negative
+        launches = np.asarray([float(k.launches) for k in own if isinstance(k, RunFeatures)])
         target = np.maximum(target, launches * np.quantile(target / launches, 0.25) / 3)
-    if over is not None:
-        over = over.taken([i for i, _ in rows])
-    whole = _learn(kernels, target, over)
-    fold_of = _folds([origins[i] for i, _ in rows])
-    residuals = np.zeros(len(target))
-    for fold in range(_FOLDS if intervals else 0):
-        held, kept = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
-        if not len(held) or len(kept) < FEWEST_ROWS:
-            continue
-        some = None if over is None else over.taken(kept)
-        others = None if over is None else over.taken(held).parts
-        part = _learn([kernels[i] for i in kept], target[kept], some)
-        guess = part.predict([kernels[i] for i in held], others)
-        residuals[held] = np.log(target[held] / guess)
-    edges, widths = intervals_of(np.log(target), np.abs(residuals))
-    points = matrix(kernels)
-    return replace(
-        whole,
-        edges=edges,
-        widths=widths,
-        lowest=tuple(map(float, points.min(axis=0))),
-        highest=tuple(map(float, points.max(axis=0))),
+    name, names = own[0].family, list(own[0].phases())
+    amounts = _amounts(own, None if below is None else [below[0][i] for i, _ in rows])
+    if below is None:
+        found = _weights(amounts, target, _LINES.get(name, 0.5), 0.0 if name in _LINES else _FAINT)
+        _weigh_unseen(found, amounts, names)
+        weights, fitted = dict(zip(names, map(float, found), strict=True)), int((found > 0).sum())
+    else:
+        weights, fitted = below[1], 0
+    scaled = amounts * np.asarray(list(weights.values()))
+    residual, left = None, np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
+    if name not in _LINES:
+        inputs = _inputs(own, scaled)
+        residual, left = Residual.fit(inputs, left, [origins[i] for i, _ in rows])
+    left = np.abs(left) / (1.0 - min(0.5, fitted / len(rows)))  # weights fit what they were told
+    points, features = _matrix(own), own[0].names()
+    low, high = (
+        dict(zip(features, map(float, ends), strict=True))
+        for ends in (points.min(axis=0), points.max(axis=0))
     )
+    bins = intervals_of(np.log(target), left)
+    return FamilyModel(name, own[0].version, weights, residual, *bins, low, high)
 
 
-def matrix(kernels: Sequence[Features]) -> Array:
+def _matrix(kernels: Sequence[Features]) -> Array:
     """Features as powers of two, one kernel a row."""
     return np.asarray([kernel.vector() for kernel in kernels], dtype=np.float64)
 
 
-def _learn(kernels: Sequence[Features], target: Array, over: Over | None) -> FamilyModel:
-    """Weights, then trees; no intervals yet."""
-    step()
-    amounts = _amounts(kernels, None if over is None else over.parts)
-    name, booster, limits = kernels[0].family, None, (0.0, 0.0)
-    if over is not None:
-        found = over.weights
-    else:
-        faint = 0.0 if name in _LINES else _FAINT
-        weights = _weights(amounts, target, _LINES.get(name, 0.5), faint=faint)
-        names = list(kernels[0].phases())
-        _weigh_unseen(weights, amounts, names)
-        found = dict(zip(names, map(float, weights), strict=True))
-    fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
-    scaled = amounts * np.asarray(list(found.values()))
-    miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
-    few = over is not None and len(target) < fewest
-    nearby = Nearby.fit(matrix(kernels), miss) if few and name not in _LINES else None
-    if name not in _LINES and len(target) >= fewest:
-        low, high = np.quantile(miss, (0.003, 0.997))
-        limits = (float(low), float(high))
-        xgb = the_xgboost()
-        data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
-        booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
-    return FamilyModel(name, found, booster, limits, (), (0.0,), (), (), nearby)
-
-
-def _amounts(kernels: Sequence[Features], over: Sequence[Parts] | None) -> Array:
+def _amounts(kernels: Sequence[Features], below: Sequence[Parts] | None) -> Array:
     """The quantities that weights multiply: phases of the kernels, or of the model below."""
-    if over is None:
+    if below is None:
         rows = [list(kernel.phases().values()) for kernel in kernels]
     else:
-        rows = [[LAUNCH_NS, *parts.values()] for _, parts in over]
+        rows = [[LAUNCH_NS, *parts.values()] for _, parts in below]
     return np.asarray(rows, dtype=np.float64)
 
 
@@ -360,12 +224,12 @@ def _weigh_unseen(weights: Array, amounts: Array, names: Sequence[str]) -> None:
         weights[~seen] = np.minimum(weights[~seen], weights[seen & is_work].mean())
 
 
-def _vectors(kernels: Sequence[Features], scaled: Array) -> Array:
-    """Inputs of the trees: shares of the phases, features, ratios."""
+def _inputs(kernels: Sequence[Features], scaled: Array) -> Array:
+    """Inputs of the residual: time, shares of the phases, features, ratios."""
     total = np.maximum(scaled.sum(axis=1), 1.0)
-    rows = matrix(kernels)
-    extra = np.asarray([kernel.hints() for kernel in kernels])
-    return np.column_stack([np.log2(total), scaled / total[:, None], rows, extra])
+    hints = np.asarray([kernel.hints() for kernel in kernels])
+    shares = scaled / total[:, None]
+    return np.column_stack([np.log2(total), shares, _matrix(kernels), hints])
 
 
 def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list[tuple[int, float]]:
@@ -377,14 +241,6 @@ def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list
         (found[0], max(1.0, float(np.median([measured_ns[i] for i in found]))))
         for found in places.values()
     ]
-
-
-def _folds(origins: Sequence[Hashable]) -> Array:
-    """A fold for each origin, so that kernels measured together stay together."""
-    names = list(dict.fromkeys(origins))
-    order = np.random.default_rng(1).permutation(len(names)) % _FOLDS
-    fold = dict(zip(names, order, strict=True))
-    return np.asarray([fold[origin] for origin in origins])
 
 
 def intervals_of(size: Array, residuals: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import is_finite
-from tvm_stretch.plan.cost.family import Array
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures
+from tvm_stretch.plan.cost.residual import Array
 from tvm_stretch.targets.kernels.features import Features
 
 _FEWEST = 4
@@ -40,8 +37,6 @@ _DELAYED = 0.75
 
 _DISTURBED = 0.15
 """Larger errors count like this one: other virtual machines delay the host in some runs."""
-
-_LARGEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -65,23 +60,6 @@ class Launching:
     def _runs(self, launches: Array, weighted: Array, alone: Array) -> Array:
         by_host = launches * self.launch_ns + weighted * self.weights_ns
         return self.start_ns + np.maximum(by_host, alone - launches * self.hidden_ns)
-
-    def to_json(self) -> dict[str, float]:
-        """A JSON object that `from_json` reads."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Any) -> Launching:
-        """Read what `to_json` wrote."""
-        try:
-            found = Launching(**data)
-            if all(is_finite(ns) and 0 <= ns <= _LARGEST for ns in vars(found).values()):
-                return found
-        except TypeError:
-            pass
-        raise CostModelError(
-            f"expected nanoseconds of launches for launching, got {str(data)[:60]}; train again"
-        )
 
 
 def _columns(runs: Sequence[LaunchedRunFeatures]) -> Array:

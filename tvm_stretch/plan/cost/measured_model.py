@@ -18,34 +18,32 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import is_finite, sealed, write_whole, writing
+from tvm_stretch.base.files import sealed, write_whole, writing
 from tvm_stretch.base.formats import Format
 from tvm_stretch.base.progress import say
 from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.plan.cost.correction import Ratios
-from tvm_stretch.plan.cost.family import Array, FamilyModel, Over, Parts, fit_family, intervals_of
+from tvm_stretch.plan.cost.family import FamilyModel, Parts, fit_family, intervals_of
 from tvm_stretch.plan.cost.fingerprint import check_device
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.plan.cost.generic_features import families as all_families
 from tvm_stretch.plan.cost.launching import Launching, launching_of
 from tvm_stretch.plan.cost.prediction import AnalyticModel, CostModel, Prediction
+from tvm_stretch.plan.cost.residual import Array
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    12,
+    13,
     "the cost model",
     CostModelError,
     "measure and train again",
     is_sealed=True,
 )
 
-_RATES = (1e-9, 1e9)
-"""Cycles and bytes of a nanosecond in a file."""
-
-_LARGEST_RATIO = 1e6
-"""Largest slowdown in a file."""
+_RATES, _ANY = (1e-9, 1e9), (-math.inf, math.inf)
+"""Cycles and bytes of a nanosecond in a file, and numbers that describe a device."""
 
 _FEWEST_FAR, _OF_MEMORY = 1e6, 0.8
 """Bytes from memory of kernels that show its speed, and the share of their least time that every
@@ -63,17 +61,16 @@ class MeasuredModel(CostModel):
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
         below: the model that this one corrects, of a processor or device with the same loop nests.
         memory: the most bytes of weights that a kernel read in a nanosecond, many of them from
-            memory; infinite if no kernel did. No prediction is shorter than weights from memory
-            need.
+            memory; None if no kernel did. No prediction is shorter than weights from memory need.
         launching: what runs on a GPU take beside their kernels; None on other processors.
     """
 
-    device: Mapping[str, Any]
+    device: dict[str, Any]
     base: AnalyticModel
-    families: Mapping[str, FamilyModel]
+    families: dict[str, FamilyModel]
     together_ratio: float = 1.0
     below: MeasuredModel | None = None
-    memory: float = math.inf
+    memory: float | None = None
     launching: Launching | None = None
 
     @property
@@ -116,14 +113,16 @@ class MeasuredModel(CostModel):
         found: list[Parts | None] = [None] * len(kernels)
         for family, positions in self._by_family(kernels):
             own = [kernels[i] for i in positions]
-            for i, parts in zip(positions, family.parts(own, self._over(family, own)), strict=True):
+            every = family.parts(own, self._below(family, own))
+            for i, parts in zip(positions, every, strict=True):
                 found[i] = parts
         return found
 
-    def without_trees(self) -> MeasuredModel:
-        """The weighted phases alone: trees of one device mislead about tiles of another one."""
-        families = {n: f.without_trees() for n, f in self.families.items()}
-        return replace(self, families=families, below=self.below and self.below.without_trees())
+    def without_residuals(self) -> MeasuredModel:
+        """The weighted phases alone: errors of one device mislead about tiles of another one."""
+        families = {n: replace(f, residual=None) for n, f in self.families.items()}
+        below = self.below and self.below.without_residuals()
+        return replace(self, families=families, below=below)
 
     @property
     def phases(self) -> dict[str, list[str]]:
@@ -160,38 +159,42 @@ class MeasuredModel(CostModel):
                 yield self.families[name], own
 
     def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
+        found = family.predict(kernels, self._below(family, kernels))
+        if self.memory is None:
+            return found
         least = [_OF_MEMORY * kernel.far_weight_bytes / self.memory for kernel in kernels]
-        return np.maximum(family.predict(kernels, self._over(family, kernels)), least)
+        return np.maximum(found, least)
 
-    def _over(self, family: FamilyModel, kernels: Sequence[Features]) -> Sequence[Parts] | None:
-        if not family.is_over or self.below is None:
+    def _below(self, family: FamilyModel, kernels: Sequence[Features]) -> list[Parts] | None:
+        if not family.is_correction or self.below is None:
             return None
-        found = [parts for parts in self.below.parts(kernels) if parts is not None]
-        if len(found) < len(kernels):
-            raise CostModelError(
-                f"expected family {family.family!r} in the model below this one, got none; "
-                "train again"
-            )
-        return found
+        return [parts for parts in self.below.parts(kernels) if parts is not None]
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
         path = Path(path)
+        text = json.dumps({**FORMAT.head, **asdict(self)}, separators=(",", ":"))
         with writing("the cost model", CostModelError):
             make_folder(path.parent)
-            write_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
+            write_whole(path, sealed(text))
 
-    def _to_json(self) -> dict[str, Any]:
-        return {
-            **FORMAT.head,
-            "device": dict(self.device),
-            "analytic": asdict(self.base.speed),
-            "together_ratio": self.together_ratio,
-            "families": {name: family.to_json() for name, family in self.families.items()},
-            "below": None if self.below is None else self.below._to_json(),
-            "memory": None if math.isinf(self.memory) else self.memory,
-            "launching": None if self.launching is None else self.launching.to_json(),
-        }
+    def check(self, where: str) -> None:
+        """Refuse what the types of fields do not say."""
+        FORMAT.within(self, where, together_ratio=(1e-6, 1e6), memory=(1e-9, 1e12), device=_ANY)
+        FORMAT.within(self.base.speed, where, cycles_per_ns=_RATES, bytes_per_ns=_RATES)
+        if self.launching is not None:
+            FORMAT.within(self.launching, f"launching of {where}")
+        if self.below is not None:
+            self.below.check(f"below in {where}")
+        known = {} if self.below is None else self.below.families
+        for name, family in self.families.items():
+            is_known = {name, all_families()[name].stand_in} & set(known)
+            if family.family != name or (family.is_correction and not is_known):
+                raise CostModelError(
+                    f"expected family {name!r} in {where} and in the model below it, got "
+                    f"{family.family!r} and {', '.join(known) or 'none'}; {FORMAT.again}"
+                )
+            family.check(FORMAT, f"family {name!r} of {where}")
 
 
 def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -> MeasuredModel:
@@ -203,50 +206,31 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
     Raises:
         CostModelError: the file is missing, truncated, of another schema or from another device.
     """
-    return _read(FORMAT.read(Path(path)), device, path)
-
-
-def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> MeasuredModel:
+    data, where = FORMAT.read(Path(path)), f"{FORMAT.what} in {path}"
     if device is not None:
         check_device(data.get("device"), device, str(path))
-    try:
-        read = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
-        families = {name: family for name, family in read.items() if family is not None}
-        if changed := sorted(set(read) - set(families)):
-            say(
-                f"{path}: the cost families {', '.join(changed)} have changed since then; their "
-                "kernels are predicted by typical speeds until they are measured again"
-            )
-        speed = FORMAT.build(Speed, data["analytic"], f"analytic of {path}")
-        base = AnalyticModel(
-            FORMAT.within(speed, "analytic", cycles_per_ns=_RATES, bytes_per_ns=_RATES)
+    if changed := _leave_out_changed(data):
+        say(
+            f"{path}: the cost families {', '.join(changed)} have changed since then; their "
+            "kernels are predicted by typical speeds until they are measured again"
         )
-        ratio = data["together_ratio"]
-        memory = math.inf if data["memory"] is None else data["memory"]
-        launching = data["launching"]
-        below = data["below"]
-        if below is not None:
-            below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
-        stands = any(family.is_over for family in families.values())
-        if not is_finite(ratio) or not 0 < ratio < _LARGEST_RATIO or (stands and below is None):
-            raise CostModelError(
-                f"expected a together_ratio of a few, and a model below for families over it, in "
-                f"{path}, got {ratio!r:.20} and {'one' if below else 'none'}; train again"
-            )
-        if not isinstance(memory, int | float) or not memory > 0:
-            raise CostModelError(
-                f"expected a positive speed for memory in {path}, got {memory!r:.20}; train again"
-            )
-        return MeasuredModel(
-            *(data["device"], base, families, float(ratio), below, float(memory)),
-            None if launching is None else Launching.from_json(launching),
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, CostModelError):
-            raise
-        raise CostModelError(
-            f"expected families, analytic and device in {path}, got {error!r}; train again"
-        ) from error
+    found = FORMAT.build(MeasuredModel, data, where)
+    found.check(where)
+    return found
+
+
+def _leave_out_changed(data: dict[str, Any]) -> list[str]:
+    """Remove families of other versions from a file's object, and return their names."""
+    known, found = all_families(), data.get("families")
+    versions = {
+        name: family.get("version") if isinstance(family, dict) else None
+        for name, family in (found.items() if isinstance(found, dict) else ())
+    }
+    changed = [n for n, v in versions.items() if n not in known or v != known[n].version]
+    if changed:
+        data["families"] = {n: f for n, f in data["families"].items() if n not in changed}
+    below = data.get("below")
+    return sorted({*changed, *(_leave_out_changed(below) if isinstance(below, dict) else ())})
 
 
 def train(
@@ -260,31 +244,33 @@ def train(
     origins: Sequence[Hashable] | None = None,
     # a model of a processor or device with the same loop nests; only the difference is learned
     below: MeasuredModel | None = None,
-    intervals: bool = True,  # see `fit_family`
 ) -> MeasuredModel:
     """Learn every family with enough measured kernels."""
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
     families: dict[str, FamilyModel] = {}
-    over: dict[str, Over] = {}
+    weights: dict[str, dict[str, float]] = {}
+    parts = [None] * len(kernels) if below is None else below.parts(kernels)
     if below is not None:
-        families, over = _over(below, kernels, np.asarray(measured_ns))
+        families, weights = _corrected(below, kernels, np.asarray(measured_ns))
     for name in sorted({kernel.family for kernel in kernels} - {LaunchedRunFeatures.family}):
         positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in positions]
         own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
-        family = fit_family(own, own_ns, own_origins, over.get(name), intervals)
+        known = [found for i in positions if (found := parts[i]) is not None]
+        corrected = (known, weights[name]) if name in weights else None
+        family = fit_family(own, own_ns, own_origins, corrected)
         if family is not None:
             families[name] = family
-    stands_on = below if any(family.is_over for family in families.values()) else None
-    known = None if below is None else below.launching
+    stands_on = below if any(family.is_correction for family in families.values()) else None
+    launching = None if below is None else below.launching
     return MeasuredModel(
         *(dict(device), base, families, together_ratio, stands_on, _memory(kernels, measured_ns)),
-        launching_of(kernels, measured_ns) or known,
+        launching_of(kernels, measured_ns) or launching,
     )
 
 
-def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
+def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float | None:
     """See `MeasuredModel.memory`."""
     # All weights count: those that a cache kept are few where a kernel is bound by reading them.
     read = [
@@ -292,34 +278,30 @@ def _memory(kernels: Sequence[Features], measured_ns: Sequence[float]) -> float:
         for kernel, ns in zip(kernels, measured_ns, strict=True)
         if kernel.far_weight_bytes >= _FEWEST_FAR
     ]
-    return max(read, default=math.inf)
+    return max(read, default=None)
 
 
-def _over(
+def _corrected(
     below: MeasuredModel, kernels: Sequence[Features], measured_ns: Array
-) -> tuple[dict[str, FamilyModel], dict[str, Over]]:
-    """All families of the model below, corrected; and its measured ones, to be learned further."""
+) -> tuple[dict[str, FamilyModel], dict[str, dict[str, float]]]:
+    """All families of the model below, corrected; and new weights of those that were measured."""
     known = below.known_parts(kernels)
     if not known:
         return {}, {}
     ratios = Ratios(below.phases)
     target = measured_ns[list(known)]
-    residuals = ratios.fit([*known.values()], target)
-    edges, widths = intervals_of(np.log(target), np.abs(residuals))
+    left = ratios.fit([*known.values()], target)
+    edges, widths = intervals_of(np.log(target), np.abs(left))
+    weights = {name: ratios.of_family(name) for name in below.families}
     families = {
-        name: replace(
-            family.without_trees(), weights=ratios.of_family(name), edges=edges, widths=widths
-        )
+        name: replace(family, residual=None, weights=weights[name], edges=edges, widths=widths)
         for name, family in below.families.items()
         if all_families()[name].is_kernel
     }
     if (run := below.families.get(RunFeatures.family)) is not None:
         families[run.family] = run  # until enough runs are measured
-    over: dict[str, Over] = {}
-    for name in {kernels[i].family for i in known}:
-        own = [parts for i, parts in known.items() if kernels[i].family == name]
-        over[name] = Over(own, ratios.of_family(own[0][0]))
-    return families, over
+    measured = {kernels[i].family: parts[0] for i, parts in known.items()}
+    return families, {name: weights[of] for name, of in measured.items()}
 
 
 def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:

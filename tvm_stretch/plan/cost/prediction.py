@@ -57,11 +57,11 @@ def analytic(latencies: Sequence[float], doubt: float, *reasons: str) -> list[Pr
     ]
 
 
+@dataclass(frozen=True)
 class AnalyticModel(CostModel):
     """See the module docstring."""
 
-    def __init__(self, speed: Speed = CORE) -> None:
-        self.speed = speed
+    speed: Speed = CORE
 
     @property
     def start_ns(self) -> float:

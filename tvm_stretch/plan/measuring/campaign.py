@@ -96,7 +96,6 @@ def learn(
     processor: Processor,  # the measured processor
     # models of the CPU, if the processor runs the same loop nests, or of similar devices
     below: Sequence[MeasuredModel] = (),
-    intervals: bool = True,  # as for `fit_family`
 ) -> MeasuredModel:
     """Fit the cost model of a dataset, scaled to the machine's usual speed.
 
@@ -116,7 +115,6 @@ def learn(
         max((row.together for row in rows), default=1.0),
         origins=[(row.network, row.batch) for row in rows],
         below=min(below, key=lambda model: model.distance(kernels, measured), default=None),
-        intervals=intervals,
     )
 
 
@@ -320,7 +318,7 @@ class Campaign:
         errors = [0.0] * len(rows)
         for fold in range(2):
             kept = Dataset(self.dataset.path, self.dataset.device, rows[fold::2])
-            model = learn(kept, self.processor, intervals=False)
+            model = learn(kept, self.processor)
             held = list(range(1 - fold, len(rows), 2))
             answers = model.predict_all([rows[i].features for i in held])
             for i, answer in zip(held, answers, strict=True):

@@ -53,7 +53,7 @@ def folders_of(like: Folders | None) -> list[Path]:
 
 
 def similar_models(folders: Sequence[Path], processor: str) -> list[MeasuredModel]:
-    """The models of a processor of this name, without their trees.
+    """The models of a processor of this name, without their residuals.
 
     AVX2 kernels that a model of AVX-512 predicted: after the same 60 samples, errors of networks
     were 8.4 % with its trees and 4.6 % without (one AMD EPYC of the Zen 4 kind).
@@ -62,7 +62,7 @@ def similar_models(folders: Sequence[Path], processor: str) -> list[MeasuredMode
         CostModelError: no folder has one, or one is damaged or of another version.
     """
     paths = [folder / f"{processor}.json" for folder in folders]
-    found = [load_cost_model(path).without_trees() for path in paths if path.exists()]
+    found = [load_cost_model(path).without_residuals() for path in paths if path.exists()]
     if folders and not found:
         names = ", ".join(map(str, folders))
         raise CostModelError(
