@@ -28,8 +28,8 @@ from benchmarks.commands import options
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.search import search
-from tvm_stretch.plan.search.alternatives import FASTEST
 from tvm_stretch.plan.search.costs import planning_costs
+from tvm_stretch.plan.search.decision import FASTEST
 from tvm_stretch.read import load_network
 
 _TARGETS = ["llvm", "opencl"]

@@ -16,7 +16,6 @@ layer.
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 import time
@@ -54,7 +53,7 @@ from tvm_stretch.plan.scheduling import Result
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.limits import apportion
 from tvm_stretch.plan.search.pieces import Network
-from tvm_stretch.plan.search.realise import complete
+from tvm_stretch.plan.search.realise import by_start, complete
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.read import load_network
 
@@ -268,29 +267,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def by_start(
-    operators: Operators, placed: Mapping[str, int], start: Mapping[str, int]
-) -> list[str]:
-    """All calls, each after its operands, in the order of their starts."""
-    waiting = {op.name: len(set(op.inputs) - set(operators.params)) for op in operators}
-    position = {op.name: index for index, op in enumerate(operators)}
-    times: dict[str, int] = {}
-
-    def key(name: str) -> tuple[int, int, str]:
-        known = [times[source] for source in operators[name].inputs if source in times]
-        times[name] = max([start.get(name, 0), *known])
-        return times[name], position[name], name
-
-    heap = [key(name) for name, count in waiting.items() if not count]
-    heapq.heapify(heap)
-    found = []
-    while heap:
-        *_, name = heapq.heappop(heap)
-        found.append(name)
-        for reader in operators.readers[name]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(heap, key(reader))
-    return [name for name in found if name in placed]

@@ -32,8 +32,8 @@ from benchmarks.published_designs import Design as Published
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.lab.stretching.best_designs import find_candidates
 from tvm_stretch.lab.stretching.design_rules import Rules
+from tvm_stretch.lab.stretching.front import find_candidates
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.network.properties.repeated_blocks import detect_stages

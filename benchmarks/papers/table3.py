@@ -46,8 +46,8 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling import Result
 from tvm_stretch.plan.scheduling.simulate import run_sequence
 from tvm_stretch.plan.search import search
-from tvm_stretch.plan.search.alternatives import FASTEST
 from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.decision import FASTEST
 from tvm_stretch.plan.search.twin import twin_costs, twin_processors
 from tvm_stretch.read import load_network
 from tvm_stretch.run import testing

@@ -12,7 +12,7 @@ from tvm import relax
 
 from tvm_stretch.make.kernels import KernelLevel, kernels_alone
 from tvm_stretch.make.precision import processors_in
-from tvm_stretch.make.reading import read_network
+from tvm_stretch.make.reading import Reader
 from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
@@ -41,7 +41,7 @@ def lowered(dtype: str) -> tuple[KernelLevel, VectorMachine]:
         mod = IntegerNetwork(0).main([*convs, pool], (1, 64, 28, 28))
         assert mod is not None
         return kernels_alone(mod, host), host.machine
-    mod, _ = read_network(module(layers, (1, 64, 28, 28)), None, dtype)
+    mod = Reader(module(layers, (1, 64, 28, 28)), None, dtype).at({}).mod
     (host,), _ = processors_in(dtype, [host], [host])
     return kernels_alone(mod, host), host.machine
 

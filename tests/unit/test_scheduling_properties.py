@@ -21,6 +21,7 @@ from benchmarks.baselines.parts import check_schedule
 from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.scheduling import FREE, Problem, Tensor, TransferCost, run_sequence, simulate
 from tvm_stretch.plan.scheduling.clock import Clock, Step
+from tvm_stretch.plan.scheduling.heft import reordered
 from tvm_stretch.plan.scheduling.result import result_of
 
 # The solver may take a second for an awkward program, and machines differ.
@@ -299,6 +300,17 @@ def test_steps_of_a_search_take_the_times_of_a_schedule(
     simulation = run_sequence(problem, placement, problem.sequence)
     for operator, finish in simulation.finish.items():
         assert clock.when([names[operator]]) == finish
+
+
+@given(run=runs())
+@settings(slow, max_examples=50)
+def test_another_order_is_a_faster_schedule(run):
+    problem, placement, sequence = run
+    given = run_sequence(problem, placement, sequence)
+    found = reordered(given)
+    check_schedule(problem, result_of("reordered", found, 0))
+    ends = [max(one.finish.values()) for one in (found, given)]
+    assert found is given or ends[0] <= 0.99 * ends[1]
 
 
 @given(run=runs(), steps=st.sampled_from([0, 40, 2_000]), seed=st.integers(0, 9))

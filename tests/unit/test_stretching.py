@@ -18,10 +18,9 @@ from tvm import rpc
 import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.base.errors import InputError, ModelError, PlanError, UnsupportedError
-from tvm_stretch.lab.stretching.best_designs import find_candidates
 from tvm_stretch.lab.stretching.block_layers import count
 from tvm_stretch.lab.stretching.design_rules import Rules, space_of_table_2
-from tvm_stretch.lab.stretching.front import Front, _thinned
+from tvm_stretch.lab.stretching.front import Front, _thinned, find_candidates
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.predict import Chain
 from tvm_stretch.lab.stretching.segments import cut_runs, find_runs

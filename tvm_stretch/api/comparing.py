@@ -23,8 +23,8 @@ from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.phone.device import Device
 from tvm_stretch.phone.fleet import Fleet
 from tvm_stretch.plan.plan import Plan, PlanLike
-from tvm_stretch.plan.search.alternatives import read_plans, what_runs
 from tvm_stretch.plan.search.contest import compare
+from tvm_stretch.plan.search.decision import read_plans, what_runs
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.registry import TargetLike
 

@@ -24,21 +24,17 @@ from tvm_stretch.make.branching import branch
 from tvm_stretch.make.onnx_file import onnx_file
 from tvm_stretch.make.pipeline import Observer
 from tvm_stretch.make.precision import read_precision
-from tvm_stretch.make.reading import name_of, read_network
+from tvm_stretch.make.reading import Reader
 from tvm_stretch.network.properties.integer_summary import has_integers
-from tvm_stretch.passes.carry_states import Rooms, States
-from tvm_stretch.passes.share_constants import ShareConstants
+from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling import Scheduler
-from tvm_stretch.plan.search.alternatives import PlansLike, with_plans
 from tvm_stretch.plan.search.candidates import PlanFront, front_of
 from tvm_stretch.plan.search.choose import find, predict
+from tvm_stretch.plan.search.decision import PlansLike, with_plans
 from tvm_stretch.plan.search.lengths import (
-    SizedNetwork,
     build_each,
     choose_each,
-    remembering,
-    shared_rooms,
     sized_networks,
 )
 from tvm_stretch.plan.search.limits import NO_LIMITS
@@ -167,19 +163,9 @@ def compile(
         limits = request.limits(site)
         site = site.limited(limits.caps)
         widen = site.lacks_half or request.precision != "float32"
-        precision, states = request.precision, request.states
-        name, share = name_of(source), ShareConstants()
-        rooms: Rooms | None = None  # those that the longest length needs, once it has been read
-
-        @remembering
-        def read(sizes: Mapping[str, int]) -> SizedNetwork:
-            given = request.shapes, precision, states, widen, sizes, rooms
-            return SizedNetwork(sizes, *read_network(source, *given)).sharing(share)
-
-        if states is not None and request.lengths is not None:
-            rooms = shared_rooms(request.lengths, read)
-        networks, spans = sized_networks(request.lengths, read, site)
-        site = site.in_precision(precision, has_integers(networks[0].mod["main"]))
+        reader = Reader(source, request.shapes, request.precision, request.states, widen)
+        networks, spans = sized_networks(request.lengths, reader, site)
+        site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         decisions = choose_each(networks, site, limits, request.first_plan, observer)
         if request.plans and len(decisions[0].site.placeable) > 1:
@@ -189,9 +175,9 @@ def compile(
             for one, network in zip(decisions, networks, strict=True)
         ]
         if request.lengths is None:
-            model = decisions[0].build(request.spare, request.streams, name)
+            model = decisions[0].build(request.spare, request.streams, reader.name)
         else:
-            model = build_each(networks, decisions, spans, request.spare, name)
+            model = build_each(networks, decisions, spans, request.spare, reader.name)
         return request.checked(model, limits)
 
 
@@ -310,7 +296,7 @@ def to_onnx(
     check_place(place, "the network")
     with reporting(progress), compiling(), writing("the network", InputError):
         if targets is None and device is None and plan is None:
-            write_whole(place, onnx_file(read_network(source, shapes)[0], None))
+            write_whole(place, onnx_file(Reader(source, shapes).at({}).mod, None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)
         job = site.job(mod)
@@ -330,5 +316,6 @@ def to_predict(
 ) -> tuple[tvm.IRModule, list[str], Site]:
     """The network, remarks for people, and where it would run; nothing is built or measured."""
     site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-    mod, notes = read_network(source, shapes, widen=site.lacks_half)
-    return mod, notes, site.in_precision("float32", has_integers(mod["main"]))
+    read = Reader(source, shapes, widen=site.lacks_half).at({})
+    site = site.in_precision("float32", has_integers(read.mod["main"]))
+    return read.mod, [*read.notes], site

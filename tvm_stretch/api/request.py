@@ -12,7 +12,7 @@ from tvm_stretch.base.files import as_path
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling import Scheduler
-from tvm_stretch.plan.search.alternatives import PlansLike, read_plans
+from tvm_stretch.plan.search.decision import PlansLike, read_plans
 from tvm_stretch.plan.search.limits import Limits, read_limits
 from tvm_stretch.plan.search.objective import LATENCY, read_objective
 from tvm_stretch.plan.search.site import DeviceLike, Site, Targets, site_of

@@ -28,7 +28,7 @@ from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.training import TrainableNetwork, imitate, load_torch, refine, to_torch
 from tvm_stretch.make.onnx_file import onnx_file
-from tvm_stretch.make.reading import read_network
+from tvm_stretch.make.reading import Reader
 from tvm_stretch.passes.low_rank import low_rank as decompose
 from tvm_stretch.passes.prune_channels import prune_channels
 from tvm_stretch.plan.design import Source
@@ -153,7 +153,7 @@ def in_8_bits(mod: tvm.IRModule, images: np.ndarray, activations: str) -> onnx.M
     """The network in 8 bits, with ranges from some of the images."""
     say(f"quantize {activations}")
     calibrating = images[:: -(-len(images) // _CALIBRATED)]
-    floats = onnx_file(read_network(mod, None)[0], None)
+    floats = onnx_file(Reader(mod).at({}).mod, None)
     return in_integers(floats, calibrating, activations=activations)
 
 

@@ -1,10 +1,21 @@
-"""Assemble a model from kernel-level Relax."""
+"""Assemble a model from kernel-level Relax.
+
+For streams, a kernel may compute a part of its output and keep the rest:
+
+    node conv: x, w -> y              node conv: x, w -> y, rectangle
+    graph: y and z share bytes   ->   graph: every tensor has bytes of its own
+
+The executor compares a frame with the one before and asks each kernel for the parts that can differ
+(`stream.h`). Kernels without such a parameter compute everything if anything changed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import lcm
 from typing import Any
 
 import tvm
@@ -21,10 +32,12 @@ from tvm_stretch.make.lowering.executor_graph import (
     Graph,
     Node,
     ProcessorSpec,
+    Tensor,
 )
 from tvm_stretch.make.lowering.lower import lower
+from tvm_stretch.make.lowering.memory_plan import align
 from tvm_stretch.make.lowering.weights import WeightsBlob
-from tvm_stretch.make.streams import with_rectangles
+from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.expressions import ALIGNMENT
 from tvm_stretch.network.rewriting import rewrite
@@ -33,7 +46,15 @@ from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels, link
 from tvm_stretch.targets.cpu.cpu import checked_features
+from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking, cut_for_parts
+from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
+from tvm_stretch.targets.cpu.kernels.winograd_nest import least_area
+from tvm_stretch.targets.kernels.fused import split_fused
+from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import read_template
 from tvm_stretch.targets.processor import Processor
 
 
@@ -192,3 +213,70 @@ def _strided(param: tirx.Buffer, strides: Strides) -> tirx.Buffer:
         param.name,
         strides=[tirx.const(stride, "int64") for stride in strides],
     )
+
+
+Kernels = Mapping[str, tirx.PrimFunc]
+
+_IN_PARTS = (ConvConfig, WindowConfig, WinogradConfig)
+_RECTANGLE_BYTES = 32
+
+_ROWS, _COLUMNS = 4, 16
+"""An area of pixels that keeps a kernel busy for longer than its call takes."""
+
+
+def with_rectangles(
+    graph: Graph, kernels: Kernels, machine: VectorMachine
+) -> tuple[Graph, Kernels]:
+    """The graph and its kernels, those of convolutions and poolings with a rectangle."""
+    found = {name: _with_rectangle(kernel, machine) for name, kernel in kernels.items()}
+    tensors, nodes, end = list(graph.tensors), [], align(graph.arena_bytes)
+    for node in graph.nodes:
+        known = found.get(node.kernel)
+        if known is None:
+            nodes.append(node)
+            continue
+        nodes.append(_asking(node, len(tensors), known[1]))
+        tensors.append(Tensor((4,), "int64", "arena", 0, end, _RECTANGLE_BYTES))
+        end += align(_RECTANGLE_BYTES)
+    marked = {name: pair[0] for name, pair in found.items() if pair is not None}
+    changed = replace(graph, nodes=tuple(nodes), tensors=tuple(tensors), arena_bytes=end)
+    return changed, {**kernels, **marked}
+
+
+def _asking(node: Node, rectangle: int, reach: tuple[int, ...]) -> Node:
+    return replace(node, outputs=(*node.outputs, rectangle), reach=reach)
+
+
+def _with_rectangle(
+    func: tirx.PrimFunc, machine: VectorMachine
+) -> tuple[tirx.PrimFunc, tuple[int, ...]] | None:
+    """The kernel with a rectangle, and `Node.reach`; None if its template computes no parts."""
+    fused = split_fused(func)
+    config = None if fused is None else read_template(fused.config).on(machine)
+    if fused is None or not isinstance(config, _IN_PARTS) or type(config) not in _IN_PARTS:
+        return None
+    if config.out_size[1] == 1:  # a dense layer
+        return None
+    operand = next(i for i, param in enumerate(func.params) if param.same_as(fused.operands[0]))
+    asked = tirx.decl_buffer([const(4)], "int64", "rectangle")
+    marked = tirx.PrimFunc([*func.params, asked], func.body, func.ret_type, func.attrs)
+    windows = zip(config.stride, config.padding[:2], config.spans, strict=True)
+    reach = (operand, *(number for axis in windows for number in axis), *_unit(config, machine))
+    return marked.with_attr(RECTANGLE, True), reach
+
+
+def _unit(
+    config: ConvConfig | WindowConfig | WinogradConfig, machine: VectorMachine
+) -> tuple[int, int]:
+    """Rows and columns that are computed together, or that are worth a call."""
+    height, width = config.out_size
+    if isinstance(config, WinogradConfig):
+        rows, columns = least_area(config)
+        return rows * config.tile, columns * config.tile
+    if isinstance(config, WindowConfig):
+        return min(height, _ROWS), min(width, _COLUMNS)
+    cut = cut_for_parts(config, blocking(config, machine))
+    row, image = cut.joined
+    if (row, image) != (1, 1):
+        return lcm(row, image) // image, width
+    return min(height, _ROWS), min(width, _COLUMNS) if cut.chunks == 1 else width

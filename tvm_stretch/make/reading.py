@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tvm
@@ -12,38 +13,65 @@ from tvm_stretch.make.precision import BFLOAT, PRECISIONS, WIDE_SUMS
 from tvm_stretch.network.attributes import WIDENED
 from tvm_stretch.network.properties.integer_summary import describe_integers, has_integers
 from tvm_stretch.passes.carry_states import Rooms, States
+from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.read.load import Shapes, load_network
 
 
-def read_network(
-    source: object,
-    shapes: Shapes,
-    precision: str = "float32",
-    states: States | None = None,
-    widen: bool = False,
-    sizes: Mapping[str, int] | None = None,
-    rooms: Rooms | None = None,
-) -> tuple[tvm.IRModule, list[str]]:
-    """The network as canonical Relax, and remarks for people; see `load_network` for the rest.
+@dataclass(frozen=True)
+class SizedNetwork:
+    """A network for inputs of one length."""
 
-    Raises:
-        ModelError: the source is no network.
-        UnsupportedError: it computes what we do not.
-    """
-    say("reading the network")
-    mod = load_network(source, shapes, states, widen, sizes, rooms)
-    notes = [describe_integers(mod["main"])]
-    if precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
-        notes.append("float16 is computed in float32, as not all processors have its arithmetic")
-    # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
-    if precision in (PRECISIONS[0], BFLOAT) or has_integers(mod["main"]):
-        return mod, notes
-    use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == WIDE_SUMS)
-    mod = use_half(mod)
-    return mod, [*notes, describe_halves(mod["main"])]
+    sizes: Mapping[str, int]  # of the named dimensions
+    mod: tvm.IRModule  # canonical Relax
+    notes: Sequence[str]  # for people
 
 
-def name_of(source: object) -> str:
-    """What a network is called, for people: the name of its file, if it comes from one."""
-    return Path(source).stem if isinstance(source, str | Path) else ""
+@dataclass
+class Reader:
+    """Reads a network for sizes of its named dimensions, once for each; see `load_network`."""
+
+    source: object
+    shapes: Shapes = None
+    precision: str = "float32"
+    states: States | None = None
+    widen: bool = False
+    rooms: Rooms | None = None  # those that the longest length needs, once it has been read
+    _known: dict[tuple[tuple[str, int], ...], SizedNetwork] = field(default_factory=dict)
+    _share: tvm.transform.Pass = field(default_factory=ShareConstants)
+
+    @property
+    def name(self) -> str:
+        """What a network is called, for people: the name of its file, if it comes from one."""
+        return Path(self.source).stem if isinstance(self.source, str | Path) else ""
+
+    def at(self, sizes: Mapping[str, int]) -> SizedNetwork:
+        """The network as canonical Relax.
+
+        Raises:
+            ModelError: the source is no network.
+            UnsupportedError: it computes what we do not.
+        """
+        key = tuple(sizes.items())
+        if key not in self._known:
+            mod, notes = self._read(sizes)
+            if sizes:  # constants are those of the other lengths
+                mod = self._share(mod)
+            self._known[key] = SizedNetwork(sizes, mod, notes)
+        return self._known[key]
+
+    def _read(self, sizes: Mapping[str, int]) -> tuple[tvm.IRModule, list[str]]:
+        say("reading the network")
+        given = self.shapes, self.states, self.widen, sizes, self.rooms
+        mod = load_network(self.source, *given)
+        notes = [describe_integers(mod["main"])]
+        if self.precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
+            notes.append(
+                "float16 is computed in float32, as not all processors have its arithmetic"
+            )
+        # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
+        if self.precision in (PRECISIONS[0], BFLOAT) or has_integers(mod["main"]):
+            return mod, notes
+        use_half: tvm.transform.Pass = UseHalf(wide_sums=self.precision == WIDE_SUMS)
+        mod = use_half(mod)
+        return mod, [*notes, describe_halves(mod["main"])]

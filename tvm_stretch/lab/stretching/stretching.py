@@ -27,10 +27,9 @@ from tvm_stretch.base.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.stretching.accuracy import AccuracyTarget, with_accuracy
-from tvm_stretch.lab.stretching.best_designs import find_candidates
 from tvm_stretch.lab.stretching.block_layers import count
 from tvm_stretch.lab.stretching.design_rules import Rules
-from tvm_stretch.lab.stretching.front import Front, find_front
+from tvm_stretch.lab.stretching.front import Front, find_candidates, find_front
 from tvm_stretch.lab.stretching.judge import (
     Candidate,
     Candidates,

@@ -4,8 +4,9 @@
     >>> result = schedule_heft(problem)
     >>> result.makespan, result.placement
 
-Every scheduler has this signature. A compilation runs HEFT; schedulers of other papers stand beside
-the benchmarks that compare them.
+Every scheduler has this signature. A compilation runs HEFT, and brings its own plans into another
+order where that gains (`reordered`); schedulers of other papers stand beside the benchmarks that
+compare them.
 """
 
 from __future__ import annotations

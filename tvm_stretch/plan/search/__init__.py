@@ -4,7 +4,7 @@
         options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
                                        of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
-        realise.py                     plan: regions, predicted times
+        realise.py                     plan: regions, predicted times, the order of kernels
 
 Costs come from `costs.py`: measured kernels of this machine, or typical processors. A prediction
 alone never decides: the compiler builds the proposed plans and measures them.

@@ -15,8 +15,8 @@ Length(1, 512), predicted for 1, 22 and 512: 7.3, 7.9, 323 ms     a run may take
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
 
 import numpy as np
@@ -28,6 +28,7 @@ from tvm_stretch.base.progress import say
 from tvm_stretch.make.lowering.executor_graph import Span
 from tvm_stretch.make.lowering.lower import length_name
 from tvm_stretch.make.pipeline import Observer, build_parts
+from tvm_stretch.make.reading import Reader, SizedNetwork
 from tvm_stretch.network.expressions import shape_of, tensor_types
 from tvm_stretch.network.properties.padding import masks_of
 from tvm_stretch.network.states import read_states
@@ -38,19 +39,6 @@ from tvm_stretch.plan.search.limits import Limits
 from tvm_stretch.plan.search.site import Site
 from tvm_stretch.read.lengths import Length, Lengths, combined, read_lengths
 from tvm_stretch.run.model import Model
-
-
-@dataclass(frozen=True)
-class SizedNetwork:
-    """A network for inputs of one length."""
-
-    sizes: Mapping[str, int]  # of the named dimensions
-    mod: tvm.IRModule  # canonical Relax
-    notes: Sequence[str]  # for people
-
-    def sharing(self, share: tvm.transform.Pass) -> SizedNetwork:
-        """The network with the constants of others that ``share`` saw; alone if it has no sizes."""
-        return replace(self, mod=share(self.mod)) if self.sizes else self
 
 
 def choose_each(
@@ -126,13 +114,6 @@ def _check_states(networks: Sequence[SizedNetwork]) -> None:
                 )
 
 
-def rooms_of_states(network: SizedNetwork) -> dict[str, tuple[int, int]]:
-    """The dimension in which a run makes a state longer, and by how much, for those that grow."""
-    _, states = read_states(network.mod["main"])
-    pairs = zip(_held(network.mod), states, strict=True)
-    return {param.name: (state.axis, state.grown) for param, state in pairs if state.grown}
-
-
 def _held(mod: tvm.IRModule) -> list[tvm.relax.Var]:
     """The parameters that are states."""
     _, states = read_states(mod["main"])
@@ -142,33 +123,22 @@ def _held(mod: tvm.IRModule) -> list[tvm.relax.Var]:
 
 _ROUND = 8  # above 16, sizes are multiples: kernels compute several rows at once
 
-Read = Callable[[Mapping[str, int]], SizedNetwork]
-"""The network for sizes of all named dimensions."""
 
+def _shared_rooms(lengths: Lengths, reader: Reader) -> dict[str, tuple[int, int]]:
+    """The axis along which the longest length appends to each state, and how much.
 
-def remembering(read: Read) -> Read:
-    """``read``, which reads the network for each size once."""
-    known: dict[tuple[tuple[str, int], ...], SizedNetwork] = {}
-
-    def remembered(sizes: Mapping[str, int]) -> SizedNetwork:
-        key = tuple(sizes.items())
-        if key not in known:
-            known[key] = read(sizes)
-        return known[key]
-
-    return remembered
-
-
-def shared_rooms(lengths: Lengths, read: Read) -> dict[str, tuple[int, int]]:
-    """What the longest length appends to each state; nothing where inputs are padded."""
+    Nothing where inputs are padded.
+    """
     given = [(name, one) for name, one in read_lengths(lengths).items() if isinstance(one, list)]
     if len(given) < len(lengths):
         return {}
-    return rooms_of_states(read({name: max(one) for name, one in given}))
+    longest = reader.at({name: max(one) for name, one in given}).mod
+    pairs = zip(_held(longest), read_states(longest["main"])[1], strict=True)
+    return {param.name: (state.axis, state.grown) for param, state in pairs if state.grown}
 
 
 def sized_networks(
-    lengths: Lengths | None, read: Read, site: Site
+    lengths: Lengths | None, reader: Reader, site: Site
 ) -> tuple[list[SizedNetwork], list[Span]]:
     """The networks to compile, and the dimensions whose other sizes are padded.
 
@@ -176,29 +146,31 @@ def sized_networks(
         InputError: the lengths are none, or padding may change an answer.
     """
     if lengths is None:
-        return [read({})], []
+        return [reader.at({})], []
+    if reader.states is not None:
+        reader.rooms = _shared_rooms(lengths, reader)
     given = read_lengths(lengths)
     sizes, spans = {}, []
     largest = {n: one.high if isinstance(one, Length) else max(one) for n, one in given.items()}
     combined({n: [1] if isinstance(one, Length) else one for n, one in given.items()})
     for name, one in given.items():
-        sizes[name] = one if isinstance(one, list) else _chosen(name, one, largest, read, site)
+        sizes[name] = one if isinstance(one, list) else _chosen(name, one, largest, reader, site)
     wanted = combined(sizes)
     for name, one in given.items():
         if isinstance(one, Length):
-            spans.append(_span(name, one, sizes[name], largest, read))
-    return [read(own) for own in wanted], spans
+            spans.append(_span(name, one, sizes[name], largest, reader))
+    return [reader.at(own) for own in wanted], spans
 
 
 def _chosen(
-    name: str, span: Length, largest: Mapping[str, int], read: Read, site: Site
+    name: str, span: Length, largest: Mapping[str, int], reader: Reader, site: Site
 ) -> list[int]:
     """The sizes to which inputs are padded."""
     probes = sorted({span.low, isqrt(span.low * span.high), span.high})
     times = []
     for size in probes:
         say(f"predicting the time for {name}={size}")
-        plan = predict(site.job(read({**largest, name: size}).mod), site).plan
+        plan = predict(site.job(reader.at({**largest, name: size}).mod), site).plan
         times.append(max(plan.predicted_ns or 1, 1) if plan is not None else 1)
     return ladder(span, probes, times)
 
@@ -221,7 +193,7 @@ def ladder(span: Length, probes: Sequence[int], times: Sequence[float]) -> list[
 
 
 def _span(
-    name: str, span: Length, sizes: Sequence[int], largest: Mapping[str, int], read: Read
+    name: str, span: Length, sizes: Sequence[int], largest: Mapping[str, int], reader: Reader
 ) -> Span:
     """The dimension, after padding to these sizes has been shown to be harmless.
 
@@ -235,7 +207,7 @@ def _span(
     slopes: list[tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]] = []
     for few, many in sorted(pair for pair in pairs if first <= pair[0] < pair[1]):
         say(f"comparing {name}={few} with {name}={many}")
-        small, large = (read({**largest, name: size}).mod["main"] for size in (few, many))
+        small, large = (reader.at({**largest, name: size}).mod["main"] for size in (few, many))
         masks = masks_of(small, large, name)
         fills |= dict.fromkeys(sorted(masks.names), masks.fill)
         hiding |= masks.hiding

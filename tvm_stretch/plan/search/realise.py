@@ -8,6 +8,7 @@ that will run. The compiler uses these kernels as they are.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,6 +26,7 @@ from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.plan.scheduling.heft import reordered
 from tvm_stretch.plan.scheduling.of_network import problem_of
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.simulate import Simulation, run_sequence
@@ -97,6 +99,10 @@ def realise(
     if not limits.allow(_work(branched, operators, placed, costs)):
         return f"it would be more than {limits.said}"
     schedule = _Schedule(network, branched, operators, costs, placed)
+    if len(set(placed.values())) > 1:
+        refined = schedule.refined()
+        if limits.allow(_work(branched, operators, refined.placed, costs)):
+            schedule = refined
     plan = Plan(
         tuple(processor.name for processor in processors),
         schedule.predict(_reasons(network, options, placed, branched.parts)),
@@ -163,7 +169,7 @@ def _reasons(
 
 
 class _Schedule:
-    """The times of the branched network's kernels, by their places.
+    """The times of the branched network's kernels, by their places and order.
 
     Attributes:
         level: the kernels.
@@ -178,12 +184,13 @@ class _Schedule:
         operators: Operators,
         costs: Costs,
         placed: Mapping[str, int],
+        order: Sequence[str] | None = None,
     ) -> None:
         self.network, self.branched, self.operators = network, branched, operators
-        self.costs, self.placed = costs, placed
+        self.costs, self.placed = costs, dict(placed)
         main, processors = branched.mod["main"], costs.processors
         names = {name: processors[place].name for name, place in placed.items()}
-        self.regions = form_regions(main, names, None, self._kept_together(names))
+        self.regions = form_regions(main, names, order, self._kept_together(names))
         plan = Plan(tuple(processor.name for processor in processors), self.regions)
         self.level = kernels_of_plan(branched.mod, plan, processors, operators)
         self.timeline = self._run()
@@ -206,8 +213,9 @@ class _Schedule:
         return run_sequence(self._problem(), where, range(len(where)))
 
     def _problem(self) -> Problem:
-        """The branched network as a problem in which every kernel has its place."""
+        """The branched network as a problem; parts, and operators that join them, keep places."""
         owners, places = self.branched.owners, range(len(self.costs.processors))
+        base = {group.name: group for group in self.network.graph.groups}
         groups = self.level.graph.groups
         own = {group.name: self.placed[group.operators[-1].name] for group in groups}
         features = {name: self.level.features(name) for name in own}
@@ -215,12 +223,15 @@ class _Schedule:
         self.costs.ask_for_kernels([(features[name], place) for name, place in own.items()])
 
         def nanoseconds(group: Group) -> list[int | None]:
-            here = own[group.name]
+            here, name = own[group.name], group.anchor.name
             ns = self.costs.of(features[group.name], here)
             ns += self.costs.regions[here] if group.name in first else 0
-            if group.anchor.name in owners:
+            if name in owners:
                 ns = round(ns * self.costs.together[here])
-            return [ns if place == here else None for place in places]
+            whole = base.get(group.name)
+            if whole is None or name in owners or not _same(whole, group):
+                return [ns if place == here else None for place in places]
+            return [ns if place == here else self.costs.whole(whole, place) for place in places]
 
         names = [processor.name for processor in self.costs.processors]
         return problem_of(self.level.graph, names, nanoseconds, self.costs.transfers(formed=True))
@@ -240,6 +251,20 @@ class _Schedule:
         moved = sum(run.problem.tensors[t].bytes for t, _ in run.received)
         busy = [sum(run.finish[op] - run.start[op] for op in queue) for queue in run.order]
         return self.costs.cost(self.ns, busy, moved)
+
+    def refined(self) -> _Schedule:
+        """The candidate in another order, if that order is faster."""
+        found = reordered(self.timeline)
+        if found is self.timeline:
+            return self
+        placed = dict(self.placed)
+        start: dict[str, int] = {}
+        for index, group in enumerate(self.level.graph.groups, start=1):
+            placed.update((op.name, found.placement[index]) for op in group.operators)
+            start.update((op.name, found.start[index]) for op in group.operators)
+        order = by_start(self.operators, placed, start)
+        other = _Schedule(self.network, self.branched, self.operators, self.costs, placed, order)
+        return min(other, self, key=lambda schedule: schedule.ns)
 
     def predict(self, why: Mapping[str, str]) -> tuple[PlannedRegion, ...]:
         """The regions with their times and reasons."""
@@ -273,3 +298,35 @@ class _Schedule:
                 )
             )
         return tuple(found)
+
+
+def _same(one: Group, other: Group) -> bool:
+    """Whether two groups compute the same; the operator that joins parts has the segment's name."""
+    kinds = [[(op.name, op.kind) for op in group.operators] for group in (one, other)]
+    return kinds[0] == kinds[1]
+
+
+def by_start(
+    operators: Operators, placed: Mapping[str, int], start: Mapping[str, int]
+) -> list[str]:
+    """All calls, each after its operands, in the order of their starts."""
+    waiting = {op.name: len(set(op.inputs) - set(operators.params)) for op in operators}
+    position = {op.name: index for index, op in enumerate(operators)}
+    times: dict[str, int] = {}
+
+    def key(name: str) -> tuple[int, int, str]:
+        known = [times[source] for source in operators[name].inputs if source in times]
+        times[name] = max([start.get(name, 0), *known])
+        return times[name], position[name], name
+
+    heap = [key(name) for name, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    found = []
+    while heap:
+        *_, name = heapq.heappop(heap)
+        found.append(name)
+        for reader in operators.readers[name]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(heap, key(reader))
+    return [name for name in found if name in placed]
