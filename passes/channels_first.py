@@ -11,7 +11,6 @@ so that the transposes of neighbours meet and vanish; those of inputs and result
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.expressions import axes_of, constant, rewrite_functions, shape_of
-from tvm_stretch.network.operators import POINTWISE, kind_of
+from tvm_stretch.network.operators import POINTWISE, Column, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
 from tvm_stretch.network.rewriting import SourceRewriter
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
@@ -72,14 +71,14 @@ def _changed(call: relax.Call, args: list[relax.Expr], **changes: Any) -> relax.
     return relax.Call(call.op, args, attrs, call.ty_args)
 
 
+_RULES = Column()  # (mover, call) -> the call with channels first
+
+
 @relax.expr_functor.mutator
 class _Mover(SourceRewriter):
     """A rule returns None if the operator stays as it is."""
 
-    def rewrite(self, call: relax.Call) -> relax.Expr | None:
-        """Compute the call with channels first if there is a rule for it."""
-        rule = _RULES.get(kind_of(call))
-        return None if rule is None else rule(self, call)
+    rules = _RULES
 
     def moved(self, x: relax.Expr) -> relax.Expr | None:
         """The tensor with channels first of which ``x`` is the transpose."""
@@ -120,9 +119,7 @@ class _Mover(SourceRewriter):
         return self.emit(_changed(call, operands, axis=axis))
 
 
-Rule = Callable[[_Mover, relax.Call], relax.Expr | None]
-
-
+@_RULES(*_LAYERS)
 def layer(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """Convolutions, pools and resizing say which layout they read."""
     rank = len(shape_of(call))
@@ -141,6 +138,7 @@ def layer(s: _Mover, call: relax.Call) -> relax.Expr | None:
     return s.back(_changed(call, operands, **layouts))
 
 
+@_RULES(*POINTWISE, *_COMPARISONS, "where")
 def pointwise(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """Element by element, with operands that are broadcast."""
     rank = len(shape_of(call))
@@ -158,6 +156,7 @@ def _tensors(call: relax.Call) -> list[relax.Expr]:
     return [x for x in call.args if _is_tensor(x)]
 
 
+@_RULES("nn.softmax", "nn.log_softmax", "nn.prelu", "quantize", "dequantize")
 def along_axis(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """Operators with one axis that they number: softmax, prelu, (de)quantising."""
     x = s.moved(call.args[0])
@@ -172,6 +171,7 @@ def _axis(axis: int, rank: int) -> int:
     return _first(rank).index(axis % rank)
 
 
+@_RULES("concat")
 def concat(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """Parts that have no version with channels first get a transpose."""
     parts = s.definition(call.args[0])
@@ -182,6 +182,7 @@ def concat(s: _Mover, call: relax.Call) -> relax.Expr | None:
     return s.back(_changed(call, [relax.Tuple([s.move(p, rank) for p in parts.fields])], axis=axis))
 
 
+@_RULES("nn.pad")
 def pad(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """The widths of the padding take the new order of the axes."""
     x = s.moved(call.args[0])
@@ -192,6 +193,7 @@ def pad(s: _Mover, call: relax.Call) -> relax.Expr | None:
     return s.back(_changed(call, [x], pad_width=[int(w) for w in widths[order].reshape(-1)]))
 
 
+@_RULES("strided_slice")
 def strided_slice(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """A slice names its axes."""
     x, rank = s.moved(call.args[0]), len(shape_of(call))
@@ -201,6 +203,7 @@ def strided_slice(s: _Mover, call: relax.Call) -> relax.Expr | None:
     return s.back(_changed(call, [x, relax.Tuple(axes), *call.args[2:]]))
 
 
+@_RULES(*_REDUCTIONS)
 def reduction(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """Without ``keepdims`` the axes that are left must have the same order in both layouts."""
     x = s.moved(call.args[0])
@@ -216,6 +219,7 @@ def reduction(s: _Mover, call: relax.Call) -> relax.Expr | None:
     return made if left == sorted(left) else None
 
 
+@_RULES("reshape")
 def reshape(s: _Mover, call: relax.Call) -> relax.Expr | None:
     """A reshape of a weight in integers, or of a tensor that has nothing but channels."""
     x, shape = s.moved(call.args[0]), shape_of(call)
@@ -232,16 +236,3 @@ def reshape(s: _Mover, call: relax.Call) -> relax.Expr | None:
     if axis < 0:
         return None
     return _changed(inner, [constant(data.reshape(shape)), *inner.args[1:]], axis=axis)
-
-
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_LAYERS, layer),
-    **dict.fromkeys(POINTWISE | _COMPARISONS | {"where"}, pointwise),
-    **dict.fromkeys(("nn.softmax", "nn.log_softmax", "nn.prelu"), along_axis),
-    **dict.fromkeys(("quantize", "dequantize"), along_axis),
-    **dict.fromkeys(_REDUCTIONS, reduction),
-    "concat": concat,
-    "nn.pad": pad,
-    "strided_slice": strided_slice,
-    "reshape": reshape,
-}

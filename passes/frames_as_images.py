@@ -21,7 +21,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.network.expressions import axes_of, constant, is_float, rewrite_functions, shape_of
-from tvm_stretch.network.operators import POINTWISE, kind_of
+from tvm_stretch.network.operators import POINTWISE, Column, kind_of
 from tvm_stretch.network.properties.integer_summary import calls_of
 from tvm_stretch.network.rewriting import SourceRewriter
 
@@ -61,16 +61,18 @@ class _Time:
         return max(last + 1 - frames - self.before, 0)
 
 
+_RULES = Column()  # (writer, call) -> the call on frames
+
+
 @relax.expr_functor.mutator
 class _Writer(SourceRewriter):
     """A rule returns None if the operator stays as it is."""
 
+    rules = _RULES
+
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """Compute the call on frames if there is a rule for it."""
-        rule = _RULES.get(kind_of(call))
-        if rule is None or not isinstance(call.ty, relax.TensorType) or not is_float(call):
-            return None
-        return rule(self, call)
+        return super().rewrite(call) if is_float(call) else None
 
     def found(self, x: relax.Expr) -> relax.Expr | None:
         """The frames from which ``x`` was made."""
@@ -135,9 +137,7 @@ class _Writer(SourceRewriter):
         return made
 
 
-Rule = Callable[[_Writer, relax.Call], relax.Expr | None]
-
-
+@_RULES("nn.conv3d")
 def convolution(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """The frames below a kernel are channels; with groups, each place has a layer of its own."""
     attrs, weight = call.attrs, s.constant(call.args[1])
@@ -163,6 +163,7 @@ def convolution(s: _Writer, call: relax.Call) -> relax.Expr | None:
     return s.video(made, shape_of(call)[0])
 
 
+@_RULES("nn.conv3d_transpose")
 def transposed(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Frame ``stride * q + phase`` is made of the frames ``q - m``, by taps ``stride * m + phase``.
 
@@ -211,6 +212,7 @@ def _apart(call: relax.Call, kernel: int, dilation: Sequence[int]) -> tuple[_Tim
     return time, {"strides": strides, "padding": [top, left, bottom, right]}
 
 
+@_RULES("nn.max_pool3d", "nn.avg_pool3d")
 def pool(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Pools of images, of which the largest or the mean over time is taken."""
     attrs, is_largest = call.attrs, kind_of(call) == "nn.max_pool3d"
@@ -235,6 +237,7 @@ def pool(s: _Writer, call: relax.Call) -> relax.Expr | None:
     return s.video(made, shape_of(call)[0])
 
 
+@_RULES(*POINTWISE)
 def pointwise(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Element by element, with operands that are broadcast."""
     shape = shape_of(call)
@@ -263,6 +266,7 @@ def _operand(s: _Writer, x: relax.Expr, shape: list[int]) -> relax.Expr | None:
     return s.frames(x)
 
 
+@_RULES("concat")
 def concat(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Along all axes but time, where several videos have their frames one after the other."""
     parts = s.definition(call.args[0])
@@ -279,6 +283,7 @@ _AXES = {1: 1, 2: 0, 3: 2, 4: 3}
 """Where an axis of one video is in its frames."""
 
 
+@_RULES("mean")
 def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """The mean of a whole video is the mean of those of its frames."""
     frames, axes = s.found(call.args[0]), call.attrs.axis
@@ -288,13 +293,3 @@ def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
     of_frames = s.emit(relax.op.mean(frames, [2, 3], keepdims=True))
     by_video = s.emit(relax.op.reshape(of_frames, (batch, -1, channels)))
     return relax.op.reshape(s.emit(relax.op.mean(by_video, [1])), shape_of(call))
-
-
-_RULES: dict[str, Rule] = {
-    "nn.conv3d": convolution,
-    "nn.conv3d_transpose": transposed,
-    **dict.fromkeys(("nn.max_pool3d", "nn.avg_pool3d"), pool),
-    **dict.fromkeys(POINTWISE, pointwise),
-    "concat": concat,
-    "mean": mean,
-}

@@ -175,8 +175,6 @@ def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
         return None
     if name == "nn.relu":
         return 0.0, np.inf
-    if name == "nn.relu6":
-        return 0.0, 6.0
     if name == "clip":
         return float(call.args[1].value), float(call.args[2].value)
     if name in ("maximum", "minimum"):
@@ -336,7 +334,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "minimum": (of_booleans, constant_right, merge_clips),
     "mean": (mean_axes,),
     "permute_dims": (transpose,),
-    **dict.fromkeys(("clip", "nn.relu", "nn.relu6"), (merge_clips,)),
+    **dict.fromkeys(("clip", "nn.relu"), (merge_clips,)),
     **dict.fromkeys(RESHAPES, (reshape_chain,)),
     **dict.fromkeys(_AVERAGE_POOLS | {f"nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)),
     **dict.fromkeys(_CONVS, (padding_into_conv,)),

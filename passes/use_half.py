@@ -36,7 +36,7 @@ others."""
 WIDE, HALF = "float32", "float16"
 _LARGEST, _LEAST = float(np.finfo(HALF).max), float(np.finfo(HALF).tiny)
 _LAYERS = ("nn.conv2d", "matmul")
-_SIMPLE = {"nn.relu", "nn.relu6", "nn.leakyrelu", "clip", "abs", "negative", "nn.max_pool2d"}
+_SIMPLE = {"nn.relu", "nn.leakyrelu", "clip", "abs", "negative", "nn.max_pool2d"}
 _SIMPLE |= BINARY - {"divide", "power"}
 _MOVES = {"reshape", "permute_dims", "concat", "split", "strided_slice", "nn.pad"}
 _MOST_SUMMANDS = 16

@@ -125,8 +125,7 @@ UNARY = frozenset(
     {
         *("abs", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round"),
         *("rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh", "astype"),
-        *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu"),
-        "nn.softplus",
+        *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu", "nn.softplus"),
     }
 )
 BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})

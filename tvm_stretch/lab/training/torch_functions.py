@@ -142,7 +142,7 @@ for _name in (
 ):
     GRADIENT(_name)(getattr(torch, _name))
 GRADIENT("power")(torch.pow)
-for _name in ("relu", "relu6", "silu", "softplus", "gelu"):
+for _name in ("relu", "silu", "softplus", "gelu"):
     GRADIENT(f"nn.{_name}")(getattr(functional, _name))
 GRADIENT("nn.gelu_tanh")(lambda x: functional.gelu(x, approximate="tanh"))
 
