@@ -22,7 +22,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.network.emitting.blocked_values import Rewriter
-from tvm_stretch.network.emitting.half_weights import store_halves
+from tvm_stretch.network.emitting.weights import store_halves
 from tvm_stretch.network.expressions import bindings_of, builder_with_kernels
 from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.passes.name_operators import Renamer

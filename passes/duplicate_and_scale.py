@@ -34,7 +34,7 @@ from tvm_stretch.base.errors import PlanError, UnsupportedError
 from tvm_stretch.network.attributes import BRANCHES
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.emitting.scale_operators import Scaler, Value, window
-from tvm_stretch.network.emitting.scaled_weights import Origin, Weights
+from tvm_stretch.network.emitting.weights import Origin, Weights
 from tvm_stretch.network.expressions import with_variables
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError

@@ -32,7 +32,7 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.emitting.scale_operators import Scaler, Value, emitted_again
-from tvm_stretch.network.emitting.scaled_weights import Array, Origin
+from tvm_stretch.network.emitting.weights import Array, Origin
 from tvm_stretch.network.operators import POINTWISE, Operator, Operators
 from tvm_stretch.plan.design import Source
 

@@ -26,7 +26,7 @@ from tvm.ir import Expr, GenericConst, Op
 
 from tvm_stretch.network.attributes import PARTS, STAGE
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.emitting.winograd_stage import WinogradStage
+from tvm_stretch.network.emitting.weights import WinogradStage
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import Bindings, with_body

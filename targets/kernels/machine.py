@@ -37,7 +37,7 @@ class VectorMachine:
     dsp: bool = False
     # whether layers are computed in float16, with twice the lanes (`passes/use_half.py`)
     half: bool = False
-    # whether an instruction makes float32 of a vector of float16 (`half_weights.py`)
+    # whether an instruction makes float32 of a vector of float16 (`weights.py`)
     widens_half: bool = False
     # whether layers are computed in bfloat16 (`bfloat.py`)
     bfloat: bool = False

@@ -18,7 +18,7 @@ from tvm.ir import assert_structural_equal
 from tvm_stretch.base.errors import PlanError, UnsupportedError
 from tvm_stretch.lab.stretching.segments import find_runs
 from tvm_stretch.network.emitting.scale_operators import Scaler, Value
-from tvm_stretch.network.emitting.scaled_weights import Weights
+from tvm_stretch.network.emitting.weights import Weights
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.repeated_blocks import detect_blocks, detect_stages

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 import tvm_stretch as ts
-from tvm_stretch.network.emitting.half_weights import store_halves
+from tvm_stretch.network.emitting.weights import store_halves
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.read import load_network
 

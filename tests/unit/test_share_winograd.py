@@ -13,7 +13,7 @@ from tvm import relax
 
 from tests.relax_helpers import answers, binding_names, random_inputs
 from tvm_stretch.make.branching import branch
-from tvm_stretch.network.emitting.winograd_stage import stage_of
+from tvm_stretch.network.emitting.weights import stage_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs

@@ -22,7 +22,7 @@ from tvm_stretch.make.branching import Branching, branch
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.make.placement import choose_plan, fit_processors
 from tvm_stretch.make.precision import WIDE_SUMS
-from tvm_stretch.network.emitting.half_weights import store_halves
+from tvm_stretch.network.emitting.weights import store_halves
 from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.network.properties.verify import blaming, verify
 from tvm_stretch.passes.average_by_sums import AverageBySums

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.make.lowering.memory_plan import align
-from tvm_stretch.network.emitting.half_weights import half_weights
+from tvm_stretch.network.emitting.weights import half_weights
 from tvm_stretch.network.expressions import ALIGNMENT, tensor_bytes
 
 _WORTH_FINDING = 1 << 10  # bytes of a part
@@ -33,7 +33,7 @@ class WeightsBlob:
     def __init__(self, network: tvm.IRModule | None = None, halves: bool = False) -> None:
         """Begin with the constants of `main` of a network to which no plan was applied.
 
-        With ``halves``, weights that float16 holds are stored so (`half_weights.py`).
+        With ``halves``, weights that float16 holds are stored so (`weights.py`).
         """
         self.bytes = 0
         self._parts: list[tuple[int, np.ndarray]] = []

@@ -25,8 +25,7 @@ from tvm_stretch.network.emitting.blocked_layouts import (
     same_pixels,
     static_shape,
 )
-from tvm_stretch.network.emitting.half_weights import half_weight
-from tvm_stretch.network.emitting.winograd_stage import stage_of
+from tvm_stretch.network.emitting.weights import half_weight, stage_of
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.operators import BINARY, LAYOUT, UNARY, kind_of
 from tvm_stretch.targets.cpu.kernels.bfloat import BfloatShape
@@ -62,7 +61,7 @@ class Rewriter(Layouts):
         self, machine: VectorMachine, bb: relax.BlockBuilder, halves: bool = False
     ) -> None:
         super().__init__(machine, bb)
-        self.halves = halves  # see `half_weights.py`
+        self.halves = halves  # see `weights.py`
         self.names: dict[relax.Var, str] = {}
         self.moves: dict[relax.Var, relax.Call] = {}
         """By result: reshapes, transpositions, and unary operators that may lie between them."""

@@ -23,7 +23,7 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.convolutions import conv2d_like
-from tvm_stretch.network.emitting.scaled_weights import Array, Origin, Weights, cut, times
+from tvm_stretch.network.emitting.weights import Array, Origin, Weights, cut, times
 from tvm_stretch.network.expressions import constant, with_variables
 from tvm_stretch.network.operators import BINARY, SCALED, Operator, Operators
 from tvm_stretch.network.rewriting import Bindings, with_body

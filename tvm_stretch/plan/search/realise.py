@@ -18,7 +18,7 @@ from tvm import relax
 
 from tvm_stretch.make.branching import Branching, branch
 from tvm_stretch.make.kernels import KernelLevel, kernels_of_plan
-from tvm_stretch.network.emitting.winograd_stage import stage_of
+from tvm_stretch.network.emitting.weights import stage_of
 from tvm_stretch.network.expressions import PIECES
 from tvm_stretch.network.operator_graph import Group
 from tvm_stretch.network.operators import Operator, Operators
