@@ -8,8 +8,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
-from tvm_stretch.targets.cpu.kernels.concat import ConcatShape, merged
+from tvm_stretch.targets.cpu.kernels.concat import merged
 from tvm_stretch.targets.cpu.kernels.conv import gathers_pixels
+from tvm_stretch.targets.kernels.layers import ConcatShape
 
 from .layers import ConvShape
 from .machine import VectorMachine

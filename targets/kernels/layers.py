@@ -191,6 +191,96 @@ class WindowShape(Sliding):
         return replace(self, **self.band(extent), out=out)
 
 
+@dataclass(frozen=True)
+class MatmulShape(Layer):
+    """Two matrices, or stacks of matrices.
+
+    An axis of a stack is 1 if one matrix is multiplied by all matrices of the other stack.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The axes of the stack of results."""
+        rank = max(len(self.a), len(self.b)) - 2
+        stacks = ((1,) * (rank + 2 - len(shape)) + shape[:-2] for shape in (self.a, self.b))
+        return tuple(map(max, *stacks))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Rows, depth and columns."""
+        return self.a[-2], self.a[-1], self.b[-1]
+
+
+@dataclass(frozen=True)
+class AttentionShape(Layer):
+    """Queries, keys, values and mask; axes of stacks may be 1."""
+
+    q: tuple[int, ...]  # (.., queries, depth)
+    # (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`
+    k: tuple[int, ...]
+    v: tuple[int, ...]  # (.., keys, width)
+    # added to the scores, whose axes it may repeat; None without
+    mask: tuple[int, ...] | None = None
+    scale: float = 1.0  # of the scores
+    in_place: bool = False  # whether keys are (keys, depth)
+    zeroes_nan: bool = False  # whether shares that are no numbers become 0
+
+    @property
+    def scores(self) -> MatmulShape:
+        """The product of queries and keys."""
+        *stack, keys, depth = self.k
+        return MatmulShape(self.q, (*stack, depth, keys) if self.in_place else self.k)
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The axes of the stack of results."""
+        return MatmulShape((*self.scores.batch, self.q[-2], self.v[-2]), self.v).batch
+
+
+@dataclass(frozen=True)
+class BfloatShape(Layer):
+    """A matrix of inputs and one of constant weights."""
+
+    rows: int
+    depth: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class ConcatShape(Layer):
+    """A concatenation of blocked images."""
+
+    widths: tuple[int, ...]  # channels of each image
+    image: tuple[int, int, int]  # batch, height and width
+
+
+@dataclass(frozen=True)
+class NormShape(Layer):
+    """A tensor whose rows, along the last axis, are normalised."""
+
+    shape: tuple[int, ...]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class SoftmaxShape(Layer):
+    """A softmax, and whether denormal results are kept or become 0."""
+
+    shape: tuple[int, ...]
+    axis: int
+    denormals: bool = True
+
+
+@dataclass(frozen=True)
+class MeanShape(Layer):
+    """Feature maps in blocks of channels: images, blocks, rows, columns, channels of a block."""
+
+    shape: tuple[int, ...]
+
+
 # --- from Relax -----------------------------------------------------------------------------------
 
 

@@ -22,15 +22,19 @@ from tvm_stretch.targets.cpu.cpu import vector_machine
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.integer_conv import IntegerConvConfig
 from tvm_stretch.targets.cpu.kernels.integer_window import IntegerWindowConfig
-from tvm_stretch.targets.cpu.kernels.matmul import MatmulShape
-from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradWeight,
     winograd_of_tile,
 )
-from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
+from tvm_stretch.targets.kernels.layers import (
+    ConvShape,
+    IntegerConvShape,
+    MatmulShape,
+    SoftmaxShape,
+    taken,
+)
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose, configurations

@@ -14,8 +14,8 @@ import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.targets.cpu.kernels.matmul import MatmulShape
-from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape, exponential
+from tvm_stretch.targets.cpu.kernels.softmax import exponential
+from tvm_stretch.targets.kernels.layers import MatmulShape, SoftmaxShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose

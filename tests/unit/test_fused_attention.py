@@ -19,11 +19,8 @@ from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.cpu.kernels.attention import (
-    AttentionConfig,
-    AttentionFeatures,
-    AttentionShape,
-)
+from tvm_stretch.targets.cpu.kernels.attention import AttentionConfig, AttentionFeatures
+from tvm_stretch.targets.kernels.layers import AttentionShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose

@@ -12,7 +12,7 @@ from tvm import relax, te
 
 import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.targets.cpu.kernels.norm import NormShape
+from tvm_stretch.targets.kernels.layers import NormShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose

@@ -9,7 +9,6 @@ from tvm import te, tirx
 
 from tests.lowered import heap_buffers
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
@@ -18,7 +17,7 @@ from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradWeight,
     winograd_of_tile,
 )
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
+from tvm_stretch.targets.kernels.layers import ConvShape, SoftmaxShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose

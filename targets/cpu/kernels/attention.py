@@ -38,7 +38,7 @@ from tvm_stretch.targets.kernels.features import (
     feature,
 )
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import Layer, taken
+from tvm_stretch.targets.kernels.layers import AttentionShape, Layer, MatmulShape, taken
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
@@ -53,7 +53,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, choose
 
 from .attention_nest import Band
-from .matmul import MatmulConfig, MatmulShape, place_in
+from .matmul import MatmulConfig, place_in
 
 FEW_QUERIES = 4
 """Most queries that read keys as (keys, depth)."""
@@ -63,32 +63,6 @@ _BAND = 32
 
 _PIECE, _ROWS_OF_PIECES = 192, 128
 """Most keys of a piece, and rows of a band where there are several pieces (AMD Zen 3)."""
-
-
-@dataclass(frozen=True)
-class AttentionShape(Layer):
-    """Queries, keys, values and mask; axes of stacks may be 1."""
-
-    q: tuple[int, ...]  # (.., queries, depth)
-    # (.., depth, keys), or (.., keys, depth) if there are `FEW_QUERIES`: see `in_place`
-    k: tuple[int, ...]
-    v: tuple[int, ...]  # (.., keys, width)
-    # added to the scores, whose axes it may repeat; None without
-    mask: tuple[int, ...] | None = None
-    scale: float = 1.0  # of the scores
-    in_place: bool = False  # whether keys are (keys, depth)
-    zeroes_nan: bool = False  # whether shares that are no numbers become 0
-
-    @property
-    def scores(self) -> MatmulShape:
-        """The product of queries and keys."""
-        *stack, keys, depth = self.k
-        return MatmulShape(self.q, (*stack, depth, keys) if self.in_place else self.k)
-
-    @property
-    def stack(self) -> tuple[int, ...]:
-        """The axes of the stack of results."""
-        return MatmulShape((*self.scores.batch, self.q[-2], self.v[-2]), self.v).batch
 
 
 @dataclass(frozen=True)

@@ -29,21 +29,12 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import ConvShape, Layer, taken
+from tvm_stretch.targets.kernels.layers import BfloatShape, ConvShape, Layer, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, kernel_call
 
 from .bfloat_nest import COLUMNS, DEPTH, LANES, ROWS, SIDE, ConvNest, DenseNest, rounded, widened
 from .conv import gathers_pixels
-
-
-@dataclass(frozen=True)
-class BfloatShape(Layer):
-    """A matrix of inputs and one of constant weights."""
-
-    rows: int
-    depth: int
-    columns: int
 
 
 @dataclass(frozen=True)

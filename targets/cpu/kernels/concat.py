@@ -26,7 +26,7 @@ from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features, Phases, feature
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import Layer, taken
+from tvm_stretch.targets.kernels.layers import ConcatShape, Layer, taken
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     block,
@@ -44,14 +44,6 @@ from tvm_stretch.targets.kernels.template import Template
 
 _LANES = (4, 8, 16)  # vectors that OpenCL has too
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
-
-
-@dataclass(frozen=True)
-class ConcatShape(Layer):
-    """A concatenation of blocked images."""
-
-    widths: tuple[int, ...]  # channels of each image
-    image: tuple[int, int, int]  # batch, height and width
 
 
 @dataclass(frozen=True)

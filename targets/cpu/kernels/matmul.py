@@ -38,7 +38,7 @@ from tvm_stretch.targets.kernels.features import (
     missing,
 )
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
-from tvm_stretch.targets.kernels.layers import Layer, taken
+from tvm_stretch.targets.kernels.layers import Layer, MatmulShape, taken
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
@@ -58,29 +58,6 @@ from .cycles import register_tiles, step_cycles, tile_counts
 
 _LEAST_LANES = 4
 """Every CPU has vectors of this width."""
-
-
-@dataclass(frozen=True)
-class MatmulShape(Layer):
-    """Two matrices, or stacks of matrices.
-
-    An axis of a stack is 1 if one matrix is multiplied by all matrices of the other stack.
-    """
-
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The axes of the stack of results."""
-        rank = max(len(self.a), len(self.b)) - 2
-        stacks = ((1,) * (rank + 2 - len(shape)) + shape[:-2] for shape in (self.a, self.b))
-        return tuple(map(max, *stacks))
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Rows, depth and columns."""
-        return self.a[-2], self.a[-1], self.b[-1]
 
 
 def lanes_within(columns: int, machine: VectorMachine) -> int:

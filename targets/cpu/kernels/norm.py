@@ -20,7 +20,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import Layer
+from tvm_stretch.targets.kernels.layers import Layer, NormShape
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
@@ -43,14 +43,6 @@ from .softmax import joined
 
 _SUMS = 4
 """Vectors of sums, because a vector has to wait for its last addition."""
-
-
-@dataclass(frozen=True)
-class NormShape(Layer):
-    """A tensor whose rows, along the last axis, are normalised."""
-
-    shape: tuple[int, ...]
-    epsilon: float
 
 
 @dataclass(frozen=True)

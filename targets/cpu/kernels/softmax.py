@@ -33,7 +33,7 @@ from tvm_stretch.targets.kernels.features import (
     missing,
 )
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import Layer
+from tvm_stretch.targets.kernels.layers import Layer, SoftmaxShape
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
@@ -64,15 +64,6 @@ _LN2_PARTS = 0.693359375, -2.12194440e-4
 """Their sum is ln 2; the first has few bits. Small results need that only where they count."""
 _EXP_TERMS = (1.0, 0.9999997, 0.4999915, 0.16667637, 0.04189798, 0.0082903076)
 """e^r for r in [-ln2/2, ln2/2], within 1e-7 of it."""
-
-
-@dataclass(frozen=True)
-class SoftmaxShape(Layer):
-    """A softmax, and whether denormal results are kept or become 0."""
-
-    shape: tuple[int, ...]
-    axis: int
-    denormals: bool = True
 
 
 @dataclass(frozen=True)

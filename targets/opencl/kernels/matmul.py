@@ -17,9 +17,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.cpu.kernels.matmul import MatmulConfig, MatmulShape, place_in
+from tvm_stretch.targets.cpu.kernels.matmul import MatmulConfig, place_in
 from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import taken
+from tvm_stretch.targets.kernels.layers import MatmulShape, taken
 from tvm_stretch.targets.kernels.loops import (
     block,
     f32,

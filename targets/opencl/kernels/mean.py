@@ -17,6 +17,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import MeanShape
 from tvm_stretch.targets.kernels.loops import block, const, load, loop, store, unravelled, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
@@ -32,13 +33,6 @@ from .groups import (
     when,
     zeros,
 )
-
-
-@dataclass(frozen=True)
-class MeanShape:
-    """Feature maps in blocks of channels: images, blocks, rows, columns, channels of a block."""
-
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)

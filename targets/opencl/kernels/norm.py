@@ -16,8 +16,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.cpu.kernels.norm import NormShape, NormTemplate
+from tvm_stretch.targets.cpu.kernels.norm import NormTemplate
 from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import NormShape
 from tvm_stretch.targets.kernels.loops import f32, load, scratch, store, unravelled, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template

@@ -17,8 +17,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxConfig, SoftmaxShape
+from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxConfig
 from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import SoftmaxShape
 from tvm_stretch.targets.kernels.loops import block, f32, load, scratch, store, unravelled, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template

@@ -17,7 +17,8 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.network.expressions import axes_of, shape_of
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.targets.cpu.kernels.attention import FEW_QUERIES, AttentionShape
+from tvm_stretch.targets.cpu.kernels.attention import FEW_QUERIES
+from tvm_stretch.targets.kernels.layers import AttentionShape
 
 
 @dataclass(frozen=True)

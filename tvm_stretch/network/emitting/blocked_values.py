@@ -28,15 +28,20 @@ from tvm_stretch.network.emitting.blocked_layouts import (
 from tvm_stretch.network.emitting.weights import half_weight, stage_of
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.operators import BINARY, LAYOUT, UNARY, kind_of
-from tvm_stretch.targets.cpu.kernels.bfloat import BfloatShape
-from tvm_stretch.targets.cpu.kernels.matmul import MatmulShape
-from tvm_stretch.targets.cpu.kernels.norm import NormShape
-from tvm_stretch.targets.cpu.kernels.softmax import SoftmaxShape
 from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
+from tvm_stretch.targets.kernels.layers import (
+    BfloatShape,
+    MatmulShape,
+    MeanShape,
+    NormShape,
+    SoftmaxShape,
+    conv_shape,
+    dense_shape,
+    picked_pixels,
+    pool_shape,
+)
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose
-from tvm_stretch.targets.opencl.kernels.mean import MeanShape
 
 # Padding lanes hold the results of these for 0. They must stay finite: the next layer adds 0 times
 # them.
