@@ -21,8 +21,7 @@ from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import Calls
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.engines.code.onnx_operators import onnx_of, repetitions_of, why_not_onnx
-from tvm_stretch.targets.engines.code.onnx_scales import bindings, with_copies
-from tvm_stretch.targets.engines.code.onnx_tables import function_of
+from tvm_stretch.targets.engines.code.onnx_scales import bindings, function_of, with_copies
 
 
 def run(model: bytes, *inputs: np.ndarray) -> list[np.ndarray]:

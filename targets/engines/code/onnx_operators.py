@@ -18,7 +18,7 @@ from tvm_stretch.network.expressions import axes_of, flat_args, shape_of, tensor
 from tvm_stretch.network.integers import integer_of, operands_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.targets.engines.code.onnx_region import Graph, Rule, export
-from tvm_stretch.targets.engines.code.onnx_tables import function_of
+from tvm_stretch.targets.engines.code.onnx_scales import function_of
 
 _LAYOUTS = {"layout": "NCHW", "data_layout": "NCHW", "out_layout": "NCHW", "kernel_layout": "OIHW"}
 _MOVES = (
