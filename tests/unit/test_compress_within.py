@@ -15,7 +15,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.lab.stretching.levels import Levels, climb
+from tvm_stretch.lab.compress_within import Levels, climb
 from tvm_stretch.lab.training import to_torch
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.plan.search.objective import Cost
