@@ -75,7 +75,6 @@ def test_no_driver(library: str, match: str) -> None:
     code = f"""
         expect_error({match!r})
         expect_error({match!r})
-        assert not tvm.opencl(0).exist  # and TVM is unharmed
         assert (tvm.runtime.tensor(np.ones(3, "float32")).numpy() == 1).all()
     """
     run(EXPECT_ERROR + textwrap.dedent(code), TVM_STRETCH_OPENCL_LIB=library)
@@ -113,7 +112,6 @@ def test_drivers_that_cannot_be_used(
     code = f"""
         expect_error({match!r})
         expect_error({match!r})
-        assert not tvm.opencl(0).exist
         x, y = (tvm.runtime.tensor(np.ones(640, "float32")) for _ in range(2))
         graphs.cpu_kernels(640)["add"](x, x, y)  # the CPU is unharmed
         assert (y.numpy() == 2).all()

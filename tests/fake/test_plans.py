@@ -21,6 +21,7 @@ from tvm import rpc
 import tvm_stretch as ts
 from tvm_stretch.make.lowering.executor_graph import FORMAT, Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.run.measures_of_model import MetersOfModel
 from tvm_stretch.targets.cpu.code import object_code
 
 X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
@@ -222,11 +223,11 @@ def test_the_spare_runs_only_plans_that_need_what_is_lost() -> None:
 def test_a_plan_may_change_while_it_is_traced(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = several()
     assert model.parts is not None
-    device, run, before = model.parts.devices[0], model.random_run, model.in_use
+    device, run, before = model.parts.devices[0], MetersOfModel.random_run, model.in_use
     model.adapt(50.0)
 
-    def fails_after() -> Callable[[], None]:
-        first = run()
+    def fails_after(meters: MetersOfModel) -> Callable[[], None]:
+        first = run(meters)
 
         def go() -> None:
             first()
@@ -235,7 +236,7 @@ def test_a_plan_may_change_while_it_is_traced(method: str, monkeypatch: pytest.M
 
         return go
 
-    monkeypatch.setattr(model, "random_run", fails_after)
+    monkeypatch.setattr(MetersOfModel, "random_run", fails_after)
     found = getattr(model, method)(repeat=2)
     assert before == "fastest" and model.in_use == "without fake"
     if method == "timeline":

@@ -59,7 +59,7 @@ fuzzer() { # NAME OBJECTS..
     cp "tests/fuzz/dictionaries/$name.dict" "$OUT"
   fi
 }
-for name in graph network_data artifact inflate c_interface; do
+for name in graph network_data artifact c_interface; do
   fuzzer "$name" "$WORK"/unit*.o
 done
 fuzzer frames "$WORK"/server_*.o

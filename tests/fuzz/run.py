@@ -1,7 +1,7 @@
 """Runs all fuzzers for some seconds each, several at a time, and prints a line of JSON for each.
 
     python tests/fuzz/run.py --seconds 60 --jobs 2 --folder /tmp/fuzzers
-    python tests/fuzz/run.py --only inflate --only plan --seconds 600
+    python tests/fuzz/run.py --only graph --only plan --seconds 600
 
 The folder is what build.sh wrote, on this machine or on another: fuzzers of C++ need no clang
 there. Those of Python run where atheris is installed. Findings stay in FOLDER/findings/NAME.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-NATIVE = ("graph", "network_data", "artifact", "inflate", "frames", "dsp_program", "c_interface")
+NATIVE = ("graph", "network_data", "artifact", "frames", "dsp_program", "c_interface")
 READERS = ("onnx", "tflite", "pt2", "plan", "design", "profile")
 _GRACE = 120
 """Seconds beyond its time after which a fuzzer is ended: it hangs."""

@@ -13,7 +13,6 @@ import struct
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,6 @@ TESTS = HERE.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "unit"), str(TESTS.parent)]
 
 RPC_MAGIC, TRACKER_MAGIC = 0xFF271, 0x2F271
-RAW_DEFLATE = -15
 
 
 def frames() -> Iterator[bytes]:
@@ -33,14 +31,6 @@ def frames() -> Iterator[bytes]:
     answers = b"".join(struct.pack("<i", len(text)) + text for text in (b"[0, null]", b'[0, "p"]'))
     yield bytes([4]) + struct.pack("<i", TRACKER_MAGIC) + answers
     yield bytes([5]) + b"[::1]:9190"
-
-
-def deflated() -> Iterator[bytes]:
-    """Stored, fixed and dynamic blocks."""
-    for content in (b"", b"a" * 300, bytes(range(256)) * 3, b"tvm_stretch " * 40):
-        for level in (0, 1, 9):
-            packer = zlib.compressobj(level, zlib.DEFLATED, RAW_DEFLATE)
-            yield struct.pack("<H", len(content)) + packer.compress(content) + packer.flush()
 
 
 def programs() -> Iterator[bytes]:
@@ -157,7 +147,6 @@ def profiles() -> Iterator[bytes]:
 
 CORPORA = {
     "frames": frames,
-    "inflate": deflated,
     "dsp_program": programs,
     "c_interface": calls,
     "graph": graphs,

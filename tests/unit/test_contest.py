@@ -17,6 +17,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.base.progress import reporting
+from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.plan.search import contest
 from tvm_stretch.plan.search.contest import (
     MeasureError,
@@ -26,6 +27,7 @@ from tvm_stretch.plan.search.contest import (
     trace,
     winner,
 )
+from tvm_stretch.run.measures_of_model import MetersOfModel
 
 
 class Clock:
@@ -86,8 +88,9 @@ def test_ctrl_c_between_two_traced_runs(monkeypatch: pytest.MonkeyPatch) -> None
         signal.raise_signal(signal.SIGINT)
         return "{}"
 
-    model = ts.Model({"trace": pressed})
-    monkeypatch.setattr(model, "random_run", lambda: lambda: None)
+    nothing = Graph((), (), (), (), (), (), (), 0, 0, 0).to_json()
+    model = ts.Model({"trace": pressed, "graph": lambda: nothing})
+    monkeypatch.setattr(MetersOfModel, "random_run", lambda _: lambda: None)
     with pytest.raises(KeyboardInterrupt), reporting(print):
         trace(model, 5)
     assert runs == ["one"]

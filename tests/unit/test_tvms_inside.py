@@ -23,7 +23,7 @@ from tvm.runtime import _ffi_api
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("tvm_stretch", "passes", "targets")
-OURS = ("tvm_stretch", "device_api.opencl", "tvm.rpc.server.workpath")  # or a server registers it
+OURS = ("tvm_stretch", "tvm.rpc.server.workpath")  # or a server registers it
 GLOBALS = re.compile(r'(?:get_global_func|GetGlobal|GetGlobalRequired)\(\s*"([^"]+)"')
 OPERATORS = re.compile(r'"((?:relax|tirx|prim)\.[a-z_.]*[a-z_])"')
 SETTINGS = set(tvm.transform.PassContext.list_configs())  # of passes; they have such names, too

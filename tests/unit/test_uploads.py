@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,11 @@ KINDS = {
 }
 
 
+Put = Callable[[bytes, int], bytes]
+
+
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Deflated bytes, inflated into a file; what is in it."""
     load_native_library()
     monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
@@ -56,48 +60,39 @@ def test_uploads_follow_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert other.read_bytes() == b"abc"
 
 
-def deflated(data: bytes, level: int, strategy: int) -> bytes:
-    packer = zlib.compressobj(level, wbits=-15, strategy=strategy)
-    return packer.compress(data) + packer.flush()
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_zlib_does_is_undone(kind: str, put: object) -> None:
-    """Stored, fixed and computed codes."""
+def test_what_zlib_does_is_undone(kind: str, put: Put) -> None:
     data = KINDS[kind]
-    for level, strategy in ((0, 0), (1, 0), (9, 0), (9, zlib.Z_FIXED), (9, zlib.Z_HUFFMAN_ONLY)):
-        assert put(deflated(data, level, strategy), len(data)) == data  # type: ignore[operator]
+    for level in (0, 1, 9):
+        assert put(zlib.compress(data, level), len(data)) == data
 
 
-def test_damaged_bytes_are_refused(put: object) -> None:
-    """Or stand for others of the same number: the fingerprint of the file tells."""
-    data = KINDS["code"]
-    refused = 0
-    for seed in range(300):
+def test_damaged_bytes_are_refused(put: Put) -> None:
+    data, refused = KINDS["code"], 0
+    for seed in range(100):
         dice = random.Random(seed)
-        packed = bytearray(deflated(data, 9, dice.choice((0, zlib.Z_FIXED))))
-        for _ in range(dice.randint(1, 3)):
-            packed[dice.randrange(len(packed))] ^= 1 << dice.randrange(8)
+        packed = bytearray(zlib.compress(data))
+        packed[dice.randrange(len(packed))] ^= 1 << dice.randrange(8)
         if dice.random() < 0.3:
             del packed[dice.randrange(len(packed)) :]
         try:
-            assert len(put(bytes(packed), len(data))) == len(data)  # type: ignore[operator]
+            assert put(bytes(packed), len(data)) == data  # the last byte has spare bits
         except ValueError as error:
-            assert "expected deflated bytes for an upload" in str(error)
+            assert "deflated bytes for an upload" in str(error)
             refused += 1
-    assert refused > 200
+    assert refused > 95
 
 
 @pytest.mark.parametrize("size", [len(KINDS["alike"]) - 1, len(KINDS["alike"]) + 1])
-def test_sizes_are_kept(size: int, put: object) -> None:
-    with pytest.raises(ValueError, match="than announced"):
-        put(deflated(KINDS["alike"], 9, 0), size)  # type: ignore[operator]
+def test_sizes_are_kept(size: int, put: Put) -> None:
+    with pytest.raises(ValueError, match="got other or damaged ones"):
+        put(zlib.compress(KINDS["alike"]), size)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40])
 def test_sizes_that_cannot_be(size: int, put: object) -> None:
     with pytest.raises(ts.DeviceError, match="got: a piece of"):
-        put(b"\3\0", size)  # type: ignore[operator]
+        put(b"\3\0", size)
 
 
 def test_code_is_deflated_and_weights_are_not(

@@ -28,7 +28,7 @@ from tvm_stretch.phone.link import Link
 from tvm_stretch.run.artifact import machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
 from tvm_stretch.run.benchmark import BenchmarkResult
-from tvm_stretch.run.measures_of_model import require_runs
+from tvm_stretch.run.measures_of_model import MetersOfModel, require_runs
 from tvm_stretch.run.meters import Meters, measure_energy, read_meters
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
@@ -165,29 +165,13 @@ class RemoteExecutor:
             return found
 
 
-class RemoteModel(Model):
-    """A model on a device; see `Model`.
+class RemoteMeters(MetersOfModel):
+    """What a model on a device measures."""
 
-    Differences: latencies are measured on the device, without transfers to it; a run can only be
-    cancelled if the server is `tvm_stretch_rpc`, not TVM's Python server; and `health` waits for
-    other calls of the device, such as a run.
-    """
-
-    module: RemoteExecutor
-
-    @property
-    def device(self) -> Device:
-        """The device that it runs on."""
-        return self.module.device
-
-    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
-        """See `Model.run_async`."""
-        run = RemoteRun()
-        bound = self._bind(args, kwargs)
-        return self._background.start(lambda: self._run(*bound, run), run.cancel)
+    _module: RemoteExecutor
 
     def timed_run(self) -> Callable[[], float]:
-        """See `Model.timed_run`; the time is measured by the device's clock."""
+        """See `MetersOfModel.timed_run`; the time is measured by the device's clock."""
         module = self._with_inputs()
         return lambda: self._timed(module, 1)[0]
 
@@ -213,21 +197,15 @@ class RemoteModel(Model):
         at_once = max(1, int(_METERED_SECONDS / max(longest, 1e-6)))
         spent = measure_energy(
             lambda: self._timed(module, at_once),
-            meters or DeviceRecorder(self.device),
+            meters or DeviceRecorder(self._module.device),
             at_once=at_once,
         )
         return BenchmarkResult(tuple(samples), spent)
 
-    def create_instance(self) -> Model:
-        """Another model on the device with the same weights and its own scratch memory."""
-        parent = self.module
-        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
-        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
-
     def _with_inputs(self) -> RemoteModule:
         """The module after a run, because the module of a new session has no inputs."""
         self.random_run()
-        return self.module.now()
+        return self._module.now()
 
     def _timed(self, module: RemoteModule, count: int) -> list[float]:
         text = str(module["time_runs"](count))
@@ -237,10 +215,43 @@ class RemoteModel(Model):
             times = []
         if len(times) != count or min(times) < 0:
             raise DeviceError(
-                f"expected {count} times of {self.device.name}, got {text[:80]!r}; look at the "
-                "device, start its server anew, and call again"
+                f"expected {count} times of {self._module.device.name}, got {text[:80]!r}; look at "
+                "the device, start its server anew, and call again"
             )
         return times
+
+
+class RemoteModel(Model):
+    """A model on a device; see `Model`.
+
+    Differences: latencies are measured on the device, without transfers to it; a run can only be
+    cancelled if the server is `tvm_stretch_rpc`, not TVM's Python server; and `health` waits for
+    other calls of the device, such as a run.
+    """
+
+    module: RemoteExecutor
+
+    @property
+    def device(self) -> Device:
+        """The device that it runs on."""
+        return self.module.device
+
+    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
+        """See `Model.run_async`."""
+        run = RemoteRun()
+        bound = self._bind(args, kwargs)
+        return self._background.start(lambda: self._run(*bound, run), run.cancel)
+
+    @property
+    def meters(self) -> RemoteMeters:
+        """What measures the model, by the device's clock."""
+        return RemoteMeters(self.module, self.graph, self.plans, self._load, lambda: self.lost)
+
+    def create_instance(self) -> Model:
+        """Another model on the device with the same weights and its own scratch memory."""
+        parent = self.module
+        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
+        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
 
     def _load(self) -> None:
         self.module.now()
@@ -251,7 +262,7 @@ class RemoteModel(Model):
         inputs: Sequence[tvm.runtime.Tensor],
         run: RemoteRun | None = None,
     ) -> Any:
-        outputs = self.module.invoke(inputs, self._graph_for(inputs), run)
+        outputs = self.module.invoke(inputs, self.lengths.graph_for(inputs), run)
         self._warn_once()
         return self._presented(present, outputs)
 
@@ -267,8 +278,9 @@ class RemoteModel(Model):
             return super()._what_failed()
         return None
 
-    def _set(self, method: str, *given: Any) -> None:
-        self.module.keep(method, *given)
+    @property
+    def _set(self) -> Callable[..., None]:
+        return self.module.keep
 
 
 def load_there(device: Device, model: Model | str | Path) -> RemoteModel:

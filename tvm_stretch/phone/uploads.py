@@ -51,21 +51,21 @@ def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
         file.seek(0)
         size = path.stat().st_size
         pieces, sent = max(1, -(-size // PIECE)), 0
+        inflates = device.call("to take an upload", "tvm_stretch.store_inflates")
         for number in range(pieces):
             count(f"sending {what}: piece", number + 1, pieces)
-            sent += _send(device, name, number * PIECE, file.read(PIECE))
+            sent += _send(device, name, number * PIECE, file.read(PIECE), inflates)
     load_native_library()
     total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), 0, size)
     device.call("to take an upload", "tvm_stretch.store_finish", name, size, total)
     return name, sent
 
 
-def _send(device: Asks, name: str, offset: int, piece: bytes) -> int:
+def _send(device: Asks, name: str, offset: int, piece: bytes, inflates: bool) -> int:
     """Send one piece, and return the number of bytes that were sent."""
     sample = piece[len(piece) // 2 :][:_SAMPLE]
-    if len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
-        packer = zlib.compressobj(9, wbits=-15)
-        packed = packer.compress(piece) + packer.flush()
+    if inflates and len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
+        packed = zlib.compress(piece, 9)
         given = (name, offset, len(piece), bytearray(packed))
         device.call("to take an upload", "tvm_stretch.store_put_deflated", *given)
         return len(packed)

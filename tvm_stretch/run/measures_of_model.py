@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -20,23 +19,29 @@ from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.lowering.executor_graph import Graph, Tensor
 from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult, summarize_profile
-from tvm_stretch.run.lengths_of_model import LengthsOfModel
 from tvm_stretch.run.meters import Meters, measure_energy, read_meters
+from tvm_stretch.run.plans_of_model import Executor, PlansOfModel
 from tvm_stretch.run.timeline import Timeline, read_timeline
 from tvm_stretch.run.values import taking_memory
 
 
-class MeasuresOfModel(LengthsOfModel):
-    """What a `Model` measures."""
+class MetersOfModel:
+    """What a model measures, on inputs of noise."""
 
-    @property
-    @abc.abstractmethod
-    def lost(self) -> str | None:
-        """Why the CPU runs everything."""
-
-    @abc.abstractmethod
-    def _load(self) -> None:
-        """Prepare the weights, unless that is done already."""
+    def __init__(
+        self,
+        module: Executor,
+        graph: Graph,
+        plans: PlansOfModel,
+        load: Callable[[], None],
+        lost: Callable[[], str | None],
+    ) -> None:
+        """For `Model.meters`; ``load`` prepares the weights, ``lost`` says why the CPU runs all."""
+        self._module = module
+        self._graph = graph
+        self._plans = plans
+        self._load = load
+        self._lost = lost
 
     def timed_run(self) -> Callable[[], float]:
         """Set every input to noise; returns what runs the network and tells the seconds."""
@@ -71,7 +76,7 @@ class MeasuresOfModel(LengthsOfModel):
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
         number, traces = self._traces(repeat)
-        return summarize_profile(self.graph.of_plan(number), traces)
+        return summarize_profile(self._graph.of_plan(number), traces)
 
     def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
         """Trace runs on random inputs; the one of median length.
@@ -82,9 +87,9 @@ class MeasuresOfModel(LengthsOfModel):
         """
         number, traces = self._traces(repeat)
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
-        graph = self.graph.of_plan(number)
-        plan = self._plans[number] if graph.plan else None
-        graph = graph if self.lost is None else _on_cpu(graph)
+        graph = self._graph.of_plan(number)
+        plan = self._plans.numbered(number) if graph.plan else None
+        graph = graph if self._lost() is None else _on_cpu(graph)
         timeline = read_timeline(graph, traces[len(traces) // 2], plan)
         if path is not None:
             timeline.write(path)
@@ -100,14 +105,14 @@ class MeasuresOfModel(LengthsOfModel):
         found = []
         for _ in range(repeat):
             step()
-            found.append(json.loads(self.module["trace"]()))
+            found.append(json.loads(self._module["trace"]()))
         number = found[-1]["plan"]
         return number, [self._of_plan(number, t) for t in found if t["plan"] == number]
 
     def _of_plan(self, number: int, trace: dict[str, Any]) -> dict[str, Any]:
         """A trace with the numbers that regions and nodes have in the graph of one plan."""
-        region = self.graph.first_region(number)
-        node = self.graph.first_node(number)
+        region = self._graph.first_region(number)
+        node = self._graph.first_node(number)
         for span in (span for spans in trace["regions"] for span in spans):
             if span["kind"] == "kernel":
                 span["id"] -= node
@@ -119,10 +124,10 @@ class MeasuresOfModel(LengthsOfModel):
         """Set every input to noise; returns the function that runs the network."""
         self._load()
         generator = np.random.default_rng(0)
-        graph = self.running
+        graph = self._graph.of_plan(self._plans.number)
         for port in graph.inputs:
-            self.module["set_input"](port.name, _noise(generator, graph.tensors[port.tensor]))
-        run = self.module["run"]
+            self._module["set_input"](port.name, _noise(generator, graph.tensors[port.tensor]))
+        run = self._module["run"]
         if graph.states:  # noise does not belong into them
             run = functools.partial(run, False)
         return functools.partial(_run_anyway, run) if graph.guards else run

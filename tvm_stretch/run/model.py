@@ -27,19 +27,24 @@ from tvm_stretch.run.artifact import (
 )
 from tvm_stretch.run.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult
+from tvm_stretch.run.lengths_of_model import LengthsOfModel
+from tvm_stretch.run.measures_of_model import MetersOfModel
+from tvm_stretch.run.meters import Meters
 from tvm_stretch.run.network_data import read_data, write_data
-from tvm_stretch.run.plans_of_model import Executor
+from tvm_stretch.run.plans_of_model import Executor, PlansOfModel
 from tvm_stretch.run.private_copy import PrivateCopy
 from tvm_stretch.run.report import write_report
-from tvm_stretch.run.states_of_model import StatesOfModel, one_or_more
+from tvm_stretch.run.states_of_model import States, one_or_more
 from tvm_stretch.run.stream import Stream
-from tvm_stretch.run.values import PresentAll, TensorInfo, like, outputs_type
+from tvm_stretch.run.timeline import Timeline
+from tvm_stretch.run.values import PresentAll, TensorInfo, like, outputs_type, taking_memory
 
 if TYPE_CHECKING:  # a phone has no compiler
     from tvm_stretch.run.parts import Parts
 
 
-class Model(StatesOfModel):
+class Model:
     """A network bound to its kernels, its weights and memory to run in.
 
         y = model(x)                      # by position
@@ -116,7 +121,7 @@ class Model(StatesOfModel):
 
     def _infos(self, ports: Literal["inputs", "outputs"]) -> tuple[TensorInfo, ...]:
         graph = self.graph
-        now = getattr(graph.with_length(self._number()) if graph.lengths else graph, ports)
+        now = getattr(graph.with_length(self.plans.number) if graph.lengths else graph, ports)
         found = []
         for place, port in enumerate(now):
             tensors = [graph.tensors[getattr(own, ports)[place].tensor] for own in graph.lengths]
@@ -163,6 +168,128 @@ class Model(StatesOfModel):
             RunError: memory is missing, or the model belongs to another process.
         """
         return self._run(*self._bind(args, kwargs))
+
+    @functools.cached_property
+    def plans(self) -> PlansOfModel:
+        """The plans between which the model can change, by name."""
+        return PlansOfModel(self.module, self.graph, self._set)
+
+    @functools.cached_property
+    def lengths(self) -> LengthsOfModel:
+        """The sizes of named dimensions for which it was compiled; empty if there were no names."""
+        return LengthsOfModel(self.graph)
+
+    @property
+    def meters(self) -> MetersOfModel:
+        """What measures the model."""
+        return MetersOfModel(self.module, self.graph, self.plans, self._load, lambda: self.lost)
+
+    @functools.cached_property
+    def states(self) -> States:
+        """The inputs that the model keeps from run to run, of ``ts.compile(..., states=)``."""
+        self._load()
+        return States(self.module, self.graph)
+
+    @property
+    def running(self) -> Graph:
+        """The graph, without what other plans than the next run's are made of."""
+        return self.graph.of_plan(self.plans.number)
+
+    @property
+    def plan(self) -> Plan:
+        """Which processor runs which operators, what was refused, and what fell back.
+
+        Of a model with several plans, that of the next run.
+        """
+        return self.plans.numbered(self.plans.number)
+
+    @property
+    def in_use(self) -> str:
+        """See `PlansOfModel.in_use`."""
+        return self.plans.in_use
+
+    def use(self, name: str) -> None:
+        """See `PlansOfModel.use`."""
+        self.plans.use(name)
+
+    def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
+        """See `PlansOfModel.adapt`."""
+        self.plans.adapt(factor, runs, pause)
+
+    @property
+    def paces(self) -> dict[str, float]:
+        """See `PlansOfModel.paces`."""
+        return self.plans.paces
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """See `PlansOfModel.predicted`."""
+        return self.plans.predicted
+
+    def length_for(self, **sizes: int) -> dict[str, int]:
+        """See `LengthsOfModel.roomy`."""
+        return self.lengths.roomy(**sizes)
+
+    def timed_run(self) -> Callable[[], float]:
+        """See `MetersOfModel.timed_run`."""
+        return self.meters.timed_run()
+
+    def random_run(self) -> Callable[[], None]:
+        """See `MetersOfModel.random_run`."""
+        return self.meters.random_run()
+
+    def benchmark(self, repeat: int = 20, energy: bool | Meters = False) -> BenchmarkResult:
+        """See `MetersOfModel.benchmark`."""
+        return self.meters.benchmark(repeat, energy)
+
+    def profile(self, repeat: int = 10) -> ProfileResult:
+        """See `MetersOfModel.profile`."""
+        return self.meters.profile(repeat)
+
+    def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
+        """See `MetersOfModel.timeline`."""
+        return self.meters.timeline(path, repeat)
+
+    def reset(self) -> None:
+        """Set all states to what they were before the first run: zeros, or values of buffers."""
+        self._load()
+        self.module["reset"]()
+
+    def run_steps(self, count: int, /, *args: object, **kwargs: object) -> Any:
+        """Run the network several times, without Python in between.
+
+        Args:
+            count: how many times.
+            args: inputs by position, as for a call; an input that differs from step to step has
+                one more dimension, the first, with a part for each step.
+            kwargs: inputs by name.
+
+        Returns:
+            The outputs as of a call, with one more dimension, the first: that of the steps.
+
+        Raises:
+            InputError: as for a call; the states are those of the last step that succeeded.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**63:
+            raise InputError(
+                f"expected 1 to 2**63 - 1 for count, got {count!r}; run at least one step"
+            )
+        present, inputs = self._bind(args, kwargs, steps=count)
+        graph = self.lengths.graph_for(inputs, steps=count)
+        results = present(self._run_steps(count, inputs, graph))
+        return results[0] if len(results) == 1 else self._outputs_type(*results)
+
+    def _run_steps(
+        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
+    ) -> list[tvm.runtime.Tensor]:
+        """The outputs of all steps, whose ports are those of ``graph``."""
+        outputs = []
+        for spec in (graph.tensors[port.tensor] for port in graph.outputs):
+            with taking_memory(count * spec.bytes):
+                outputs.append(tvm.runtime.empty((count, *spec.shape), spec.dtype))
+        self._load()
+        self.module["run_steps"](count, *inputs, *outputs)
+        return outputs
 
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
         """Run the network in the background; arguments and result as for a call.
@@ -321,8 +448,11 @@ class Model(StatesOfModel):
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
 
-    def _set(self, method: str, *given: Any) -> None:
-        self.module[method](*given)
+    @property
+    def _set(self) -> Callable[..., None]:
+        """Calls a method of the executor that sets something; it does not refer to the model."""
+        module = self.module
+        return lambda method, *given: module[method](*given)
 
     def _load(self) -> None:
         load_executor(self.module)
@@ -391,7 +521,7 @@ class Model(StatesOfModel):
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
         arrays = [given[name] for name in names]
-        graph, present = self._graph_for(arrays, steps), like(arrays)
+        graph, present = self.lengths.graph_for(arrays, steps), like(arrays)
         inputs = [
             one_or_more(port.name, given[port.name], graph.tensors[port.tensor], steps)
             for port in graph.inputs

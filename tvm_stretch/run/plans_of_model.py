@@ -1,29 +1,21 @@
 """The plans of a model: which there are, which one the next run takes, and how that is decided.
 
-list(model.plans)             # ["fastest", "without cpu", "without opencl"]
-model.use("without cpu")      # always that one
-model.adapt()                 # the one that is the fastest at present
+list(model.plans)                   # ["fastest", "without cpu", "without opencl"]
+model.plans.use("without cpu")      # always that one
+model.plans.adapt()                 # the one that is the fastest at present
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.named_arguments import is_count, is_number
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.execution import find_execution
-
-if TYPE_CHECKING:  # a phone has no compiler
-    from tvm_stretch.run.parts import Parts
-
-if TYPE_CHECKING:
-    pass
 
 
 class Executor(Protocol):
@@ -33,46 +25,52 @@ class Executor(Protocol):
         """One of its methods: executor.h lists them."""
 
 
-class PlansOfModel(abc.ABC):
-    """What a `Model` knows of its plans."""
+class PlansOfModel(Mapping[str, Plan]):
+    """The plans between which a model can change, by name; `in_use` is one of the names."""
 
-    module: Executor
-    _parts: Parts | None
+    def __init__(self, module: Executor, graph: Graph, change: Callable[..., None]) -> None:
+        """For `Model.plans`; ``change`` calls a method of the executor that sets something."""
+        self._module = module
+        self._graph = graph
+        self._set = change
+        self._read: dict[int, Plan] = {}
+        self._names = tuple(plan.name for plan in graph.plans) or ("plan",)
 
-    @functools.cached_property
-    @abc.abstractmethod
-    def graph(self) -> Graph:
-        """The nodes, tensors and memory plan that the executor runs."""
+    def __getitem__(self, name: str) -> Plan:
+        """Which processor runs which operators, what was refused, and what fell back."""
+        if name not in self._names:
+            raise KeyError(name)
+        return self.numbered(self._names.index(name))
 
-    @abc.abstractmethod
-    def _set(self, method: str, *given: Any) -> None:
-        """Call a method of the executor that sets something."""
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many plans there are."""
+        return len(self._names)
+
+    def numbered(self, number: int) -> Plan:
+        """The plan with a number of the graph."""
+        if number not in self._read:
+            graph = self._graph.of_plan(number)
+            plan = Plan.read(graph.plan)
+            execution = find_execution(plan.processor_of(), graph)
+            self._read[number] = dataclasses.replace(plan, execution=execution)
+        return self._read[number]
 
     @property
-    def running(self) -> Graph:
-        """The graph, without what other plans than the next run's are made of."""
-        return self.graph.of_plan(self._number())
-
-    @property
-    def plan(self) -> Plan:
-        """Which processor runs which operators, what was refused, and what fell back.
-
-        Of a model with several plans, that of the next run.
-        """
-        return self._plans[self._number()]
-
-    @property
-    def plans(self) -> dict[str, Plan]:
-        """The plans between which the model can change, by name; `in_use` is one of the names."""
-        return dict(zip(self._names, self._plans, strict=True))
+    def number(self) -> int:
+        """The number of the plan that the next run takes."""
+        return int(self._module["plan"]()) if self._graph.plans else 0
 
     @property
     def in_use(self) -> str:
         """The name of the plan that the next run takes."""
-        return self._names[self._number()]
+        return self._names[self.number]
 
     def use(self, name: str) -> None:
-        """Let all runs take one of `plans`, until `adapt` is called.
+        """Let all runs take the plan of that name, until `adapt` is called.
 
         Of a model with several lengths, that is the length which measurements take.
 
@@ -84,11 +82,11 @@ class PlansOfModel(abc.ABC):
                 f"expected one of the plans {list(self._names)} for use, got {name!r}; compile "
                 "with plans= for others"
             )
-        if self.graph.plans:
+        if self._graph.plans:
             self._set("use_plan", self._names.index(name))
 
     def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
-        """Let runs take the plan that is the fastest at present; models with `plans` begin so.
+        """Let runs take the plan that is the fastest at present; models of several plans begin so.
 
         If something else keeps a processor busy, or heat slows it down, runs become longer, and
         another plan is tried. The one that was slow is tried again after a pause: such a run is
@@ -103,9 +101,9 @@ class PlansOfModel(abc.ABC):
         Raises:
             InputError: a number is too small, or the shapes of inputs choose the plan.
         """
-        if self.graph.lengths:
+        if self._graph.lengths:
             raise InputError(
-                f"expected a model of one length for adapt, got one of {len(self.graph.lengths)}; "
+                f"expected a model of one length for adapt, got one of {len(self._graph.lengths)}; "
                 "the shapes of its inputs choose the plan"
             )
         fits = is_number(factor, 1, float("inf")) and factor > 1
@@ -122,8 +120,8 @@ class PlansOfModel(abc.ABC):
 
         Known for models with several plans that were measured: some of their runs are traced.
         """
-        paces = str(self.module["paces"]()).partition(";")[0].split(",")
-        names = [processor.name for processor in self.graph.processors]
+        paces = str(self._module["paces"]()).partition(";")[0].split(",")
+        names = [processor.name for processor in self._graph.processors]
         return dict(zip(names, map(float, paces), strict=True))
 
     @property
@@ -132,22 +130,5 @@ class PlansOfModel(abc.ABC):
 
         Plans that share a slow processor with the plan in use are predicted from its `paces`.
         """
-        times = str(self.module["paces"]()).partition(";")[2].split(",")
+        times = str(self._module["paces"]()).partition(";")[2].split(",")
         return {name: int(ns) / 1e9 for name, ns in zip(self._names, times, strict=True)}
-
-    def _number(self) -> int:
-        return int(self.module["plan"]()) if self.graph.plans else 0
-
-    @functools.cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(plan.name for plan in self.graph.plans) or ("plan",)
-
-    @functools.cached_property
-    def _plans(self) -> tuple[Plan, ...]:
-        found = []
-        for number in range(len(self._names)):
-            graph = self.graph.of_plan(number)
-            plan = Plan.read(graph.plan)
-            execution = find_execution(plan.processor_of(), graph)
-            found.append(dataclasses.replace(plan, execution=execution))
-        return tuple(found)

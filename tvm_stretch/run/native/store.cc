@@ -2,7 +2,7 @@
 //
 //   store_has(name)                       whether it is there, complete
 //   store_put(name, offset, piece)        writes a piece of it
-//   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it deflated
+//   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it by zlib, if store_inflates()
 //   store_finish(name, bytes, sum)        checks the whole; from now on it is there
 //   store_path(name)                      the path, to open it
 //
@@ -10,6 +10,7 @@
 // TVM_STRETCH_STORE; by default the folder of the RPC session, or a temporary one of this process.
 // It holds at most TVM_STRETCH_STORE_BYTES: the least recently used files are removed first.
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <tvm/ffi/error.h>
@@ -26,7 +27,6 @@
 #include <vector>
 
 #include "errors.h"
-#include "inflate.h"
 #include "memory.h"
 #include "packed.h"
 
@@ -171,9 +171,34 @@ void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
   }
 }
 
+// zlib's function; null where a machine has no zlib. Android and Linux have it; the cross compilers
+// have no header of it, and this signature is all that is needed.
+using Uncompress = int (*)(unsigned char*, unsigned long*, const unsigned char*, unsigned long);
+
+Uncompress FindUncompress() {
+  static const auto found = []() -> Uncompress {
+    for (const char* name : {"libz.so.1", "libz.so"}) {
+      if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
+        return reinterpret_cast<Uncompress>(dlsym(library, "uncompress"));
+      }
+    }
+    return nullptr;
+  }();
+  return found;
+}
+
 void PutDeflated(const ffi::String& name, int64_t offset, int64_t bytes, const ffi::Bytes& piece) {
   if (bytes < 0 || bytes > kMostInflated) Refuse("a piece of " + std::to_string(bytes) + " bytes");
-  const std::string whole = Inflate(piece.data(), piece.size(), static_cast<size_t>(bytes));
+  const Uncompress uncompress = FindUncompress();
+  if (uncompress == nullptr) Refuse("no zlib");
+  std::string whole(static_cast<size_t>(bytes), '\0');
+  unsigned long size = whole.size();  // uncompress() takes it, and changes it
+  const int status = uncompress(reinterpret_cast<unsigned char*>(whole.data()), &size,
+                                reinterpret_cast<const unsigned char*>(piece.data()), piece.size());
+  if (status != 0 || size != whole.size()) {
+    TVM_FFI_THROW(ValueError) << "expected " << bytes << " deflated bytes for an upload, got other "
+                              << "or damaged ones; send it again";
+  }
   Put(name, offset, ffi::Bytes(whole.data(), whole.size()));
 }
 
@@ -204,6 +229,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.store_has", Packed(Has))
       .def_packed("tvm_stretch.store_put", Packed(Put))
+      .def_packed("tvm_stretch.store_inflates", Packed(+[] { return FindUncompress() != nullptr; }))
       .def_packed("tvm_stretch.store_put_deflated", Packed(PutDeflated))
       .def_packed("tvm_stretch.store_finish", Packed(Finish))
       .def_packed("tvm_stretch.store_path",
