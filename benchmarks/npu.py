@@ -29,10 +29,10 @@ from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.lab.stretching.stretching import Stretching
-from tvm_stretch.plan.cost.calibrate import Calibration, Latency, calibrate_profile
 from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.plan.cost.profile_file import load_profile, profile_text
 from tvm_stretch.plan.measuring import works_of_networks
+from tvm_stretch.plan.measuring.calibrate import Calibration, Latency, calibrate_profile
 
 CHIPS = ("snapdragon-8-gen-1", "snapdragon-8-gen-2", "snapdragon-8-gen-3")
 ARCHITECTURES = ("69", "73", "75")

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from tutorials.zoo import regnet
 from tvm_stretch.network.operator_graph import Group
-from tvm_stretch.plan.cost.calibrate import processor_of
 from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.measuring.calibrate import processor_of
 from tvm_stretch.plan.scheduling.clock import Clock, Step, Written
 from tvm_stretch.targets.kernels.features import Work
 

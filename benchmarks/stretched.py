@@ -37,8 +37,8 @@ from tvm_stretch.lab.stretching.front import find_candidates
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.network.properties.repeated_blocks import detect_stages
-from tvm_stretch.plan.cost.calibrate import processor_of
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+from tvm_stretch.plan.measuring.calibrate import processor_of
 from tvm_stretch.read import load_trainable
 
 TABLE_6 = {

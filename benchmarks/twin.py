@@ -52,15 +52,15 @@ from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tutorials.zoo.efficientnet import b5_without_squeeze
 from tvm_stretch.lab.stretching.judge import Candidate
-from tvm_stretch.plan.cost.calibrate import (
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.cost.profile_file import load_profile
+from tvm_stretch.plan.measuring.calibrate import (
     Calibration,
     Latency,
     calibrate_profile,
     processor_of,
     read_latencies,
 )
-from tvm_stretch.plan.cost.profile import Profile
-from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.twin import twin_costs, twin_processors
 from tvm_stretch.read import load_network

@@ -25,11 +25,11 @@ from benchmarks.published_designs import (
 )
 from tvm_stretch.base.errors import CostModelError, InstallError
 from tvm_stretch.make.kernels import kernels_alone
-from tvm_stretch.plan.cost.calibrate import Latency, calibrate_profile, read_latencies
 from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.cost.generic_features import LaunchedRunFeatures, RunFeatures
 from tvm_stretch.plan.cost.profile import Profile
 from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, profile_text, profiles
+from tvm_stretch.plan.measuring.calibrate import Latency, calibrate_profile, read_latencies
 from tvm_stretch.plan.measuring.dataset import Dataset, Row
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.features import Work

@@ -14,8 +14,8 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.lab.stretching.judge import Task
-from tvm_stretch.plan.cost.calibrate import Latency, calibrate_profile
 from tvm_stretch.plan.cost.profile_file import load_profile, write_profile
+from tvm_stretch.plan.measuring.calibrate import Latency, calibrate_profile
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets.kernels.features import Work

@@ -120,7 +120,7 @@ OWN_FILES = {
         "targets/hexagon",
         "targets/engines/npu.py",  # which stands for it
         "tvm_stretch/base/elf.py",
-        "tvm_stretch/plan/cost/calibrate",
+        "tvm_stretch/plan/measuring/calibrate",
     ),
     "little-cores": ("targets/cpu/little",),
     "engine": ("targets/engines/engine.py",),

@@ -10,9 +10,9 @@ from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.phone.description import Description
 from tvm_stretch.phone.remote_model import RemoteModel
 from tvm_stretch.plan.considered import Considered
-from tvm_stretch.plan.cost.calibrate import Calibration
 from tvm_stretch.plan.cost.measured_model import MeasuredModel
 from tvm_stretch.plan.cost.verdicts import Verdicts
+from tvm_stretch.plan.measuring.calibrate import Calibration
 from tvm_stretch.plan.plan import Execution
 from tvm_stretch.plan.search.candidates import PlanFront
 from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult

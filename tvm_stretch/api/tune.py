@@ -8,7 +8,7 @@ ts.tune.compare_plans("net.onnx", [pixel, mi])    # one plan for several devices
 
 from tvm_stretch.api.comparing import compare_plans
 from tvm_stretch.phone.fleet import Fleet
-from tvm_stretch.plan.measuring.calibrating import calibrate
+from tvm_stretch.plan.measuring.calibrate import calibrate
 from tvm_stretch.plan.measuring.measure import measure
 from tvm_stretch.plan.measuring.probe import probe
 

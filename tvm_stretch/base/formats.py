@@ -19,7 +19,17 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tvm_stretch.base.errors import StretchError
-from tvm_stretch.base.files import as_path, is_finite, is_whole, read_whole, reason_of
+from tvm_stretch.base.files import (
+    as_path,
+    is_finite,
+    is_whole,
+    read_whole,
+    reason_of,
+    sealed,
+    write_whole,
+    writing,
+)
+from tvm_stretch.base.trusted import make_folder
 
 Kind = TypeVar("Kind")
 
@@ -72,6 +82,12 @@ class Format:
                 f"content; {self.again}"
             )
         return found
+
+    def write(self, path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
+        """Write a sealed file and the folder that it lies in; it appears complete or not at all."""
+        with writing(self.what, self.error):
+            make_folder(path.parent)
+            write_whole(path, sealed(json.dumps({**self.head, **data}, indent=indent) + "\n"))
 
     def read_any(self, source: object, kind: str) -> tuple[dict[str, Any], str]:
         """Like `read`, for the path of a file or a dict; and a text for messages that names it.

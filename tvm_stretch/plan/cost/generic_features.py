@@ -177,12 +177,5 @@ def from_json(data: Any) -> Features | None:
     if kind is None or version != kind.version:
         return None
     found = MEASUREMENTS.build(kind, values, family)
-    for item in fields(found):
-        value = getattr(found, item.name)
-        least = item.metadata.get("least", 0)
-        if not least <= value <= _LARGEST:
-            raise CostModelError(
-                f"expected an {item.type} from {least} to 2^62 for {item.name} of {family}, got "
-                f"{value!r}; {MEASUREMENTS.again}"
-            )
-    return found
+    limits = {one.name: (one.metadata.get("least", 0), _LARGEST) for one in fields(kind)}
+    return MEASUREMENTS.within(found, family, 0, _LARGEST, **limits)

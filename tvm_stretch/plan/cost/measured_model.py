@@ -7,7 +7,6 @@ model.predict_all(features)[0]                # Prediction(nanoseconds, low, hig
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -18,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import sealed, write_whole, writing
 from tvm_stretch.base.formats import Format
 from tvm_stretch.base.progress import say
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.plan.cost.correction import Ratios
 from tvm_stretch.plan.cost.family import FamilyModel, Parts, fit_family, intervals_of
 from tvm_stretch.plan.cost.fingerprint import check_device
@@ -172,11 +169,7 @@ class MeasuredModel(CostModel):
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
-        path = Path(path)
-        text = json.dumps({**FORMAT.head, **asdict(self)}, separators=(",", ":"))
-        with writing("the cost model", CostModelError):
-            make_folder(path.parent)
-            write_whole(path, sealed(text))
+        FORMAT.write(Path(path), asdict(self))
 
     def check(self, where: str) -> None:
         """Refuse what the types of fields do not say."""

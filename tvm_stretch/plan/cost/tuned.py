@@ -11,7 +11,6 @@ proposed for the device is one, too, because kernels trust their configurations.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import sealed, write_whole, writing
 from tvm_stretch.base.formats import Format
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.plan.cost.fingerprint import check_device, fingerprint
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
@@ -64,16 +61,8 @@ class Tuned:
         """Write the file; it appears complete or not at all."""
         configs = [{"template": c.template, **asdict(c)} for c in self.winners.values()]
         pairs = [{**asdict(pair), "tile": tile} for pair, tile in self.pairs.items()]
-        data = {
-            **FORMAT.head,
-            "device": self.device,
-            "winners": configs,
-            "pairs": pairs,
-            "dropped": self.dropped,
-        }
-        with writing(FORMAT.what, CostModelError):
-            make_folder(path.parent)
-            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
+        data = {"device": self.device, "winners": configs, "pairs": pairs}
+        FORMAT.write(path, {**data, "dropped": self.dropped}, indent=1)
 
     @staticmethod
     def read(path: Path, processor: Processor) -> Tuned:

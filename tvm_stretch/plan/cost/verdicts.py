@@ -10,7 +10,6 @@ not silently skipped.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +21,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import CostModelError
-from tvm_stretch.base.files import sealed, write_whole, writing
 from tvm_stretch.base.formats import Format
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.network.expressions import tensor_types
 from tvm_stretch.plan.cost.fingerprint import check_device, default_folder, fingerprint
 from tvm_stretch.plan.cost.tuned import Tuned, tuned_path
@@ -84,10 +81,7 @@ class Verdicts:
     def write(self, path: Path) -> None:
         """Write the file; it appears complete or not at all."""
         reasons = dict(sorted(self.reasons.items()))
-        data = {**FORMAT.head, "device": self.device, "reasons": reasons}
-        with writing(FORMAT.what, CostModelError):
-            make_folder(path.parent)
-            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
+        FORMAT.write(path, {"device": self.device, "reasons": reasons}, indent=1)
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:

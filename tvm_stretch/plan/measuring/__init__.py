@@ -2,4 +2,4 @@
 
 from tvm_stretch.base.exports import exported
 
-__getattr__ = exported(__name__, {"works_of_networks": "calibrating"})
+__getattr__ = exported(__name__, {"works_of_networks": "calibrate"})

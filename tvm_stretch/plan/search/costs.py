@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +274,7 @@ def _hand_overs(
     speeds = [processor.speed for processor in processors]
     lines = [_transfer_lines(trained.get(processor.name)) for processor in processors]
 
-    @cache
+    @lru_cache(maxsize=1 << 16)
     def hand_over(writer: int, reader: int, size: int) -> int:
         if writer == reader:
             return 0
