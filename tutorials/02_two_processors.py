@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
+from zoo.picture import draw
 
 import tvm_stretch as ts
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.run.picture import draw
 from tvm_stretch.run.timeline import chart
 from tvm_stretch.targets.opencl.device import local_device
 

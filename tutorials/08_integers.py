@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 import onnxruntime
 from zoo.builder import Builder
+from zoo.picture import draw
 
 import tvm_stretch as ts
 from tvm_stretch.network.integers import integer_of, operands_of
 from tvm_stretch.network.operators import Operators, kind_of
 from tvm_stretch.read import load_network
-from tvm_stretch.run.picture import draw
 from tvm_stretch.run.timeline import chart
 
 

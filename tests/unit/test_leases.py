@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.run.leases import Leases
+from tvm_stretch.run.group import Leases
 
 HOLDER = """
 import sys, time
-from tvm_stretch.run.leases import Leases
+from tvm_stretch.run.group import Leases
 with Leases(sys.argv[1], ["gpu"]).held(["gpu"]):
     print("held", flush=True)
     time.sleep(600)

@@ -32,9 +32,8 @@ from tvm_stretch.make.lowering.executor_graph import (
 from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
 from tvm_stretch.run.advice import CoreSpeed, limit_of, measure_core
-from tvm_stretch.run.dataflow import arena_use, find_edges
 from tvm_stretch.run.model import Model
-from tvm_stretch.run.report import TEMPLATE, collect, render
+from tvm_stretch.run.report import TEMPLATE, arena_use, collect, find_edges, render
 from tvm_stretch.run.timeline import RegionTime, Span, Timeline
 
 HOSTILE = "</script><script>alert('1')</script><!-- &amp; \u2028 \u2029 \" ` ${x} \\"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tvm_stretch.run.picture import draw
+from tutorials.zoo.picture import draw
 from tvm_stretch.run.timeline import RegionTime, Span, Timeline
 
 

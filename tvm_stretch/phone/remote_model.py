@@ -23,7 +23,6 @@ from tvm_stretch.base.errors import ArtifactError, DeviceError, RunCancelledErro
 from tvm_stretch.base.files import as_path, writing
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.lowering.executor_graph import Graph
-from tvm_stretch.phone.device_meter import DeviceRecorder
 from tvm_stretch.phone.link import Link
 from tvm_stretch.run.artifact import machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
@@ -37,6 +36,57 @@ from tvm_stretch.run.values import PresentAll
 
 if TYPE_CHECKING:
     from tvm_stretch.phone.device import Device, RemoteModule
+
+
+from typing import TYPE_CHECKING
+
+from tvm_stretch.base.errors import MeterError, last_line
+from tvm_stretch.run.meters import LEAST_STEPS, Meter, mean_power
+
+if TYPE_CHECKING:
+    from tvm_stretch.phone.device import Device
+
+
+SUPPLIES = "/sys/class/power_supply"
+
+
+class DeviceRecorder:
+    """What the battery of a device gives; see `runtime.meters.Recorder`."""
+
+    error: MeterError | None = None
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._name, self._steps = "", [(0.0, 0.0)]
+
+    def __enter__(self) -> None:
+        try:
+            self._ask("start_meter", SUPPLIES)
+        except DeviceError as error:
+            raise MeterError(
+                f"expected a battery of {self._device.name} for energy, got: {last_line(error)}"
+            ) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._name, *lines = str(self._ask("stop_meter")).splitlines()
+        pairs = [tuple(map(float, line.split())) for line in lines]
+        self._steps = [(ns / 1e9, watts) for ns, watts in pairs]
+
+    def has_moved(self) -> bool:
+        """See `runtime.meters.Recorder`."""
+        return int(self._ask("meter_steps")) > LEAST_STEPS
+
+    def powers(self) -> list[tuple[float, float]]:
+        """See `runtime.meters.Recorder`."""
+        return [mean_power(Meter(self._name, "watts", lambda: 0.0), self._steps)]
+
+    def names(self) -> tuple[str, ...]:
+        """See `runtime.meters.Recorder`."""
+        return (self._name,)
+
+    def _ask(self, function: str, *given: str) -> Any:
+        return self._device.call("to read its battery", f"tvm_stretch.{function}", *given)
+
 
 _LONGEST_SECONDS = 1.0  # of runs timed with one call
 _METERED_SECONDS = 0.25  # of runs with one call, while a meter is read
