@@ -130,7 +130,7 @@ class RunFeatures(Features):
 
 @dataclass(frozen=True)
 class LaunchedRunFeatures(Features):
-    """A whole run on a GPU, whose launches hide beside its kernels; see `launching.py`."""
+    """A whole run on a GPU, whose launches hide beside its kernels (`Launching`)."""
 
     family: ClassVar[str] = "launched_run"
     is_kernel: ClassVar[bool] = False
