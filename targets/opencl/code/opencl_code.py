@@ -68,9 +68,15 @@ from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.opencl.code import folded_addresses
 
-from .nan_safe import nan_safe, nan_safe_prelude
+from .intrinsics import (
+    WHOLE_QUADS_PRELUDE,
+    access_whole_quads,
+    nan_safe,
+    nan_safe_prelude,
+    read_images,
+    taking_image,
+)
 from .private_memory import whole_lines
-from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads, read_images, taking_image
 from .work_groups import PREFETCH, DeviceCall, device_calls
 
 DOORBELL = "tvm_stretch.doorbell"
