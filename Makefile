@@ -177,7 +177,7 @@ PYTEST_OPTIONS := -n 2 --dist worksteal
 
 # Some of them again as other x86 machines would run them: tests/another_machine.py.
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=50 --durations-min=3 tests
 	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import zlib
+from pathlib import Path
 
 # TVM reads these once, when its thread pool starts. Two workers let tests of several threads run;
 # no spinning and no pinning, because pytest-xdist runs test processes side by side.
@@ -17,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # PoCL has a cache of its own, and takes half a second a kernel to fill ours. A user's cache may
 # hold measurements of a real GPU, which compiles for the tests' pretended devices would refuse.
+# So kernels of CPUs alone are kept, in the checkout (`_keep_kernels`).
 os.environ["TVM_STRETCH_CACHE_DIR"] = ""
 
 import pytest
@@ -42,6 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
         pretend()
+        _keep_kernels()
+
+
+def _keep_kernels() -> None:
+    """Keep kernels for CPUs in the checkout: their key has all code that makes them."""
+    from tvm_stretch.make.code import kernel_cache
+
+    asked, folder = kernel_cache.cache_folder, Path(__file__).parents[1] / ".cache" / "kernels"
+    kernel_cache.cache_folder = lambda part: asked(part) or (folder if part == "kernels" else None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

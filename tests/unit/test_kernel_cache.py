@@ -18,7 +18,7 @@ from rooms import imported, modules
 from tvm import relax, te, tirx
 
 import tvm_stretch as ts
-from tvm_stretch.base.files import held
+from tvm_stretch.base.files import cache_folder, held
 from tvm_stretch.make.code import generate as generation
 from tvm_stretch.make.code import kernel_cache as caching
 from tvm_stretch.make.code.generate import generate, named_kernel, source_files
@@ -30,6 +30,12 @@ from tvm_stretch.targets.registry import TargetLike
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
 HOST = cpu_processor(TARGET, 1)
 KEY, OTHER = digest(b"one"), digest(b"other")
+
+
+@pytest.fixture(autouse=True)
+def no_folder_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests have one (`conftest.py`)."""
+    monkeypatch.setattr(caching, "cache_folder", cache_folder)
 
 
 @pytest.fixture
