@@ -181,6 +181,11 @@ test: setup
 	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 
+# those that what differs from main can break: tests/changed.py
+changed: $(STAMP)
+	@files=$$($(BIN)/python tests/changed.py); test -z "$$files" || \
+	  $(BIN)/python -m pytest $(PYTEST_OPTIONS) $$files
+
 # those of benchmarks/, which other changes rarely touch
 test-benchmarks: setup
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(MARKS) benchmarks/tests
