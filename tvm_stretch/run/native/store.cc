@@ -2,7 +2,7 @@
 //
 //   store_has(name)                       whether it is there, complete
 //   store_put(name, offset, piece)        writes a piece of it
-//   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it by zlib, if store_inflates()
+//   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it by zlib
 //   store_finish(name, bytes, sum)        checks the whole; from now on it is there
 //   store_path(name)                      the path, to open it
 //
