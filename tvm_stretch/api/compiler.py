@@ -162,7 +162,7 @@ def compile(
         site = request.site()
         limits = request.limits(site)
         site = site.limited(limits.caps)
-        widen = site.lacks_half or request.precision != "float32"
+        widen = site.without_float16 or request.precision != "float32"
         reader = Reader(source, request.shapes, request.precision, request.states, widen)
         networks, spans = sized_networks(request.lengths, reader, site)
         site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
@@ -316,6 +316,6 @@ def to_predict(
 ) -> tuple[tvm.IRModule, list[str], Site]:
     """The network, remarks for people, and where it would run; nothing is built or measured."""
     site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-    read = Reader(source, shapes, widen=site.lacks_half).at({})
+    read = Reader(source, shapes, widen=site.without_float16).at({})
     site = site.in_precision("float32", has_integers(read.mod["main"]))
     return read.mod, [*read.notes], site

@@ -26,7 +26,7 @@ class Request:
     """The arguments of ``ts.compile`` but the network; see there.
 
     Raises:
-        InputError: an argument is nothing of the kind, or contradicts another one.
+        InputError: an argument has another type than it should, or contradicts another one.
         PlanError: a plan is none.
     """
 

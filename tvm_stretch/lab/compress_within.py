@@ -216,7 +216,7 @@ class Levels:
     quantize: str | None = None
 
     def __str__(self) -> str:
-        """As arguments."""
+        """The options that differ from the default, as they are written in a call."""
         pairs = (("prune", self.prune), ("low_rank", self.low_rank), ("quantize", self.quantize))
         return ", ".join(f"{name}={value!r}" for name, value in pairs if value) or "as given"
 

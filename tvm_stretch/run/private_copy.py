@@ -75,7 +75,7 @@ class PrivateCopy:
         return Path(f"/proc/self/fd/{self._file}")
 
     def read(self) -> bytes:
-        """All of it."""
+        """The bytes of the file."""
         return self.path.read_bytes()
 
     def __del__(self) -> None:

@@ -98,7 +98,7 @@ class Products:
         self.b = quads("b", cfg.item_quads, dtype=self.sums)
 
     def launch(self) -> tirx.Stmt:
-        """All of it."""
+        """The whole kernel: a loop over work-groups, each with its items."""
         cfg = self.cfg
         return launch(cfg.splits * cfg.out_groups * cfg.tiles, cfg.group_items, self._group)
 

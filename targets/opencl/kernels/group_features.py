@@ -1,6 +1,6 @@
 """The cost families of GPUs' convolutions: phases of the model in `tiles.py`.
 
-A core's register tiles, of which the family of cores consists, say nothing of groups and slabs.
+The family of CPUs describes register tiles; a GPU's kernel has work-groups and slabs instead.
 """
 
 from __future__ import annotations

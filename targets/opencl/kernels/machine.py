@@ -41,8 +41,8 @@ class Winners:
         return self._hash
 
 
-class Asked(Winners):
-    """A table that notes what it is asked for in vain."""
+class WinnersWithGaps(Winners):
+    """A table that notes for which layers it has no configuration."""
 
     def __init__(self, found: Mapping[Any, Any]) -> None:
         super().__init__(found)

@@ -121,7 +121,7 @@ def write_group_window(
 
 
 class Window:
-    """What one item does."""
+    """The loops of one work-item."""
 
     def __init__(
         self, cfg: GroupWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue

@@ -322,7 +322,7 @@ _QUICK = 0.1
 _STARTS, _LAUNCHES = np.linspace(0, 2, 5), np.linspace(0.7, 1.2, 21)
 _WEIGHTS, _HIDDEN = np.linspace(0, 0.4, 9), np.linspace(0, 0.6, 13)
 """Values that are tried, in units of the quick runs' time by launches. A run starts with a launch
-and ends with an answer, so its start is about two of them; runs of like lengths leave that open."""
+and ends with an answer, so its start takes about two launches; runs of equal length cannot tell."""
 
 _DELAYED = 0.75
 """The share of runs that may take longer than predicted."""
@@ -337,8 +337,8 @@ class Launching:
 
         run = start + max(launches, kernels alone - launches * hidden)
 
-    The host launches kernels while the device computes, so the slower of the two decides. A traced
-    kernel takes longer than one of a plain run by the hidden time. The times of traced kernels are
+    The host launches kernels while the device computes, so the slower of the two decides. Tracing
+    adds the hidden time to each kernel. The times of traced kernels are
     learned: they are the same in samples and in networks, while a kernel's share of a plain run
     depends on the others. Whatever else the host does only delays runs, so the values are those of
     the quicker runs.

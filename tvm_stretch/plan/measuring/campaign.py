@@ -68,7 +68,7 @@ operators, too: with two batches of five for these, 36 layers were left of 60.
 
 
 @contextlib.contextmanager
-def whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
+def losing_no_rows(dataset: Dataset, processor: Processor) -> Iterator[None]:
     """Context that turns the loss of a device into one clear error; measurements are on disk."""
     try:
         yield
@@ -213,7 +213,7 @@ class Campaign:
     ) -> None:
         """Measure until the time is over; see `compiling_ahead`."""
         end = time.monotonic() + seconds
-        with whatever_happens(self.dataset, self.processor), self.compiling_ahead(ahead):
+        with losing_no_rows(self.dataset, self.processor), self.compiling_ahead(ahead):
             self._run(bench, end, networks)
 
     def _run(self, bench: Bench, end: float, networks: Mapping[str, object]) -> None:

@@ -32,10 +32,10 @@ from tvm_stretch.plan.measuring.campaign import (
     Campaign,
     batches_ahead,
     learn,
+    losing_no_rows,
     measure_together,
     measuring_into,
     open_dataset,
-    whatever_happens,
 )
 from tvm_stretch.plan.measuring.dataset import require_networks
 from tvm_stretch.plan.measuring.similar import Folders, folders_of, similar_models
@@ -126,7 +126,7 @@ def measure(
             start = time.monotonic()
             dataset = open_dataset(kept_in, processor, resume)
             ahead = batches_ahead(processor, None if device is None else device.describe())
-            with whatever_happens(dataset, processor):
+            with losing_no_rows(dataset, processor):
                 bench = Bench(workshop, device)
                 if processor.machine.gpu is not None:
                     tuned = tuned_path(kept_in, processor)

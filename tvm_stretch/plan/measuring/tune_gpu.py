@@ -31,7 +31,7 @@ from tvm_stretch.run.benchmark import node_times
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.opencl.kernels.base import Layer, gpu_candidates
-from tvm_stretch.targets.opencl.kernels.machine import Asked
+from tvm_stretch.targets.opencl.kernels.machine import WinnersWithGaps
 
 CANDIDATES = 8
 _TOGETHER = 12
@@ -60,7 +60,7 @@ class Layers(Forms):
         cls, networks: Iterable[object], workshop: Workshop, tuned: Tuned, end: float = math.inf
     ) -> list[list[Layer]]:
         """The layers of networks that are not measured yet, each once."""
-        asked, processor = Asked(tuned.table), workshop.processor
+        asked, processor = WinnersWithGaps(tuned.table), workshop.processor
         machine = with_winners(processor, asked).machine
         for network in networks:
             phase: Any = BlockChannels({processor.name: machine})  # mypy sees no pass

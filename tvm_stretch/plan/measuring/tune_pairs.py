@@ -30,7 +30,7 @@ from tvm_stretch.plan.measuring.tune_gpu import convolved, operands_of
 from tvm_stretch.plan.measuring.workshop import Workshop
 from tvm_stretch.read import load_network
 from tvm_stretch.run.model import Model
-from tvm_stretch.targets.opencl.kernels.machine import Asked
+from tvm_stretch.targets.opencl.kernels.machine import WinnersWithGaps
 from tvm_stretch.targets.opencl.kernels.pair import APART, Pair, PairTile, pair_candidates
 
 CANDIDATES = 6
@@ -54,7 +54,7 @@ class Pairs(Forms):
         gpu = workshop.processor.machine.gpu
         if gpu is None or not gpu.local_on_chip:
             return []
-        asked = Asked(tuned.table)
+        asked = WinnersWithGaps(tuned.table)
         own = with_winners(workshop.processor, asked)
         for network in networks:
             if time.monotonic() < end:

@@ -103,7 +103,7 @@ class Site:
         )
 
     @property
-    def lacks_half(self) -> bool:
+    def without_float16(self) -> bool:
         """Whether a processor has no instructions for float16 arithmetic."""
         return not all(processor.computes_half for processor in self.placeable)
 

@@ -67,7 +67,7 @@ class Floats:
     """Values that integer operators take, in the same way."""
 
     def see(self, node: Node, results: Sequence[Value | None]) -> None:
-        """What a node was translated to."""
+        """Note the values that a node was translated to, and whether they are quantised."""
         reason = _why(node) or self._of_operands(node)
         known = {id(value): value for value in results if value is not None}
         if node.op == "QuantizeLinear":

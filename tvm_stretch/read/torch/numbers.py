@@ -181,7 +181,7 @@ def _arithmetic(function: Function, *, turned: bool = False) -> Converter:
 
 
 def _compared(function: Function) -> Converter:
-    """Both operands in the type that holds both."""
+    """Promote both operands to their common type, as torch does."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         import torch
