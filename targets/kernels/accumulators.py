@@ -92,7 +92,7 @@ class Accumulators:
         return other
 
     def beside(self, one: Sum, other: Accumulators) -> Sum:
-        """The sum in ``other``, a set of sums made by `like`, at the same place as ``one`` has here."""
+        """The sum in ``other``, made by `like`, at the place that ``one`` has here."""
         number = next(i for i, b in enumerate(self.buffers) if b.same_as(one.buffer))
         return replace(one, buffer=other.buffers[number])
 

@@ -27,7 +27,7 @@ class Request:
 
     Raises:
         InputError: an argument has another type than it should, or contradicts another one.
-        PlanError: a plan is none.
+        PlanError: a plan is no plan's text, or names what the network lacks.
     """
 
     targets: Targets = None  # the wanted processors

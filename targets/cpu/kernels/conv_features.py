@@ -181,7 +181,7 @@ class WinogradFeatures(Features):
         }
 
     def device_work(self) -> Work:
-        """The work of the convolution on any device; a Winograd transform of inputs alone has none."""
+        """The work of the convolution on any device; Winograd's transform of inputs has none."""
         if not self.product_stages:
             return Work(kernels=0)
         read = self.in_bytes / self.item_bytes
