@@ -15,7 +15,8 @@ SOURCES = {
 }
 
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
-PROCESSORS = ("cpu", "opencl", "hexagon", "engines")
+_FOLDERS = sorted(path.parent.name for path in (ROOT / "targets").glob("*/__init__.py"))
+PROCESSORS = tuple(name for name in _FOLDERS if name != "kernels")
 ROOMS = (
     ("base.errors", "base.trusted"),
     ("base",),

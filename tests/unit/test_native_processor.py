@@ -5,10 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import fresh_process
 import pytest
-from fake_targets import FOLDER, ROOT, fake_code
+from cpu_targets import TARGET
+from fake_targets import FOLDER, ROOT, fake_code, fake_processor
+from relax_helpers import module
+from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.autoload import find_file
 from tvm_stretch.run.native_processor import build_processor, load_processor
 from tvm_stretch.run.testing import SOURCE
@@ -64,3 +69,18 @@ def test_headers_are_shipped() -> None:
         header = find_file(f"include/{name}").read_text()
         names += [li.split('"')[1] for li in header.splitlines() if li.startswith('#include "')]
     assert "processor.h" in names
+
+
+def test_an_artifact_before_its_library(tmp_path: Path) -> None:
+    mod = module(relax.op.nn.relu, (1, 4))
+    fake = fake_processor("fake")
+    ts.compile(mod, [fake, TARGET], plan=Plan(("fake", "cpu"), ())).export(tmp_path / "net.so")
+    code = f"""
+        import tvm_stretch as ts
+        try:
+            ts.load({str(tmp_path / "net.so")!r})
+        except ts.ArtifactError as error:
+            print(error)
+    """
+    message = fresh_process.run(code)
+    assert message.startswith("expected the library of each processor") and "fake" in message

@@ -171,6 +171,11 @@ def _explain(error: Exception) -> str:
     ours = [number for number, line in enumerate(lines) if line.startswith("expected ")]
     if ours:
         return "\n".join(lines[ours[-1] :])  # of several lines, if a driver's log is part of it
+    if "a loader of that name is not registered" in lines[-1]:
+        return (
+            f"expected the library of each processor of the artifact, got {lines[-1]!r}; load it "
+            "before (tvm_stretch.run.native_processor.load_processor)"
+        )
     return f"expected a loadable artifact, got {lines[-1]!r}; export the model again"
 
 

@@ -18,7 +18,7 @@
 //
 // A new kind of processor is a separate shared library that calls RegisterProcessor() while it is
 // loaded: tvm_stretch/run/native_processor.py compiles and loads it, the package contains the
-// headers, and tests/native/fake_processor.cc is an example.
+// headers, and tvm_stretch/run/testing/fake_processor.cc is one.
 #ifndef TVM_STRETCH_PROCESSOR_H_
 #define TVM_STRETCH_PROCESSOR_H_
 
