@@ -27,6 +27,7 @@ from pathlib import Path
 from benchmarks.commands import options
 
 RUNTIME = ("apache-tvm", "apache-tvm-ffi", "ml_dtypes", "typing_extensions")
+_COMPILER = ("xgboost-cpu",)
 _LIBRARY = Path("tvm", "lib", "libtvm_compiler.so")
 _UNUSED = ("tvm/3rdparty", "tvm/include", "tvm_ffi/3rdparty", "bin")
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -57,7 +58,7 @@ def pack(folder: Path, python: str, also: Sequence[str], limit: int) -> None:
     version = importlib.metadata.version("apache-tvm")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         site = Path(scratch) / "site"
-        install(site, (*RUNTIME, *also), python)
+        install(site, (*RUNTIME, *_COMPILER, *also), python)
         compiler = Path(scratch) / _LIBRARY.name
         (site / _LIBRARY).replace(compiler)
         for name in _UNUSED:

@@ -33,7 +33,7 @@ def some_convs(count: int, seed: int = 0) -> list[Features]:
 
 
 def pretended(kernels: list[Features], noise: float = 0.03, seed: int = 0) -> list[float]:
-    """Times of a machine that differs from the analytic model in ways that a residual can learn."""
+    """Times of a machine that differs from the analytic model in ways trees can learn."""
     dice = np.random.default_rng(seed)
     base = AnalyticModel()
     return [

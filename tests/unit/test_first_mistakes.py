@@ -53,10 +53,16 @@ def test_the_compiler_needs_no_torch() -> None:
 def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     code = (
         "import sys, tvm_stretch, tvm_stretch.api.compiler\n"
-        "print(*{'scipy', 'onnxslim'} & set(sys.modules))"
+        "print(*{'xgboost', 'scipy', 'onnxslim'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_measuring_without_xgboost_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)  # as where it is not installed
+    with pytest.raises(ts.StretchError, match=r"^expected xgboost .*, got none .*; pip install"):
+        ts.tune.measure("llvm", budget=1)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "pipe", "folder"])

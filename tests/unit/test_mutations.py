@@ -118,7 +118,7 @@ def test_graphs(model: Model, piece: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A model that corrects another, both with residuals."""
+    """A model that corrects another, which has trees."""
     kernels = some_convs(60)
     below = train(kernels, pretended(kernels), DEVICE, CORE)
     slower = [1.5 * ns for ns in pretended(kernels[:30])]
@@ -129,6 +129,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @campaign(1000)
 def test_cost_models(trained: bytes, tmp_path: Path, piece: int) -> None:
+    """Of the trees, XGBoost believes everything: damaged ones would end the process."""
     path = tmp_path / "npu.json"
     check_damage(piece, trained, path, CostModelError, lambda: load_cost_model(path, DEVICE))
 

@@ -51,6 +51,15 @@ def test_what_judges_the_code_is_pinned(project: dict[str, Any]) -> None:
     assert {"ruff", "mypy", "clang-format"} <= pinned
 
 
+def test_the_page_on_installing_names_all_dependencies(project: dict[str, Any]) -> None:
+    """For those who install them by hand, to have the small xgboost."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    line = re.search(r"^pip install (.*xgboost-cpu)$", page, re.MULTILINE)
+    assert line is not None
+    by_hand = line[1].replace('"', "").split()
+    assert by_hand == [name.replace("xgboost", "xgboost-cpu") for name in project["dependencies"]]
+
+
 def test_readme_stands_alone() -> None:
     """It is the page of the package, too, beside which there are no files."""
     text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)

@@ -1,11 +1,11 @@
 """A learned model of one family of kernels.
 
-    latency = (weights . phases) * exp(residual of kernels like it) ± conformal width
+    latency = (weights . phases) * exp(trees(shares of phases, tiles, sizes)) ± conformal width
 
 The phases (`targets/kernels/features.py`) are what a kernel does: multiplications, tiles, bytes
 from each memory. Their weights come from non-negative least squares on relative errors, so the sum
-extrapolates far beyond the measurements. A Gaussian process (`residual.py`) learns the remaining
-errors near the measurements.
+extrapolates far beyond the measurements. Trees (`residual.py`) learn the remaining errors near the
+measurements.
 
 A family can correct a model of another device with the same loop nests. Then its phases are
 nanoseconds there, and its weights come from `correction.py`.
@@ -27,6 +27,9 @@ from tvm_stretch.targets.kernels.features import Features
 
 FEWEST_ROWS = 8
 """Families with fewer different kernels use the analytic model."""
+
+_FEWEST_FOR_TREES, _FEWEST_TO_CORRECT = 40, 300
+"""Least different kernels for trees; in a correction there is little to learn but noise."""
 
 LAUNCH, LAUNCH_NS = "launch", 1000.0
 """The phase of an additional launch, which comes first in families that correct another model."""
@@ -55,7 +58,7 @@ class FamilyModel:
     family: str
     version: int  # of its features
     weights: dict[str, float]  # of the phases, by name
-    residual: Residual | None  # None in lines, and where it was removed
+    residual: Residual | None  # None in lines, for few kernels, and where it was removed
     edges: tuple[float, ...]  # logarithms of nanoseconds that separate the bins of ``widths``
     widths: tuple[float, ...]  # half width of the interval, as logarithm, for each bin
     lowest: dict[str, float]  # smallest measured value of each feature, as power of two
@@ -118,7 +121,7 @@ class FamilyModel:
         width = 1 + len(self.weights) + len(names) + len(kernel.hints())
         file.within(self, where, -1e12, 1e12, widths=(0.0, 1e12))
         if self.residual is not None:
-            file.within(self.residual, where, -1e12, 1e12, scale=(1e-9, 1e12))
+            file.within(self.residual, where, limits=(-20.0, 20.0))
         if (
             list(self.weights) not in (phases, [LAUNCH, *phases])
             or len(self.widths) != len(self.edges) + 1
@@ -154,15 +157,17 @@ def fit_family(
     if below is None:
         found = _weights(amounts, target, _LINES.get(name, 0.5), 0.0 if name in _LINES else _FAINT)
         _weigh_unseen(found, amounts, names)
-        weights, fitted = dict(zip(names, map(float, found), strict=True)), int((found > 0).sum())
+        weights = dict(zip(names, map(float, found), strict=True))
     else:
-        weights, fitted = below[1], 0
+        weights = below[1]
     scaled = amounts * np.asarray(list(weights.values()))
     residual, left = None, np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
-    if name not in _LINES:
+    fewest = _FEWEST_FOR_TREES if below is None else _FEWEST_TO_CORRECT
+    if name not in _LINES and len(rows) >= fewest:
         inputs = _inputs(own, scaled)
         residual, left = Residual.fit(inputs, left, [origins[i] for i, _ in rows])
-    left = np.abs(left) / (1.0 - min(0.5, fitted / len(rows)))  # weights fit what they were told
+    fitted = sum(weight > 0 for weight in weights.values())  # which fit what they were told
+    left = np.abs(left) / (1.0 - min(0.5, fitted / len(rows)))
     points, features = _matrix(own), own[0].names()
     low, high = (
         dict(zip(features, map(float, ends), strict=True))

@@ -32,7 +32,7 @@ from tvm_stretch.targets.processor import Speed
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    13,
+    14,
     "the cost model",
     CostModelError,
     "measure and train again",

@@ -1,106 +1,92 @@
-"""What the errors of measured kernels say of kernels like them: a Gaussian process.
+"""What the errors of measured kernels say of kernels like them: trees that XGBoost learns.
 
-    log(measured / weighted phases) of a kernel  ~  Gaussian process over its features and phases
+    log(measured / weighted phases) of a kernel  ~  trees(time, shares of phases, features)
 
-Its mean is near 0 where nothing was measured. The errors of kernels of one origin, if it had not
-seen them, need no second fit: they solve
-
-    inverse covariance among them . errors = their pulls
-
-They tell how much noise there is, and how wide intervals are.
+Their answers are limited to the errors that were seen. Kernels of a few folds of origins, each
+predicted by trees that have not seen its origin, tell how wide intervals are.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_stretch.base.progress import step
+from tvm_stretch.plan.cost.trees import load_trees, text_of, the_xgboost, trees_of
+
+if TYPE_CHECKING:
+    import xgboost as xgb  # imported when errors are learned or asked for: that takes a second
+
 Array = np.ndarray[Any, Any]
 
-_NOISES = (0.1, 0.3, 1.0, 3.0)
-"""Variances of an error relative to that of the process, of which the best is taken."""
+_FOLDS, _FEWEST = 3, 8
+"""Folds of origins, and the least other kernels from which a fold's errors are learned."""
 
-_POINTS = 1500
-"""The most kernels that it remembers: learning takes time in proportion to their cube."""
-
-_LEAST, _REACH = 0.05, 0.6
-"""The least spread of an input that is thought to matter, and the distance at which errors are
-hardly related, in spreads of all inputs."""
-
-_MOST = 0.5
-"""Larger errors, as logarithms, count like this one."""
+_TREES = 200
+_SETTINGS = {
+    "objective": "reg:pseudohubererror",
+    "huber_slope": 0.15,
+    "max_depth": 5,
+    "eta": 0.06,
+    "subsample": 0.7,
+    "colsample_bytree": 0.6,
+    "min_child_weight": 2.0,
+    "lambda": 1.0,
+    "base_score": 0.0,
+    "tree_method": "hist",
+    "max_bin": 128,
+    "nthread": 1,
+    "seed": 1,
+}
 
 
 @dataclass(frozen=True)
 class Residual:
     """See the module docstring."""
 
-    center: tuple[float, ...]  # of the inputs
-    scale: tuple[float, ...]  # of each input: a distance of 1 relates kernels by a half
-    pulls: tuple[float, ...]  # what each measured kernel adds to the errors of kernels equal to it
-    points: str  # scaled inputs of the measured kernels, as `_packed`
+    width: int  # the number of inputs
+    limits: tuple[float, float]  # the range of errors that were seen
+    trees: str  # as `text_of` writes them
 
     @staticmethod
     def fit(inputs: Array, errors: Array, origins: Sequence[Hashable]) -> tuple[Residual, Array]:
-        """The process, and the errors that it leaves of kernels if their origin is held out."""
-        clipped = np.clip(errors, -_MOST, _MOST)
-        some = np.random.default_rng(1).permutation(len(inputs))[:_POINTS]
-        center = inputs.mean(axis=0)
-        scale = np.maximum(inputs.std(axis=0), _LEAST) * _REACH * np.sqrt(inputs.shape[1])
-        points = ((inputs[some] - center) / scale).astype(np.float32)
-        covariance, together = _related(points, points), dict[Hashable, list[int]]()
-        for place, index in enumerate(some):
-            together.setdefault(origins[index], []).append(place)
-        pulls = left = clipped[some]
-        for noise in _NOISES:
-            inverse = np.linalg.inv(covariance + noise * np.eye(len(some)))
-            tried, held = inverse @ clipped[some], np.zeros(len(some))
-            for own in together.values():
-                held[own] = np.linalg.solve(inverse[np.ix_(own, own)], tried[own])
-            if noise == _NOISES[0] or np.abs(held).mean() < np.abs(left).mean():
-                pulls, left = tried, held
-        lists = _listed(center), _listed(scale), _listed(pulls)
-        found = Residual(*lists, _packed(points))
-        every = errors - found.errors(inputs)
-        every[some] = left + (errors - clipped)[some]
-        return found, every
+        """The trees, and the errors that are left of kernels if their origin is held out."""
+        names = list(dict.fromkeys(origins))
+        order = np.random.default_rng(1).permutation(len(names)) % _FOLDS
+        fold_of = dict(zip(names, order, strict=True))
+        folds, left = np.asarray([fold_of[origin] for origin in origins]), errors.copy()
+        for fold in range(_FOLDS):
+            held, kept = folds == fold, folds != fold
+            if held.any() and kept.sum() >= _FEWEST:
+                booster, limits = _learned(inputs[kept], errors[kept])
+                left[held] -= np.clip(booster.inplace_predict(inputs[held]), *limits)
+        booster, limits = _learned(inputs, errors)
+        return Residual(inputs.shape[1], limits, text_of(booster)), left
 
     def errors(self, inputs: Array) -> Array:
         """The expected errors of kernels, as logarithms."""
-        points = (inputs - np.asarray(self.center)) / np.asarray(self.scale)
-        return np.clip(_related(points, self._points) @ np.asarray(self.pulls), -_MOST, _MOST)
+        return np.clip(self._booster.inplace_predict(inputs), *self.limits)
 
     def is_valid(self, width: int) -> bool:
-        """Whether it was fitted for this number of inputs, and its points are of usual size."""
+        """Whether it was learned for this number of inputs, and holds trees of them."""
         try:
-            return len(self.center) == len(self.scale) == width and bool(
-                (np.abs(self._points) < 1e12).all()
-            )
-        except ValueError:  # of base64, or of another size
+            return self.width == width and bool(trees_of(self.trees, width))
+        except ValueError:  # of base64, or of another size, too
             return False
 
     @cached_property
-    def _points(self) -> Array:
-        values = np.frombuffer(base64.b64decode(self.points, validate=True), "<f4")
-        return values.reshape(len(self.pulls), len(self.center)).astype(np.float64)
+    def _booster(self) -> xgb.Booster:
+        return load_trees(trees_of(self.trees, self.width), self.width)
 
 
-def _listed(values: Array) -> tuple[float, ...]:
-    return tuple(map(float, values))
-
-
-def _packed(values: Array) -> str:
-    """Numbers as base64 of float32."""
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
-
-
-def _related(some: Array, others: Array) -> Array:
-    """The covariance of errors of kernels, a Matérn function of their distance."""
-    lengths = (some**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)
-    distance = np.sqrt(3 * np.maximum(lengths - 2 * some @ others.T, 0.0))
-    return np.asarray((1 + distance) * np.exp(-distance))
+def _learned(inputs: Array, errors: Array) -> tuple[xgb.Booster, tuple[float, float]]:
+    """Trees, and the range that limits what they say."""
+    step()
+    xgb = the_xgboost()
+    booster = xgb.train(_SETTINGS, xgb.DMatrix(inputs, label=errors), num_boost_round=_TREES)
+    low, high = map(float, np.quantile(errors, (0.003, 0.997)))
+    return booster, (low, high)

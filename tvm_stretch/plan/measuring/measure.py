@@ -26,6 +26,7 @@ from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.phone.fleet import Fleet, measure_fleet
 from tvm_stretch.plan.cost.fingerprint import chosen_folder
 from tvm_stretch.plan.cost.measured_model import MeasuredModel
+from tvm_stretch.plan.cost.trees import the_xgboost
 from tvm_stretch.plan.cost.tuned import tuned_path
 from tvm_stretch.plan.measuring.bench import Bench, by_packets
 from tvm_stretch.plan.measuring.campaign import (
@@ -86,6 +87,7 @@ def measure(
 
     Raises:
         InputError: the budget is not positive, or ``device`` is not a device.
+        InstallError: xgboost is not installed.
         CostModelError: the folder's measurements are damaged or from another device, or another
             campaign is writing to it.
         DeviceError: a device disappeared, or gave a wrong answer; measurements are kept, and
@@ -98,6 +100,7 @@ def measure(
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
+    the_xgboost()  # now: learning imports it late, where Ctrl-C would end the process
     require_networks(networks)
     folders = folders_of(like)
     if not isinstance(seed, int):
