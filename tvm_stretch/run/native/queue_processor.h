@@ -19,8 +19,9 @@
 
 namespace tvm_stretch {
 
-// The code of such a processor: a text, which a subclass reads. `Code` has a `kKind`, and a
-// `kRemedy` for the message that refuses other code.
+// The code of such a processor: a text, which a subclass reads. It is not empty, because tvm-ffi
+// reads no empty module from an artifact. `Code` has a `kKind`, and a `kRemedy` for the message
+// that refuses other code.
 template <typename Code>
 class TextCode : public ffi::ModuleObj {
  public:
