@@ -18,7 +18,7 @@ from benchmarks.accuracy_trials import Inherited, Prepared
 from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.lab.stretching.segments import Run
 from tvm_stretch.lab.stretching.stretching import Stretching
-from tvm_stretch.lab.training.relax_graph import Arrays, graph_of, with_weights
+from tvm_stretch.lab.training.exchange import Arrays, graph_of, with_weights
 from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment

@@ -18,7 +18,7 @@ SOURCES = {
 _FOLDERS = sorted(path.parent.name for path in (ROOT / "targets").glob("*/__init__.py"))
 PROCESSORS = tuple(name for name in _FOLDERS if name != "kernels")
 ROOMS = (
-    ("base.errors", "base.trusted"),
+    ("base.errors",),
     ("base",),
     ("network",),
     ("targets.kernels", "targets.processor", *(f"targets.{name}.kernels" for name in PROCESSORS)),

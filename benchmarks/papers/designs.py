@@ -41,7 +41,7 @@ from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.segments import Run
 from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.lab.training import Batches, Training, accuracy, fit
-from tvm_stretch.lab.training.relax_graph import graph_of
+from tvm_stretch.lab.training.exchange import graph_of
 from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.read import load_trainable

@@ -28,7 +28,7 @@ from benchmarks.accuracy_tasks import Data, digits, shapes, write_digits
 from benchmarks.accuracy_trials import Schedule, batches_of, fresh, weights_of
 from tutorials import zoo
 from tvm_stretch.lab.training import Batches, Training, accuracy, fit, load_torch, to_torch
-from tvm_stretch.lab.training.relax_graph import graph_of, with_weights
+from tvm_stretch.lab.training.exchange import graph_of, with_weights
 from tvm_stretch.read import load_trainable
 
 CLASSES, SMALL = 10, 32

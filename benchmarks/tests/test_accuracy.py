@@ -18,7 +18,7 @@ from benchmarks.accuracy_trials import (
     trial,
     weights_of,
 )
-from tvm_stretch.lab.training.relax_graph import graph_of, with_weights
+from tvm_stretch.lab.training.exchange import graph_of, with_weights
 from tvm_stretch.network.properties.repeated_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 QUICK = """
 import tvm, tvm_stretch.targets.cpu.cpu as cpu
-import tvm_stretch.plan.search.contest as contest, tvm_stretch.plan.search.decide as decide
+import tvm_stretch.plan.search.contest as contest, tvm_stretch.plan.search.choose as decide
 describe = cpu.complete_target
 cpu.complete_target = lambda target: describe(
     tvm.target.Target({**dict(target.attrs), "kind": "llvm", "opt-level": 0})

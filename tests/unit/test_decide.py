@@ -17,9 +17,8 @@ from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import Found
 from tvm_stretch.plan.search import choose as choosing
 from tvm_stretch.plan.search import decide as deciding
-from tvm_stretch.plan.search.choose import choose
+from tvm_stretch.plan.search.choose import choose, decide
 from tvm_stretch.plan.search.contest import MeasureError, Outcome
-from tvm_stretch.plan.search.decide import decide
 from tvm_stretch.plan.search.decision import Decision
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.objective import Cost

@@ -20,8 +20,8 @@ from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.plan import Execution, Plan, Stray
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 from tvm_stretch.read import load_network
-from tvm_stretch.run.execution import NOWHERE, find_execution
 from tvm_stretch.run.model import Model
+from tvm_stretch.run.plans_of_model import NOWHERE, find_execution
 from tvm_stretch.run.timeline import read_timeline
 
 NAMES = ("cpu", "fake")

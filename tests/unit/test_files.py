@@ -19,14 +19,16 @@ from tvm_stretch.base.errors import PlanError
 from tvm_stretch.base.files import (
     TEMPORARY,
     cache_folder,
+    make_folder,
     read_text,
     remove_abandoned,
     sealed,
+    warn_not_trusted,
+    why_not_trusted,
     write_whole,
     writing,
 )
 from tvm_stretch.base.formats import Format
-from tvm_stretch.base.trusted import make_folder, warn_not_trusted, why_not_trusted
 
 FORMAT = Format("test.point", 3, "the point", PlanError, "draw it again")
 

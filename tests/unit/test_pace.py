@@ -9,8 +9,8 @@ import tvm
 from search_helpers import costs, emit
 from tvm import relax
 
+from tvm_stretch.plan.search.choose import at_present_pace
 from tvm_stretch.plan.search.contest import Outcome
-from tvm_stretch.plan.search.decide import at_present_pace
 from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.search.realise import Candidate
 

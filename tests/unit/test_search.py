@@ -251,7 +251,7 @@ def test_the_chosen_plan_computes_the_same(lanes: int, blocks: list[str]) -> Non
 
 def test_compile_decides_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
-    monkeypatch.setattr("tvm_stretch.plan.search.decide._SURPRISING", 1e9)
+    monkeypatch.setattr("tvm_stretch.plan.search.choose._SURPRISING", 1e9)
     mod = emit(["conv"], size=28)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
     text = model.plan.explain()

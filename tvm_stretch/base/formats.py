@@ -23,13 +23,13 @@ from tvm_stretch.base.files import (
     as_path,
     is_finite,
     is_whole,
+    make_folder,
     read_whole,
     reason_of,
     sealed,
     write_whole,
     writing,
 )
-from tvm_stretch.base.trusted import make_folder
 
 Kind = TypeVar("Kind")
 

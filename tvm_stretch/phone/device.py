@@ -22,10 +22,9 @@ import tvm
 from tvm import rpc
 
 from tvm_stretch.base.errors import DeviceError, InputError, last_line
-from tvm_stretch.base.files import cache_folder, replace_whole
+from tvm_stretch.base.files import cache_folder, make_folder, replace_whole
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import say
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.phone.description import FORMAT, Description
 from tvm_stretch.phone.link import Link, failed
 from tvm_stretch.phone.remote_model import RemoteModel, load_there

@@ -24,14 +24,13 @@ from tvm_stretch.base.files import as_path, writing
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.phone.link import Link
-from tvm_stretch.run.artifact import machine_of, read_artifact
+from tvm_stretch.run.artifact import PrivateCopy, machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
 from tvm_stretch.run.benchmark import BenchmarkResult
 from tvm_stretch.run.measures_of_model import MetersOfModel, require_runs
 from tvm_stretch.run.meters import Meters, measure_energy, read_meters
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
-from tvm_stretch.run.private_copy import PrivateCopy
 from tvm_stretch.run.values import PresentAll
 
 if TYPE_CHECKING:

@@ -3,24 +3,177 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import os
 import platform
 import re
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import tvm
 import tvm_ffi
 
 from tvm_stretch.base.elf import read_machine
 from tvm_stretch.base.errors import ArtifactError, RunError
-from tvm_stretch.base.files import held, new_folder, remove_abandoned, replaceable, writing
-from tvm_stretch.run.private_copy import PrivateCopy
-from tvm_stretch.run.seal import check_seal, require_seal
+from tvm_stretch.base.files import (
+    held,
+    new_folder,
+    open_regular,
+    reason_of,
+    remove_abandoned,
+    replaceable,
+    writing,
+)
+from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.run.seal import check_seal, require_seal, seal
+
+# A network as data: graph, plan and weights in a file that a library of kernels runs.
+#
+#     model.export("kernels.so", data="net.data")      # kernels ship with the app
+#     ts.load("kernels.so", data="net.data")
+#     finetuned.export_data("better.data")             # sent later: it has no code
+#     ts.load("kernels.so", data="better.data")
+#
+# native/network_data.cc reads it, and refuses calls of kernels that the library's own graph does
+# not
+# make.
+
+
+_MAGIC = b"TVMSTRD1"
+_HEADER = struct.Struct("<8sQQ40x")
+_ALIGNMENT = 64
+
+
+def write_data(graph: Graph, weights: tvm.runtime.Tensor, path: Path) -> None:
+    """Write the file; it appears complete or not at all.
+
+    Raises:
+        ArtifactError: the network is for streams, whose kernels rely on what the executor writes.
+    """
+    if graph.streams:
+        raise ArtifactError(
+            "expected a network without streams for data beside its kernels, got one that was "
+            "compiled with streams=True; export it without data="
+        )
+    blob = np.from_dlpack(weights)
+    text = graph.to_json().encode()
+    with written_beside(path) as folder:
+        written = folder / path.name
+        with written.open("wb") as file:
+            file.write(_HEADER.pack(_MAGIC, len(text), blob.nbytes))
+            file.write(text)
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.write(blob.data)
+            file.write(bytes(-blob.nbytes % 8))
+        seal(written)
+
+
+def read_data(path: Path) -> PrivateCopy:
+    """The bytes of such a file; the executor checks them.
+
+    Raises:
+        ArtifactError: the file is missing, no regular one, truncated or another one.
+        RunError: there is no memory for it.
+    """
+    return PrivateCopy.of_file(path, _check)
+
+
+def _check(file: BinaryIO, name: str) -> None:
+    file.seek(0)
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ArtifactError(
+            f"expected the data of a network for {name}, got another file; write it with "
+            "Model.export_data"
+        )
+    require_seal(file, name)
+
+
+# The bytes of a file, in memory that no other process can change.
+#
+#     copy = PrivateCopy.of_file(path)
+#     copy.path       # where the system's loader finds it, as long as the copy lives
+#     copy.name       # what it is called in messages
+#     copy.read()
+#
+# What a path leads to may be replaced, overwritten or cut off at any time, and a process ends
+# (SIGBUS) when it runs code of a file that has become shorter. So an artifact is copied first, then
+# checked, then opened; and these bytes are what a loaded model exports.
+
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE)
+
+
+class PrivateCopy:
+    """A file of memory, gone with its last owner.
+
+    Attributes:
+        name: the path that it was read from, or what else messages should call it.
+        size: its bytes.
+    """
+
+    def __init__(self, name: str, write: Callable[[BinaryIO], object], size: int) -> None:
+        """Make it of what `write` writes."""
+        self.name = name
+        self.size = size
+        self._file = -1
+        try:
+            self._file = os.memfd_create("artifact", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            with open(self._file, "wb", closefd=False) as file:
+                write(file)
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+                raise
+            raise RunError(
+                f"expected {size} bytes of free memory for {name}, got none ({error}); free some"
+            ) from error
+
+    @classmethod
+    def of_bytes(cls, name: str, data: bytes) -> PrivateCopy:
+        """A copy of bytes that are in memory already."""
+        return cls(name, lambda file: file.write(data), len(data))
+
+    @classmethod
+    def of_file(cls, path: Path, check: Callable[[BinaryIO, str], object]) -> PrivateCopy:
+        """A copy of a file, unless `check`, which sees it first, refuses it."""
+        try:
+            with open_regular(path) as file:
+                check(file, str(path))
+                size = file.seek(0, os.SEEK_END)
+                return cls(str(path), lambda copy: _send(file, copy), size)
+        except OSError as error:
+            raise ArtifactError(
+                f"expected a readable file for the artifact, got {reason_of(error)}; check the path"
+            ) from error
+
+    @property
+    def path(self) -> Path:
+        """Where this process can open it."""
+        return Path(f"/proc/self/fd/{self._file}")
+
+    def read(self) -> bytes:
+        """The bytes of the file."""
+        return self.path.read_bytes()
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+
+def _send(source: BinaryIO, target: BinaryIO) -> None:
+    """Copy a file in the kernel, which saves the copy through this process."""
+    place = 0
+    while sent := os.sendfile(target.fileno(), source.fileno(), place, 1 << 30):
+        place += sent
+
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 

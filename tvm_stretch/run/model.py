@@ -19,11 +19,14 @@ from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.artifact import (
+    PrivateCopy,
     check_artifact,
     copy_artifact,
     load_executor,
     open_artifact,
     read_artifact,
+    read_data,
+    write_data,
 )
 from tvm_stretch.run.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.run.autoload import load_native_library
@@ -31,9 +34,7 @@ from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.run.lengths_of_model import LengthsOfModel
 from tvm_stretch.run.measures_of_model import MetersOfModel
 from tvm_stretch.run.meters import Meters
-from tvm_stretch.run.network_data import read_data, write_data
 from tvm_stretch.run.plans_of_model import Executor, PlansOfModel
-from tvm_stretch.run.private_copy import PrivateCopy
 from tvm_stretch.run.report import write_report
 from tvm_stretch.run.states_of_model import States, one_or_more
 from tvm_stretch.run.stream import Stream

@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm_ffi import libinfo
 
 from tvm_stretch.base.errors import InstallError
-from tvm_stretch.base.trusted import make_folder, why_not_trusted
+from tvm_stretch.base.files import make_folder, why_not_trusted
 from tvm_stretch.run.autoload import find_file, load_native_library
 
 _HEADERS = ("processor.h", "graph.h", "bound_graph.h", "memory.h", "queue_processor.h", "spin.h")

@@ -23,7 +23,7 @@ from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path, write_whole, writing
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Execution, Plan
-from tvm_stretch.run.execution import find_execution
+from tvm_stretch.run.plans_of_model import find_execution
 
 SpanKind = Literal["kernel", "receive", "send", "wait"]
 Interval = tuple[int, int]

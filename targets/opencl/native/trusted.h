@@ -1,4 +1,4 @@
-// Checks whether other users may have written files of a cache; `tvm_stretch/base/trusted.py` says
+// Checks whether other users may have written files of a cache; `tvm_stretch/base/files.py` says
 // why.
 #ifndef TVM_STRETCH_OPENCL_TRUSTED_H_
 #define TVM_STRETCH_OPENCL_TRUSTED_H_

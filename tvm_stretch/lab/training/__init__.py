@@ -5,7 +5,7 @@
     ts.training.distill(net, teacher, loader, ts.training.Training(epochs=30))
     model = ts.compile(st.load_torch(net), targets=["llvm", "opencl"])
 
-Only exchange.py and relax_graph.py import TVM, so a machine that only trains does not need it.
+Only exchange.py imports TVM, so a machine that only trains does not need it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     Node("conv_0", "nn.conv2d", ("x", "conv_0:weight"), {"strides": (2, 2), ..}, (1, 64, 32, 32))
     Weight("conv_0:weight", "conv_0", "weight", (64, 3, 3, 3), True)
 
-Each value has a name: inputs, weights (``layer:role``) and results of nodes. relax_graph.py
+Each value has a name: inputs, weights (``layer:role``) and results of nodes. exchange.py
 converts Relax to such a graph.
 """
 

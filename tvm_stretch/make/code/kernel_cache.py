@@ -9,7 +9,7 @@ Two layers: this process's memory, and a folder. A file of the folder is one ent
 An entry appears complete or not at all, and one that is damaged, or was written for another key,
 is treated as missing. So any number of processes may share the folder, and any may be killed. The
 digest does not prevent forgery: code is only read from folders and files that no other user may
-write to (`trusted.py`).
+write to (`base/files.py`).
 
 The folder is ``$TVM_STRETCH_CACHE_DIR/kernels``, by default ``tvm_stretch/kernels`` in the user's
 cache; the empty string means none. If it grows beyond `_FOLDER_BYTES`, the entries that were not
@@ -29,11 +29,12 @@ from pathlib import Path
 from tvm_stretch.base.files import (
     TEMPORARY,
     cache_folder,
+    is_ours,
+    make_folder,
     open_regular,
     remove_abandoned,
     replace_whole,
 )
-from tvm_stretch.base.trusted import is_ours, make_folder
 
 _MAGIC = b"TVMSTRK1"
 _DIGEST_BYTES = 20

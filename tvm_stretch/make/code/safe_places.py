@@ -3,7 +3,7 @@
     y[i] = x[t[i]]           ->   y[i] = x[min(max(t[i], 0), 4)]
     y[i] = a[i] // d[i]      ->   y[i] = a[i] // select(d[i] == 0, 1, d[i])
 
-A network as data (`run/network_data.py`) brings constants and says which tensors kernels get.
+A network as data (`run/artifact.py`) brings constants and says which tensors kernels get.
 Nobody has checked them, so each kernel keeps its own places within their tensors, wherever a place
 depends on a value. An index that is in its range by itself, such as that of a table of 256 or
 one that the same kernel clamps (`passes/guard_operators.py`), stays as it is.

@@ -17,9 +17,8 @@ import scipy.optimize  # noqa: F401  learning imports it late, where Ctrl-C woul
 
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import CostModelError, DeviceError, last_line
-from tvm_stretch.base.files import writing
+from tvm_stretch.base.files import make_folder, writing
 from tvm_stretch.base.progress import say
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.phone.description import Description
 from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.cost.measured_model import MeasuredModel, train

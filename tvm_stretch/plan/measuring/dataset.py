@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.base.errors import CostModelError, InputError
-from tvm_stretch.base.files import read_whole, reason_of, write_whole, writing
+from tvm_stretch.base.files import make_folder, read_whole, reason_of, write_whole, writing
 from tvm_stretch.base.progress import say
-from tvm_stretch.base.trusted import make_folder
 from tvm_stretch.plan.cost.fingerprint import check_device
 from tvm_stretch.plan.cost.generic_features import MEASUREMENTS, from_json, to_json
 from tvm_stretch.plan.measuring.samples import Sample

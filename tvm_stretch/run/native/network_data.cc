@@ -6,7 +6,7 @@
 // The executor that it returns runs the graph and the weights of the file by the kernels of another
 // one. Stores forbid programs that are downloaded; such a file is none: it can only call kernels
 // that the library has, on tensors of the shapes for which they were compiled.
-// run/network_data.py writes it.
+// run/artifact.py writes it.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
