@@ -76,9 +76,7 @@ class PlansOfModel(Mapping[str, Plan]):
 
     def __getitem__(self, name: str) -> Plan:
         """Which processor runs which operators, what was refused, and what fell back."""
-        if name not in self._names:
-            raise KeyError(name)
-        return self.numbered(self._names.index(name))
+        return self.numbered({own: number for number, own in enumerate(self._names)}[name])
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
