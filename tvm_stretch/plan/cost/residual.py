@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.base.progress import step
 from tvm_stretch.plan.cost.trees import load_trees, text_of, the_xgboost, trees_of
 
@@ -75,7 +76,7 @@ class Residual:
         """Whether it was learned for this number of inputs, and holds trees of them."""
         try:
             return self.width == width and bool(trees_of(self.trees, width))
-        except ValueError:  # of base64, or of another size, too
+        except (CostModelError, ValueError):  # ValueError: of base64, or of another size
             return False
 
     @cached_property

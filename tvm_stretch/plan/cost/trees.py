@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_stretch.base.errors import InstallError
+from tvm_stretch.base.errors import CostModelError, InstallError
 
 if TYPE_CHECKING:
     import xgboost
@@ -60,7 +60,7 @@ def trees_of(text: str, width: int) -> list[Array]:
     """The nodes of each tree that `text_of` wrote; children count from the tree's root.
 
     Raises:
-        ValueError: they are no trees with ``width`` inputs.
+        CostModelError: they are no trees with ``width`` inputs.
     """
     nodes = np.frombuffer(base64.b64decode(text, validate=True), _NODE)
     places, is_inner = np.arange(len(nodes)), (nodes["left"] != -1) | (nodes["right"] != -1)
@@ -72,14 +72,14 @@ def trees_of(text: str, width: int) -> list[Array]:
         or not ((nodes["feature"] >= 0) & (nodes["feature"] < width)).all()
         or not np.isfinite(nodes["number"]).all()
     ):
-        raise ValueError("expected two children of its own, or none, for each node")
+        raise CostModelError("expected two children of its own, or none, for each node")
     roots = np.setdiff1d(places, children)
     tree = np.searchsorted(roots, places, side="right") - 1
     sizes = np.bincount(tree)
     if (tree[children] != tree[is_inner, None]).any() or len(sizes) > _MOST_TREES:
-        raise ValueError("expected trees one after the other")
+        raise CostModelError("expected trees one after the other")
     if sizes.max() > _MOST_NODES:
-        raise ValueError("expected small trees")
+        raise CostModelError("expected small trees")
     own = nodes.copy()
     for name in ("left", "right"):
         own[name] -= np.where(is_inner, roots[tree], 0)
