@@ -16,7 +16,6 @@ from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import Found
 from tvm_stretch.plan.search import choose as choosing
-from tvm_stretch.plan.search import decide as deciding
 from tvm_stretch.plan.search.choose import choose, decide
 from tvm_stretch.plan.search.contest import MeasureError, Outcome
 from tvm_stretch.plan.search.decision import Decision
@@ -97,9 +96,9 @@ class Scene:
         memory: Any = None,
     ) -> Decision:
         monkeypatch.setattr(Site, "costs", lambda *_: self)
-        monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
+        monkeypatch.setattr(choosing, "at_present_pace", lambda costs, _measure: costs)
         for name in ("search", "trace", "compare"):
-            monkeypatch.setattr(deciding, name, getattr(self, name))
+            monkeypatch.setattr(choosing, name, getattr(self, name))
         site = Site(PROCESSORS, PROCESSORS, take or (lambda model: model))
         return decide(site.job(None), site, self.build, memory=memory)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from tvm_stretch.base.errors import CostModelError, InputError
 from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.plan.search import decide as deciding
+from tvm_stretch.plan.search import choose as choosing
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.candidates import front_of
 from tvm_stretch.plan.search.contest import Outcome
@@ -191,12 +191,12 @@ def measured(
     found = search(network, known)
     found = replace(found, rivals=())
     monkeypatch.setattr(Site, "costs", lambda *_: known)
-    monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
-    monkeypatch.setattr(deciding, "search", lambda *_a, **_k: found)
-    monkeypatch.setattr(deciding, "compare", compare)
+    monkeypatch.setattr(choosing, "at_present_pace", lambda costs, _measure: costs)
+    monkeypatch.setattr(choosing, "search", lambda *_a, **_k: found)
+    monkeypatch.setattr(choosing, "compare", compare)
     site = Site(processors, processors, lambda model: model, device)
     limits = replace(NO_LIMITS, objective=objective)
-    decision = deciding.decide(site.job(network), site, build, limits)  # type: ignore[arg-type]
+    decision = choosing.decide(site.job(network), site, build, limits)  # type: ignore[arg-type]
     assert decision.trial is not None and decision.plan is not None
     assert set(meters) == {objective.meter or True}
     return decision.trial.what, decision.plan.explain()  # type: ignore[attr-defined]

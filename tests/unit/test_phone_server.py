@@ -265,11 +265,11 @@ def test_a_phone_that_is_killed_in_mid_upload(
     monkeypatch.setattr(uploads, "PIECE", 1000)  # several of them for one file
     send, offsets = uploads._send, []
 
-    def sent(asks: Any, name: str, offset: int, piece: bytes) -> int:
+    def sent(asks: Any, name: str, offset: int, piece: bytes, *given: Any) -> int:
         offsets.append(offset)
         if offset:
             phone.signal(signal.SIGKILL)
-        return send(asks, name, offset, piece)
+        return send(asks, name, offset, piece, *given)
 
     monkeypatch.setattr(uploads, "_send", sent)
     within(TIMEOUT + 5, lambda: device.load(scaled_model()), "^expected pixel ")

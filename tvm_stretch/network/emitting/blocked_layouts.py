@@ -150,11 +150,10 @@ def _slice(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
 def _pad(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
     """A blocked value with pixels or images around it; None if channels would be added."""
     widths, attrs = [int(width) for width in call.attrs.pad_width], call.attrs
-    channels = shape_of(call.args[0])[1]
     if not layouts.is_blocked(call.args[0]) or len(widths) != 8 or any(widths[2:4]):
         return None
     # lanes that pad the channels would hold the pad value too
-    if channels % layouts.lanes and not isfinite(attrs.pad_value):
+    if shape_of(call.args[0])[1] % layouts.lanes and not isfinite(attrs.pad_value):
         return None
     data = layouts.blocked(call.args[0])
     padded = relax.op.nn.pad(data, [*widths, 0, 0], attrs.pad_mode, attrs.pad_value)
