@@ -85,6 +85,7 @@ An operator is whole if all of its samples are right that torch exports, and in 
 refused. Out of scope is what no forward pass without randomness and sparse tensors uses:
 operators that compute a gradient, that have sparse tensors, results that are no tensors, not
 defined or different with each seed, that work in place, or that torch does not run or export.
+Suites take hours: the counts of groups and cases say how much of each was run for this page.
 """
 
 
