@@ -102,9 +102,14 @@ def page(lines: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
+_ALIKE = 60
+"""Reasons that begin with the same letters stand in one row: names of kernels follow."""
+
+
 def _table(groups: dict[str, list[Line]]) -> str:
-    """Groups that are not whole, with the first reason."""
-    rows = ["| group | verdict | cases right | first reason |", "| --- | --- | --- | --- |"]
+    """Groups that are not whole, by their first reason."""
+    together: dict[tuple[str, str], list[str]] = defaultdict(list)
+    shown: dict[tuple[str, str], str] = {}
     for name in sorted(groups):
         own, kind = groups[name], verdict_of(groups[name])
         cases = [line for line in own if line["case"]]
@@ -114,5 +119,9 @@ def _table(groups: dict[str, list[Line]]) -> str:
         reasons = [line["detail"] for line in cases if line["verdict"] == wanted]
         right = sum(line["verdict"] == "right" for line in cases)
         reason = re.sub(r"([|<>*_`\\])", r"\\\1", reasons[0][:160]) if reasons else ""
-        rows.append(f"| `{name}` | {kind} | {right} of {len(cases)} | {reason} |")
+        key = kind, reason[:_ALIKE]
+        shown.setdefault(key, reason)
+        together[key].append(f"`{name}` ({right} of {len(cases)})")
+    rows = ["| verdict | first reason | groups (cases right) |", "| --- | --- | --- |"]
+    rows += [f"| {k[0]} | {shown[k]} | {', '.join(names)} |" for k, names in together.items()]
     return "\n".join(rows) + "\n" if len(rows) > 2 else "Every group in scope is whole.\n"

@@ -75,7 +75,7 @@ def test_the_page_counts_operators() -> None:
     lines.append({**base, "group": "d", "case": "", "verdict": "scope", "detail": "random"})
     assert verdict_of(lines[1:3]) == "in part" and scope_of(lines[4:]) == "random"
     assert "of 4 groups 3 are in scope: 1 whole, 1 in part, 1 wrong: 33.3 % whole" in summary(lines)
-    assert "| `b` | in part | 1 of 2 |" in page(lines) and "`a`" not in page(lines)
+    assert "| in part |  | `b` (1 of 2) |" in page(lines) and "`a`" not in page(lines)
     assert json.loads(json.dumps(lines)) == lines
 
 
