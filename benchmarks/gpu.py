@@ -196,13 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = Table("network", *args.engines, "ours / best phone engine", "our kernels")
     for name in args.networks:
         model = GpuModel(name, args.files, args.batch)
-        found = rows.record(name, race(model, args.engines, args.turns))
-        table.row(name, *_cells(found, args.engines))
-        for engine, said in found.items():
-            if "error" in said:
-                print(f"    {engine}: {said['error']}", flush=True)
+        answers = rows.record(name, race(model, args.engines, args.turns))
+        table.row(name, *_cells(answers, args.engines))
+        for engine, answer in answers.items():
+            if "error" in answer:
+                print(f"    {engine}: {answer['error']}", flush=True)
         if args.kernels:
-            for kernel, us in found["ours"].get("kernels", []):
+            for kernel, us in answers["ours"].get("kernels", []):
                 print(f"    {us:8.1f} us  {kernel}", flush=True)
 
 

@@ -69,9 +69,9 @@ def _computed(bindings: list[relax.VarBinding]) -> dict[relax.Var, relax.Expr]:
     except tvm.error.InternalError:
         values: dict[relax.Var, relax.Expr] = {}
     for binding in bindings:
-        known = [relax.VarBinding(var, value) for var, value in values.items()]
+        earlier = [relax.VarBinding(var, value) for var, value in values.items()]
         try:
-            values.update(_by_tvm([*known, binding]))
+            values.update(_by_tvm([*earlier, binding]))
         except tvm.error.InternalError:
             call = binding.value
             if not isinstance(call, relax.Call) or call.op.name not in _QUOTIENTS:

@@ -361,8 +361,8 @@ def _softmax(f: _Former, x: relax.Expr, call: relax.Call, result: Result) -> rel
     # as ONNX Runtime does, which multiplies by a whole number instead of dividing by the scale
     factor = np.floor(np.float32(1) / result.scale.scale)
     integer = Integer("softmax", result.rounding(), factors=(float(factor),))
-    made = f.operator(x, integer, value, powers)
-    return made if axis == last else f.keep(x, relax.op.permute_dims(made, order))
+    shares = f.operator(x, integer, value, powers)
+    return shares if axis == last else f.keep(x, relax.op.permute_dims(shares, order))
 
 
 def _moves(call: relax.Call) -> bool:

@@ -68,10 +68,6 @@ def _functions(mod: tvm.IRModule) -> list[tuple[GlobalVar, relax.Function]]:
     ]
 
 
-def _bindings(function: relax.Function) -> list[relax.Binding]:
-    return [*bindings_of(function)]
-
-
 def _is_kernel_call(value: object) -> bool:
     return isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir"
 
@@ -81,7 +77,7 @@ def _is_kernel_call(value: object) -> bool:
 
 def _owners(function: relax.Function) -> dict[relax.Var, str]:
     """The operator that each unnamed variable helps: the next named one, or the last."""
-    bindings = _bindings(function)
+    bindings = [*bindings_of(function)]
     named = [b.var.name for b in bindings if not is_made_up(b.var.name)]
     owner = named[-1] if named else ""
     owners = {}
@@ -119,7 +115,7 @@ def _named(
     names: dict[relax.Var, str] = {}
     table: dict[str, Provenance] = {}
     nameless: list[str] = []
-    for binding in _bindings(function):
+    for binding in bindings_of(function):
         var, value = binding.var, binding.value
         if value in names:  # a result of the function, which replaces the variable
             names[var] = names[value]
@@ -155,7 +151,7 @@ def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call
     if isinstance(value, relax.Call) and isinstance(value.op, GlobalVar):
         group = mod[value.op]
         if isinstance(group, relax.Function) and "Primitive" in (group.attrs or {}):
-            calls = [b.value for b in _bindings(group) if _is_kernel_call(b.value)]
+            calls = [b.value for b in bindings_of(group) if _is_kernel_call(b.value)]
             return calls, value.op.name_hint
     return [], ""
 

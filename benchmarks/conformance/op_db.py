@@ -32,9 +32,9 @@ def groups() -> list[str]:
 def judge(group: str, target: str, most: int, singly: bool, done: set[str]) -> Iterator[Verdict]:
     """The verdicts on the samples of an operator with defined results; the first says its scope."""
     samples = samples_of(group, most)
-    said = scope(group, samples)
-    yield "", "scope", said
-    if said == _NOT_DEFINED:
+    why = scope(group, samples)
+    yield "", "scope", why
+    if why == _NOT_DEFINED:
         return
     yield from verdicts([s for s in samples if s.name not in done], target, singly)
 

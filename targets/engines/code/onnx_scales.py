@@ -362,10 +362,10 @@ def function_of(call: relax.Call) -> Tabulated | None:
     own = Tabulated(_ITSELF, int(results.min()), int(results.max()))
     type_ = np.iinfo(results.dtype)
     listed = (*_leaky(integer, x, results), *_FUNCTIONS)
-    found = [own, *(Tabulated(one, int(type_.min), int(type_.max)) for one in listed)]
-    off = [_most_and_mean_off(one, integer, x, results) for one in found]
-    nearest = min(range(len(found)), key=lambda place: off[place][1])
-    return found[nearest] if off[nearest][0] <= 1 else None
+    tables = [own, *(Tabulated(one, int(type_.min), int(type_.max)) for one in listed)]
+    off = [_most_and_mean_off(one, integer, x, results) for one in tables]
+    nearest = min(range(len(tables)), key=lambda place: off[place][1])
+    return tables[nearest] if off[nearest][0] <= 1 else None
 
 
 def _leaky(integer: Integer, x: np.ndarray, results: np.ndarray) -> Iterator[Function]:

@@ -14,7 +14,7 @@ into the registers of most GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -101,8 +101,10 @@ class _Transforms:
     def _load(self, buffer: tirx.Buffer, *place: Expr | int) -> Expr:
         return load(buffer, *place) if self.wide == 1 else load_quad(buffer, *place)
 
-    def _launch(self, shape: Sequence[int], body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for each index of ``shape``; neighbours in the last axis are neighbours."""
+    def _launch(self, blocks: int, body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for each tile of all blocks of channels; neighbouring items have its lanes."""
+        cfg = self.cfg
+        shape = (cfg.parts, blocks, cfg.batch, *cfg.tiles, cfg.lanes // self.wide)
         total = prod(shape)
 
         def item(group: Expr, item: Expr) -> tirx.Stmt:
@@ -116,10 +118,7 @@ class _Transforms:
 
     def of_input(self) -> tirx.Stmt:
         """``B^T d B`` of every tile."""
-        cfg = self.cfg
-        rows, columns = cfg.tiles
-        shape = (cfg.parts, cfg.in_blocks, cfg.batch, rows, columns, cfg.lanes // self.wide)
-        return self._launch(shape, self._input_tile)
+        return self._launch(self.cfg.in_blocks, self._input_tile)
 
     def _input_tile(
         self, part: Expr, b: Expr, n: Expr, row: Expr, column: Expr, place: Expr
@@ -165,10 +164,7 @@ class _Transforms:
 
     def of_output(self) -> tirx.Stmt:
         """``A^T sums A`` of every tile, and the epilogue."""
-        cfg = self.cfg
-        rows, columns = cfg.tiles
-        shape = (cfg.parts, cfg.out_blocks, cfg.batch, rows, columns, cfg.lanes // self.wide)
-        return self._launch(shape, self._output_tile)
+        return self._launch(self.cfg.out_blocks, self._output_tile)
 
     def _output_tile(
         self, part: Expr, o: Expr, n: Expr, row: Expr, column: Expr, place: Expr
