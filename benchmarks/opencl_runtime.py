@@ -32,7 +32,7 @@ from benchmarks.commands import options
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import opencl_graphs as graphs  # noqa: E402  stands beside the tests that share it
+from helpers import opencl_graphs as graphs  # noqa: E402  stands beside the tests that share it
 from native.build_native import built  # noqa: E402
 
 SMALL = 64

@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from rooms import ROOT, imported, modules
+from helpers.rooms import ROOT, imported, modules
 
 import tvm_stretch
 
@@ -48,10 +48,17 @@ def used(path: Path) -> frozenset[str]:
         lazy = tvm_stretch._MODULES.get(name) or tvm_stretch._LAZY.get(name)
         found |= {lazy} if lazy else set()
     for name in names:
-        helper = TESTS / f"{name.partition('.')[0]}.py"
-        if helper.exists() and helper != path:
+        helper = _helper(name)
+        if helper and helper != path:
             found |= used(helper)
     return frozenset(found)
+
+
+def _helper(name: str) -> Path | None:
+    """The file in tests/ that holds what a test imports by this name, if it is there."""
+    parts = name.split(".")
+    paths = (TESTS.joinpath(*parts[:end]).with_suffix(".py") for end in range(1, len(parts) + 1))
+    return next(filter(Path.exists, paths), None)
 
 
 def files_for(paths: list[str]) -> list[str]:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import campaign
 import numpy as np
+from helpers import campaign
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import campaign
 import numpy as np
 import onnxruntime
+from helpers import campaign
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts

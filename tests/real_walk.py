@@ -18,11 +18,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
-import rooms
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from search_helpers import emit
+from helpers import rooms
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.read.load import load_network

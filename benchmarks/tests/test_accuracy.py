@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from stretch_networks import BLOCKS, network
+from helpers.stretch_networks import BLOCKS, network
 
 from benchmarks.accuracy import MEASURES, interval, summary, table
 from benchmarks.accuracy_networks import prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from search_helpers import costs, emit
+from helpers.search_helpers import costs, emit
 
 from benchmarks.baselines import schedule_codl, schedule_heft, schedule_mulayer
 from benchmarks.carried_out import Carrier, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 
 from benchmarks import cost_model_measured
 from benchmarks.cost_model_measured import measure_all, read_networks

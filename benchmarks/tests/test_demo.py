@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_models import Net
+from helpers.onnx_models import Net
 
 from benchmarks import demo
 

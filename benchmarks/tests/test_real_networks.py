@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 
 import tvm_stretch as ts
 from benchmarks.harness import TOLERANCE, Model, compiled

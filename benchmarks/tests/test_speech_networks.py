@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 
 from benchmarks.harness import compiled
 from benchmarks.real_networks import wrong_by

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from search_helpers import costs
-from stretch_networks import basic, network
+from helpers.search_helpers import costs
+from helpers.stretch_networks import basic, network
 
 from benchmarks import stretched
 from tvm_stretch.lab.stretching.design_rules import Rules

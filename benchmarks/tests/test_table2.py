@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import QUICK
+from helpers.cpu_targets import QUICK
 
 from benchmarks.papers import table2
 from benchmarks.papers.table2 import BASELINE, ROWS, Figures, Row, table

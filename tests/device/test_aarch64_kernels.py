@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
+from helpers.cpu_targets import built
 from tvm import te, tirx
 from tvm.target import Target
 from tvm_ffi.libinfo import find_include_path

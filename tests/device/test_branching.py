@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from onnx_models import random_inputs, run_onnxruntime
-from relax_helpers import answers
+from helpers.cpu_targets import TARGET
+from helpers.onnx_models import random_inputs, run_onnxruntime
+from helpers.relax_helpers import answers
 
 import tvm_stretch as ts
 from tutorials import zoo

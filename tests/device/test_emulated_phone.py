@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hostile_clients import greet_badly, has_session, talk_nonsense
-from quantised_models import assert_as_onnx_runtime, optimised
-from quantised_networks import IMAGES, grouped, residual
-from rpc_processes import Phone, Tracker
+from helpers.hostile_clients import greet_badly, has_session, talk_nonsense
+from helpers.quantised_models import assert_as_onnx_runtime, optimised
+from helpers.quantised_networks import IMAGES, grouped, residual
+from helpers.rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
 from tutorials import zoo

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_targets import ENGINE, compiled, needs_engine, network, quantised
+from helpers.engine_targets import ENGINE, compiled, needs_engine, network, quantised
+from helpers.quantised_networks import IMAGES
+from helpers.relax_helpers import module, random_const
 from onnx import numpy_helper
-from quantised_networks import IMAGES
-from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

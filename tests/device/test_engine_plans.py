@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from engine_regions import step_of
-from engine_targets import ENGINE, needs_engine, needs_npu, network, quantised
-from relax_numpy import evaluate
-from stretch_networks import SIZE, basic
-from stretch_networks import network as stretchable
+from helpers.engine_regions import step_of
+from helpers.engine_targets import ENGINE, needs_engine, needs_npu, network, quantised
+from helpers.relax_numpy import evaluate
+from helpers.stretch_networks import SIZE, basic
+from helpers.stretch_networks import network as stretchable
 
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Operators

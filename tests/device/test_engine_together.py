@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_targets import ENGINE, needs_engine, needs_npu
-from integer_networks import IntegerNetwork
+from helpers.engine_targets import ENGINE, needs_engine, needs_npu
+from helpers.integer_networks import IntegerNetwork
 
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Operators

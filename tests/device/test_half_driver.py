@@ -23,10 +23,10 @@ pytestmark = [
 SETUP = """
 import dataclasses
 import numpy as np
-import quantised_networks
+from helpers import quantised_networks
 import tvm
 import tvm_stretch as ts
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from tutorials import zoo
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.cpu.cpu import cpu_processor

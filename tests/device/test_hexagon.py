@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import tvm
-from operator_checks import computed, every_value, one_by_one
-from quantised_models import (
+from helpers.operator_checks import computed, every_value, one_by_one
+from helpers.quantised_models import (
     Quantised,
     assert_as_onnx_runtime,
     integers,
@@ -20,9 +20,9 @@ from quantised_models import (
     qdq,
     qdq_conv,
 )
-from relax_helpers import answers
+from helpers.relax_helpers import answers
+from helpers.zoo_checks import quantised_network
 from tvm import relax, rpc
-from zoo_checks import quantised_network
 
 import tvm_stretch as ts
 from benchmarks import dsp

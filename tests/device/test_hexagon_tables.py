@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 import tvm
-from integer_networks import TABLE
-from quantised_models import Quantised, integers, optimised, qdq
-from relax_helpers import answers
+from helpers.integer_networks import TABLE
+from helpers.quantised_models import Quantised, integers, optimised, qdq
+from helpers.relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from engine_targets import compiled, needs_npu, quantised
-from integer_networks import read_otherwise
-from quantised_models import Quantised, qdq
-from quantised_networks import IMAGES
-from relax_helpers import module, random_const, random_inputs
+from helpers.engine_targets import compiled, needs_npu, quantised
+from helpers.integer_networks import read_otherwise
+from helpers.quantised_models import Quantised, qdq
+from helpers.quantised_networks import IMAGES
+from helpers.relax_helpers import module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts

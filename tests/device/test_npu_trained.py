@@ -1,6 +1,6 @@
 """Trained networks in 8 bits on the emulated HTP, and the rule by which it rounds.
 
-`tests/trained_networks.py` says which packages ship the weights.
+`tests/helpers/trained_networks.py` says which packages ship the weights.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from engine_regions import on_the_tensor_unit, step_of
-from engine_targets import compiled, needs_npu
+from helpers.engine_regions import on_the_tensor_unit, step_of
+from helpers.engine_targets import compiled, needs_npu
+from helpers.quantised_models import qdq_conv
+from helpers.trained_networks import HELD_OUT, NAMES, photograph, trained, typical_inputs, views
 from onnx import numpy_helper
-from quantised_models import qdq_conv
-from trained_networks import HELD_OUT, NAMES, photograph, trained, typical_inputs, views
 
 import tvm_stretch as ts
 

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from engine_regions import on_the_cpu, on_the_tensor_unit, one_by_one, regions, step_of
-from engine_targets import compiled, needs_npu
-from onnx_models import random_inputs
+from helpers.engine_regions import on_the_cpu, on_the_tensor_unit, one_by_one, regions, step_of
+from helpers.engine_targets import compiled, needs_npu
+from helpers.onnx_models import random_inputs
 
 import tvm_stretch as ts
 from tutorials import zoo

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from oclgrind_forms import GPUS, code_of, small_layers
+from helpers.oclgrind_forms import GPUS, code_of, small_layers
 
 DRIVER = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 TESTS = Path(__file__).resolve().parents[1]
@@ -22,7 +22,7 @@ import sys
 sys.path[:0] = [{tests!r}, {tests!r} + "/unit"]
 import numpy as np
 import test_gpu_kernels as gpu
-from relax_helpers import module, random_const
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 {code}

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import answers, module, random_const
+from helpers.relax_helpers import answers, module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import opencl_graphs as graphs
 import psutil
 import pytest
 import tvm
 import tvm_ffi
+from helpers import opencl_graphs as graphs
 from hypothesis import given
 from tvm import te
 

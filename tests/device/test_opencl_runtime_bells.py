@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import opencl_graphs as graphs
 import pytest
 import tvm
+from helpers import opencl_graphs as graphs
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
-import fresh_process
 import numpy as np
-import opencl_graphs as graphs
 import pytest
 import tvm
-from fingerprints import fingerprint
+from helpers import fresh_process
+from helpers import opencl_graphs as graphs
+from helpers.fingerprints import fingerprint
 
 from tvm_stretch.base.files import held
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fresh_process
 import pytest
+from helpers import fresh_process
 
 from tvm_stretch.targets.opencl.device import local_device
 
@@ -25,7 +25,7 @@ PREAMBLE = """
 import json, os, sys
 import numpy as np
 import tvm
-import opencl_graphs as graphs
+from helpers import opencl_graphs as graphs
 
 def devices():
     return json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())

@@ -16,13 +16,13 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_code
-from integer_networks import IntegerNetwork
-from onnx_models import Net, every_template, random_inputs, run_onnxruntime
-from relax_helpers import answers, module
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_code
+from helpers.integer_networks import IntegerNetwork
+from helpers.onnx_models import Net, every_template, random_inputs, run_onnxruntime
+from helpers.relax_helpers import answers, module
+from helpers.zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 from tvm import relax
-from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tutorials import zoo

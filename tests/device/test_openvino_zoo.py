@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from engine_targets import eager
-from onnx_models import every_template, random_inputs, run_onnxruntime
-from zoo_checks import assert_same_logits, quick_size
+from helpers.engine_targets import eager
+from helpers.onnx_models import every_template, random_inputs, run_onnxruntime
+from helpers.zoo_checks import assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tutorials import zoo

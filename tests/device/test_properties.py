@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
+from helpers.onnx_models import Net, assert_same, random_inputs, run_onnxruntime
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx_models import Net, assert_same, random_inputs, run_onnxruntime
 
 import tvm_stretch as ts
 

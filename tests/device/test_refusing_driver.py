@@ -21,7 +21,7 @@ from pathlib import Path
 import test_tune as tuning
 from tvm_stretch.plan.cost.tuned import Tuned
 from tvm_stretch.plan.measuring import trial, tune_gpu
-from relax_helpers import module, random_const
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 tune_gpu._SECONDS = 0.0

@@ -12,8 +12,8 @@ import shutil
 import numpy as np
 import pytest
 import tvm
-from integer_networks import IntegerNetwork
-from quantised_models import assert_as_onnx_runtime
+from helpers.integer_networks import IntegerNetwork
+from helpers.quantised_models import assert_as_onnx_runtime
 
 import tvm_stretch as ts
 from tutorials import zoo

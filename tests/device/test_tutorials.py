@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import fresh_process
 import pytest
-from fake_targets import FOLDER
+from helpers import fresh_process
+from helpers.fake_targets import FOLDER
 
 from tvm_stretch.run.native_processor import build_processor
 from tvm_stretch.run.testing import SOURCE
@@ -50,9 +50,9 @@ folders = [checkout / name for name in ("benchmarks", "tests", "tutorials")]
 sys.path[:] = [name for name in sys.path if Path(name).resolve() not in (checkout, *folders)]
 for name, module in list(sys.modules.items()):  # the forked process has those of other tests
     inside = {{*Path(getattr(module, "__file__", None) or "/").parents}} & {{*folders}}
-    if inside or name.partition(".")[0] in ("benchmarks", "tests", "tutorials"):
+    if inside or name.partition(".")[0] in ("benchmarks", "helpers", "tests", "tutorials"):
         del sys.modules[name]
-for name in ("benchmarks", "fake_targets", "tests", "tutorials"):
+for name in ("benchmarks", "helpers", "tests", "tutorials"):
     assert name not in sys.modules, name
     assert importlib.util.find_spec(name) is None, (importlib.util.find_spec(name), sys.path)
 """

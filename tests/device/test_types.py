@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import TARGET
-from onnx_models import assert_same, run_onnxruntime
+from helpers.cpu_targets import TARGET
+from helpers.onnx_models import assert_same, run_onnxruntime
 
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Calls

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from onnx_models import random_inputs, run_onnxruntime
-from quantised_models import optimised
-from zoo_checks import (
+from helpers.cpu_targets import TARGET
+from helpers.onnx_models import random_inputs, run_onnxruntime
+from helpers.quantised_models import optimised
+from helpers.zoo_checks import (
     FULL_ONLY,
     assert_every_operator_is_in_one_node,
     assert_same_logits,

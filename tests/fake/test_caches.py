@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
 from onnx import TensorProto, helper
 
 import tvm_stretch as ts

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from dsp_protocol import ANSWER, COMMAND
-from dsp_targets import answer, compiled, control_file, dsp_processor, picture
-from fake_targets import fake_processor
-from relax_helpers import answers, module
+from helpers.dsp_protocol import ANSWER, COMMAND
+from helpers.dsp_targets import answer, compiled, control_file, dsp_processor, picture
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts

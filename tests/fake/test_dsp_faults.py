@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dsp_protocol import ANSWER, COMMAND
-from dsp_targets import answer, compiled, control_file, picture
+from helpers.dsp_protocol import ANSWER, COMMAND
+from helpers.dsp_targets import answer, compiled, control_file, picture
 
 import tvm_stretch as ts
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
-from memory_growth import keeps_growing
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.memory_growth import keeps_growing
 from tvm import relax, rpc
 
 import tvm_stretch as ts

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
 from tvm import relax, s_tir, te, topi
 
 import tvm_stretch as ts

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_code, fake_processor
-from relax_helpers import two_convolutions as network
-from rounding import assert_rounded
+from helpers.fake_targets import TARGET, fake_code, fake_processor
+from helpers.relax_helpers import two_convolutions as network
+from helpers.rounding import assert_rounded
 from tvm import rpc
 
 import tvm_stretch as ts

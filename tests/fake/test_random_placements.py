@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.random_networks import networks, plans
+from helpers.relax_helpers import random_inputs
+from helpers.rounding import assert_rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import networks, plans
-from relax_helpers import random_inputs
-from rounding import assert_rounded
 
 import tvm_stretch as ts
 from tvm_stretch.read import load_network

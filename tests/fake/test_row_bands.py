@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_targets import ALL_LANES, TARGET, host_of
-from fake_targets import fake_processor
-from relax_helpers import answers, module, random_const
-from rounding import assert_rounded
+from helpers.cpu_targets import ALL_LANES, TARGET, host_of
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import answers, module, random_const
+from helpers.rounding import assert_rounded
 from tvm import relax
 
 import tvm_stretch as ts

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import answers, random_inputs
+from helpers.rounding import assert_rounded
+from helpers.search_helpers import costs
+from helpers.search_networks import LAYERS, searched_networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_helpers import answers, random_inputs
-from rounding import assert_rounded
-from search_helpers import costs
-from search_networks import LAYERS, searched_networks
 from tvm import relax
 
 import tvm_stretch as ts

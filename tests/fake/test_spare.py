@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
-from relax_helpers import two_convolutions as network
-from rounding import assert_rounded
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import two_convolutions as network
+from helpers.rounding import assert_rounded
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan

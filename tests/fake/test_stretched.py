@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_numpy import evaluate
-from stretch_networks import SIZE, basic, network
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_numpy import evaluate
+from helpers.stretch_networks import SIZE, basic, network
 
 import tvm_stretch as ts
 from tvm_stretch.plan.search.costs import Costs, planning_costs

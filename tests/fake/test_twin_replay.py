@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from cpu_targets import host_of
-from fake_targets import replay
-from search_helpers import emit
+from helpers.cpu_targets import host_of
+from helpers.fake_targets import replay
+from helpers.search_helpers import emit
 
 from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.plan.cost.profile_file import load_profile

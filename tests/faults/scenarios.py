@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dsp_targets
-import engine_targets
 import numpy as np
 import test_lengths
 import test_states
-from cpu_targets import TARGET
-from relax_helpers import module, random_const
-from rpc_processes import Phone, Tracker
-from small_models import SHAPE, compiled, random_input, scaled_model
+from helpers import dsp_targets, engine_targets
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
+from helpers.rpc_processes import Phone, Tracker
+from helpers.small_models import SHAPE, compiled, random_input, scaled_model
 from tvm import relax
 from walk import VARIABLES
 

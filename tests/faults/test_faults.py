@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from c_app import built_app
-from cpu_targets import TARGET
 from faults.walk import VARIABLES, Control, injector, row, watched
+from helpers.c_app import built_app
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from native.build_native import built
-from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

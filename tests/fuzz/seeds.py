@@ -35,7 +35,7 @@ def frames() -> Iterator[bytes]:
 
 def programs() -> Iterator[bytes]:
     """Return a program of a DSP that runs a kernel and a copy."""
-    from dsp_protocol import BLOCK, COPY, WEIGHTS, Node, Program, Tensor
+    from helpers.dsp_protocol import BLOCK, COPY, WEIGHTS, Node, Program, Tensor
 
     tensors = [
         Tensor(BLOCK, 0, (16,), (1,), 32),
@@ -59,7 +59,7 @@ def graphs() -> Iterator[bytes]:
     for text in (TESTS / "native" / "graphs.h").read_text().split('R"(')[1:]:
         yield text.partition(')"')[0].encode()
     import test_states
-    from small_models import scaled_model
+    from helpers.small_models import scaled_model
 
     yield scaled_model().graph.to_json().encode()
     yield test_states.looping(test_states.decoder()).graph.to_json().encode()
@@ -89,7 +89,7 @@ def onnx_models() -> Iterator[bytes]:
 
 def tflite_models() -> Iterator[bytes]:
     """Layers of floats and of 8 bits."""
-    from tflite_models import Builder
+    from helpers.tflite_models import Builder
 
     for quantised in (False, True):
         net = Builder((1, 8, 8, 3), quantised=quantised)
@@ -114,7 +114,7 @@ def archives() -> Iterator[bytes]:
 
 def plans() -> Iterator[bytes]:
     """One with regions, splits and prices."""
-    from small_models import compiled
+    from helpers.small_models import compiled
 
     yield compiled(9).plan.to_json().encode()
     yield json.dumps(

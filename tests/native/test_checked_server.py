@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from helpers.rpc_processes import Phone, native_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native.build_native import built
-from rpc_processes import Phone, native_server
 from tvm import rpc
 from tvm.rpc.base import RPC_MAGIC, RPC_TRACKER_MAGIC
 

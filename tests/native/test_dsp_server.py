@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dsp_protocol import (
+from helpers.dsp_protocol import (
     ANSWER,
     BAD_COMMAND,
     BAD_NODE,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import fresh_process
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
-from relax_helpers import module, random_const
+from helpers import fresh_process
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from search_helpers import costs
-from stretch_networks import basic, network
-from training_helpers import loader
+from helpers.search_helpers import costs
+from helpers.stretch_networks import basic, network
+from helpers.training_helpers import loader
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError, UnsupportedError

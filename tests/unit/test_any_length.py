@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import answers, module
+from helpers.relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts

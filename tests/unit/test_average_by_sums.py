@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import answers, assert_rewrites
+from helpers.relax_helpers import answers, assert_rewrites
 from tvm import relax
 
 from tvm_stretch.network.integer_kernels import integer_call

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fresh_process
 import numpy as np
 import pytest
-from small_models import answer, compiled
+from helpers import fresh_process
+from helpers.small_models import answer, compiled
 
 import tvm_stretch as ts
 from tvm_stretch.make.code import kernel_cache as caching

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import answers, module, random_const
+from helpers.relax_helpers import answers, module, random_const
 from tvm import relax, te
 
 import tvm_stretch as ts

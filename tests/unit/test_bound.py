@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.relax_helpers import module, random_const
 from hypothesis import given
 from hypothesis import strategies as st
-from relax_helpers import module, random_const
 from tvm.relax import op
 
 import tvm_stretch as ts

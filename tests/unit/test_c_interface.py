@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from c_app import built_app
-from cpu_targets import TARGET
+from helpers.c_app import built_app
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from native.build_native import ENVIRONMENT, ROOT, built
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

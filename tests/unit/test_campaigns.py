@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import campaign
 import pytest
 import random_expressions
-from cpu_targets import TARGET
+from helpers import campaign
+from helpers.cpu_targets import TARGET
 
 _SCRIPT = """
 import os, sys
-import campaign
+from helpers import campaign
 
 def check(seed):
     if seed == 1:
@@ -32,7 +32,7 @@ def test_a_dead_process_costs_one_seed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     command = [sys.executable, str(script), "--count", "4", "--jobs", "2"]
-    path = str(Path(campaign.__file__).parent)
+    path = str(Path(campaign.__file__).parents[1])
     run = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )

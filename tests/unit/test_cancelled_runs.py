@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from small_models import random_input, scaled_model, scaled_reference
+from helpers.small_models import random_input, scaled_model, scaled_reference
 
 import tvm_stretch as ts
 from tvm_stretch.run.asynchronous import BackgroundRuns, LocalRun

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import assert_same_numerics, module, random_const
+from helpers.relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax
 
 from tvm_stretch.network.operators import kind_of

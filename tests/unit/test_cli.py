@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import QUICK
-from onnx_models import Net
+from helpers.cpu_targets import QUICK
+from helpers.onnx_models import Net
 
 import tvm_stretch as ts
 from tvm_stretch.api.cli import main

@@ -25,8 +25,8 @@ TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import signal, sys, time
 import numpy as np
-from rpc_processes import Phone, Tracker
-from small_models import random_input, scaled_model, scaled_reference
+from helpers.rpc_processes import Phone, Tracker
+from helpers.small_models import random_input, scaled_model, scaled_reference
 import tvm_stretch as ts
 from tvm_stretch.base.errors import DeviceError
 

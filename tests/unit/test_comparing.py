@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from relax_helpers import random_inputs
-from rpc_processes import Phone, Tracker, native_server
-from search_helpers import emit
+from helpers.relax_helpers import random_inputs
+from helpers.rpc_processes import Phone, Tracker, native_server
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.api import comparing

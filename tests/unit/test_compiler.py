@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.random_networks import WITH_CONVOLUTIONS, networks, plans
+from helpers.relax_helpers import answers, module, random_const, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import WITH_CONVOLUTIONS, networks, plans
-from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts

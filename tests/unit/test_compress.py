@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 import tvm
-from stretch_networks import BLOCKS, SIZE, conv, network
+from helpers.stretch_networks import BLOCKS, SIZE, conv, network
 from tvm import relax
 
 import tvm_stretch as ts

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 import tvm
-from stretch_networks import SIZE, conv
+from helpers.stretch_networks import SIZE, conv
 from tvm import relax
 
 import tvm_stretch as ts

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built, cpu_of, host_of
+from helpers.cpu_targets import built, cpu_of, host_of
 from tvm import relax, tirx
 
 from tvm_stretch.network.attributes import ANNOTATION

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_targets import TARGET
+from helpers.fake_targets import TARGET
+from helpers.relax_helpers import module
 from hypothesis import given
 from hypothesis import strategies as st
-from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

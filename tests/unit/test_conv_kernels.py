@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
+from helpers.cpu_targets import built
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi

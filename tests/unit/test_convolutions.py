@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tvm
+from helpers.relax_helpers import random_const
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from relax_helpers import random_const
 from tvm import relax
 
 from tvm_stretch.network.convolutions import conv2d_like

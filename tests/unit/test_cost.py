@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cost_kernels import DEVICE, conv, pretended, some_convs
+from helpers.cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cost_kernels import DEVICE, pretended, some_convs
-from cpu_targets import TARGET
-from described_phone import described
-from fake_targets import fake_processor
+from helpers.cost_kernels import DEVICE, pretended, some_convs
+from helpers.cpu_targets import TARGET
+from helpers.described_phone import described
+from helpers.fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import tvm
-from cpu_targets import TARGET
-from relax_helpers import module, op_names
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, op_names
 from tvm import relax
 
 import tvm_stretch as ts

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
 
 from tvm_stretch.make.branching import Branching
 from tvm_stretch.plan.considered import Considered

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
-from relax_helpers import assert_same_numerics, module, random_const
+from helpers.cpu_targets import built
+from helpers.relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
 from tvm_stretch.passes.block_channels import BlockChannels

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cpu_targets import cpu_of
-from integer_networks import IntegerNetwork
-from relax_helpers import module, random_const
+from helpers.cpu_targets import cpu_of
+from helpers.integer_networks import IntegerNetwork
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 from tvm_stretch.make.kernels import KernelLevel, kernels_alone

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cpu_targets import TARGET
-from relax_helpers import two_convolutions
-from rpc_processes import Phone, Tracker
-from small_models import scaled_model
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import two_convolutions
+from helpers.rpc_processes import Phone, Tracker
+from helpers.small_models import scaled_model
 from tvm import rpc
 
 import tvm_stretch as ts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from helpers.onnx_models import Net
 from onnx import TensorProto, helper
-from onnx_models import Net
 
 import tvm_stretch as ts
 from tvm_stretch.api.differences import _differences, _distance

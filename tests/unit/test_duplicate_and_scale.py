@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 import tvm
+from helpers.relax_helpers import module
+from helpers.relax_numpy import evaluate
+from helpers.stretch_networks import BLOCKS, SIZE, basic, network, regnet, shuffle_unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_helpers import module
-from relax_numpy import evaluate
-from stretch_networks import BLOCKS, SIZE, basic, network, regnet, shuffle_unit
 from tvm import relax
 from tvm.ir import assert_structural_equal
 

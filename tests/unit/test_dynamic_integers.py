@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
+from helpers.onnx_models import session
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import session
 
 import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels

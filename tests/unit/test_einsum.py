@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.relax_helpers import op_names, run
 from onnx import TensorProto, helper
-from relax_helpers import op_names, run
 
 from tvm_stretch.read import load_network
 

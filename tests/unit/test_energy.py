@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
-from relax_helpers import two_convolutions
-from search_helpers import costs, emit
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import two_convolutions
+from helpers.search_helpers import costs, emit
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, InputError

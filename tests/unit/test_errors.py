@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tvm
 import tvm_ffi
-from rooms import tree_of
+from helpers.rooms import tree_of
 from tvm.s_tir.schedule import ScheduleError
 
 import tvm_stretch as ts

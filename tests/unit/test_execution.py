@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
-from onnx_models import every_template
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.onnx_models import every_template
 
 import tvm_stretch as ts
 from tutorials import zoo

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET, built
+from helpers.cpu_targets import TARGET, built
 from tvm import te, tirx, topi
 
 from tvm_stretch.passes.expand_math import ExpandMath

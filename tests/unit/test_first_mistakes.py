@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import relax_helpers
 import tvm
-from cpu_targets import TARGET
+from helpers import relax_helpers
+from helpers.cpu_targets import TARGET
 from tvm import relax
 
 import tvm_stretch as ts

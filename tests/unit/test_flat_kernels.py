@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from tvm import te, tirx
 
 from tvm_stretch.make.assemble import with_strides

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rpc_processes import Phone, Tracker
+from helpers.rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, DeviceError, InputError

@@ -9,9 +9,9 @@ import pytest
 import random_expressions
 import tvm
 import tvm_ffi
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module
 from random_expressions import Expression
-from relax_helpers import module
 from tvm import relax, tirx
 from tvm.ir import Expr
 

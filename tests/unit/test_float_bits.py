@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from relax_helpers import (
+from helpers.relax_helpers import (
     assert_rewrites,
     assert_same_numerics,
     assert_unchanged,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import assert_same_numerics, assert_unchanged, module, op_names, random_const
+from helpers.relax_helpers import (
+    assert_same_numerics,
+    assert_unchanged,
+    module,
+    op_names,
+    random_const,
+)
 from tvm import relax
 
 from tvm_stretch.passes.fold_constants import FoldConstants

@@ -97,7 +97,7 @@ def test_vectors_stay_vectors():
 _LAYER = """
 import numpy as np
 import tvm_stretch as ts
-from onnx_models import Net
+from helpers.onnx_models import Net
 net = Net()
 x = net.input("x", (1, 64, 14, 14))
 model = ts.compile(net.model(net.op("Relu", net.conv(x, 48, (1, 1)))), ["opencl"])

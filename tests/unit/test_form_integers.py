@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from quantised_models import Quantised, integers, optimised, qdq, qdq_conv, qlinear
-from relax_helpers import module, run
+from helpers.quantised_models import Quantised, integers, optimised, qdq, qdq_conv, qlinear
+from helpers.relax_helpers import module, run
 from tvm import relax
 from tvm.ir import assert_structural_equal
 

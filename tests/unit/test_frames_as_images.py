@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import tvm
-from onnx_models import Net, assert_same, random_inputs, run_onnxruntime
-from relax_helpers import assert_same_numerics, assert_unchanged, module, random_const
+from helpers.onnx_models import Net, assert_same, random_inputs, run_onnxruntime
+from helpers.relax_helpers import assert_same_numerics, assert_unchanged, module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

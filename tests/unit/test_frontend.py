@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from helpers.onnx_models import run_onnxruntime
+from helpers.relax_helpers import module, op_names, random_const, run
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import run_onnxruntime
-from relax_helpers import module, op_names, random_const, run
 from tvm import relax
 
 from tvm_stretch.api.cli.arguments import parser

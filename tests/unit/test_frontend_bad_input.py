@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers.relax_helpers import op_names, run
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import op_names, run
 
 from tvm_stretch.base.errors import InputError, ModelError, StretchError, UnsupportedError
 from tvm_stretch.read import load_network

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+from helpers.relax_helpers import module, op_names
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import module, op_names
 from tvm import relax
 
 import tvm_stretch as ts

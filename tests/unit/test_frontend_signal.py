@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from helpers.relax_helpers import answers
 from onnx import helper, numpy_helper
-from relax_helpers import answers
 
 import tvm_stretch as ts
 from tvm_stretch.read import load_network

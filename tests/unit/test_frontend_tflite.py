@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from tflite_models import Builder
+from helpers.tflite_models import Builder
 
 import tvm_stretch as ts
 from tvm_stretch.network.properties.integer_summary import describe_integers

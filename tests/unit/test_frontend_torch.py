@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from relax_helpers import module, op_names, run
+from helpers.relax_helpers import module, op_names, run
 from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET, built
-from relax_helpers import assert_same_numerics, module, random_const
+from helpers.cpu_targets import TARGET, built
+from helpers.relax_helpers import assert_same_numerics, module, random_const
 from tvm import relax, te, topi
 
 from tvm_stretch.make.kernels import kernels_alone

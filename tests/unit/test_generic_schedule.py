@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
+from helpers.cpu_targets import built
+from helpers.lowered import heap_buffers
 from tvm import relax, te, tirx
 from tvm.relax import op
 
-from tests.lowered import heap_buffers
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels import generic
 from tvm_stretch.targets.kernels.generic import schedule_generic

@@ -16,10 +16,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET
-from gpu_checks import H100, LARGE, WITHOUT_LOCAL, check, described_gpu, needs_device
-from relax_helpers import module, random_const, random_inputs, run
-from rounding import assert_rounded
+from helpers.fake_targets import TARGET
+from helpers.gpu_checks import H100, LARGE, WITHOUT_LOCAL, check, described_gpu, needs_device
+from helpers.relax_helpers import module, random_const, random_inputs, run
+from helpers.rounding import assert_rounded
 from tvm import relax
 from tvm.target import Target
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from gpu_checks import described_gpu, needs_device
+from helpers.gpu_checks import described_gpu, needs_device
 
 import tvm_stretch as ts
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fake_targets import TARGET
+from helpers.fake_targets import TARGET
 from tvm.script import ir as I
 from tvm.script import relax as R
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
-from relax_helpers import module
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

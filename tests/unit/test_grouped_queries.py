@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_targets import TARGET
+from helpers.fake_targets import TARGET
+from helpers.relax_helpers import random_const
 from hypothesis import given
 from hypothesis import strategies as st
-from relax_helpers import random_const
 from tvm import relax
 
 from tvm_stretch.base.errors import ScheduleError

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from helpers.onnx_models import run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import run_onnxruntime
 from tvm import relax
 
 import tvm_stretch as ts

@@ -11,12 +11,12 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import onnx_models
 import pytest
 import tvm
-from cpu_targets import TARGET
-from quantised_models import qdq_conv
-from relax_helpers import answers, module, random_const
+from helpers import onnx_models
+from helpers.cpu_targets import TARGET
+from helpers.quantised_models import qdq_conv
+from helpers.relax_helpers import answers, module, random_const
 from tvm import relax
 from tvm.target import Target
 

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import QUICK_LANES, host_of
+from helpers.cpu_targets import QUICK_LANES, host_of
+from helpers.relax_helpers import run
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import run
 from tvm import relax
 from tvm.ir import GenericConst
 

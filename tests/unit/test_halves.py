@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from relax_helpers import run
+from helpers.relax_helpers import run
 from tvm import relax, te
 
 from tvm_stretch.targets.kernels.halves import HALVES, are_halves, float_of, half_bits

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from described_phone import DSP, described
-from recurrent_networks import layer_of
-from relax_helpers import module
+from helpers.described_phone import DSP, described
+from helpers.recurrent_networks import layer_of
+from helpers.relax_helpers import module
 from tvm import relax
 from tvm.target import Target
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf import json_format
-from mutations import campaign, damaged_bytes, damaged_json, dice_of
+from helpers.mutations import campaign, damaged_bytes, damaged_json, dice_of
+from helpers.onnx_models import Net
+from helpers.relax_helpers import answers, random_inputs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import Net
-from relax_helpers import answers, random_inputs
 
 from tvm_stretch.base.errors import StretchError
 from tvm_stretch.read import load_network

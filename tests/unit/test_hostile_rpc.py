@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-import fresh_process
 import pytest
-from rpc_processes import RpcProcess
+from helpers import fresh_process
+from helpers.rpc_processes import RpcProcess
 from tvm.rpc.base import RPC_MAGIC
 
 from tvm_stretch.base.progress import ctrl_c_waits

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from stretch_networks import BLOCKS, SIZE, basic, conv, mb_conv, network
-from training_helpers import net_of
+from helpers.stretch_networks import BLOCKS, SIZE, basic, conv, mb_conv, network
+from helpers.training_helpers import net_of
 from tvm import relax
 
 import tvm_stretch as ts

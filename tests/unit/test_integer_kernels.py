@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built, host_of
-from quantised_models import optimised, qdq_conv
-from relax_helpers import answers, op_names
+from helpers.cpu_targets import built, host_of
+from helpers.quantised_models import optimised, qdq_conv
+from helpers.relax_helpers import answers, op_names
 from tvm import relax, te
 from tvm.target import Target
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.quantised_models import Quantised, integers, qdq
+from helpers.relax_helpers import answers
 from onnx import TensorProto, helper, numpy_helper
-from quantised_models import Quantised, integers, qdq
-from relax_helpers import answers
 
 import tvm_stretch as ts
 from tvm_stretch.network.properties.integer_summary import describe_integers

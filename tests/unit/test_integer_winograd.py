@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_targets import host_of
-from quantised_models import optimised, qdq_conv
-from relax_helpers import answers
+from helpers.cpu_targets import host_of
+from helpers.quantised_models import optimised, qdq_conv
+from helpers.relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

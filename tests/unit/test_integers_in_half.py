@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from quantised_networks import IMAGES, grouped, residual
-from relax_helpers import answers
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.quantised_networks import IMAGES, grouped, residual
+from helpers.relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

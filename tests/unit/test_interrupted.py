@@ -17,12 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fresh_process
 import numpy as np
 import pytest
 import tvm
-from mutations import interruptions
-from small_models import answer, compiled
+from helpers import fresh_process
+from helpers.mutations import interruptions
+from helpers.small_models import answer, compiled
 
 import tvm_stretch as ts
 import tvm_stretch.run.asynchronous

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from native.build_native import ENVIRONMENT, ROOT
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

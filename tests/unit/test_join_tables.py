@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from integer_networks import TABLE
-from quantised_models import integers, optimised
-from relax_helpers import answers
+from helpers.integer_networks import TABLE
+from helpers.quantised_models import integers, optimised
+from helpers.relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

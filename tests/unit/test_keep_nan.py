@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from relax_helpers import module, run
+from helpers.relax_helpers import module, run
 from tvm import relax
 from tvm.ir import IRModule, assert_structural_equal
 from tvm.script import tirx as T

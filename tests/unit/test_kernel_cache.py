@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import fresh_process
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import module
-from rooms import imported, modules
+from helpers import fresh_process
+from helpers.relax_helpers import module
+from helpers.rooms import imported, modules
 from tvm import relax, te, tirx
 
 import tvm_stretch as ts

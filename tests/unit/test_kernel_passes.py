@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import (
+from helpers.relax_helpers import (
     Body,
     assert_same_numerics,
     assert_unchanged,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from integer_networks import IntegerNetwork
-from relax_helpers import module, random_const
-from search_helpers import costs, emit
+from helpers.integer_networks import IntegerNetwork
+from helpers.relax_helpers import module, random_const
+from helpers.search_helpers import costs, emit
 from tvm import relax
 
 from tutorials import zoo

@@ -6,9 +6,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import fresh_process
 import pytest
-from cpu_targets import TARGET
+from helpers import fresh_process
+from helpers.cpu_targets import TARGET
 from tvm import relax
 from tvm.script import tirx as T
 
@@ -19,8 +19,8 @@ CODE = """
 import resource
 from pathlib import Path
 import numpy as np
-from cpu_targets import TARGET
-from relax_helpers import module
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module
 from tvm import relax
 import tvm_stretch as ts
 

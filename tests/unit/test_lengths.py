@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from helpers.relax_helpers import answers, module
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import answers, module
 from tvm import relax, rpc
 
 import tvm_stretch as ts

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_targets import fake_processor
+from helpers.fake_targets import fake_processor
+from helpers.search_helpers import costs, emit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_helpers import costs, emit
 
 import tvm_stretch as ts
 from tvm_stretch.make.branching import branch

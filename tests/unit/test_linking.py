@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET, cpu_of
-from relax_helpers import module
+from helpers.cpu_targets import TARGET, cpu_of
+from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

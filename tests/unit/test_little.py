@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import HERE, TARGET
-from described_phone import BIG, LITTLE, described
-from relax_helpers import answers, random_inputs
-from search_helpers import emit
+from helpers.cpu_targets import HERE, TARGET
+from helpers.described_phone import BIG, LITTLE, described
+from helpers.relax_helpers import answers, random_inputs
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.phone.device_processors import processors_of

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from cpu_targets import ALL_LANES, built, cpu_of
-from relax_helpers import module, random_const
+from helpers.cpu_targets import ALL_LANES, built, cpu_of
+from helpers.relax_helpers import module, random_const
 from tvm import relax, te, tirx
 
 from benchmarks.kernel_code import build, kernel

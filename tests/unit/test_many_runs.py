@@ -13,14 +13,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import dsp_targets
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from memory_growth import MEBI, keeps_growing
-from small_models import random_input, scaled_model, scaled_reference
+from helpers import dsp_targets
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.memory_growth import MEBI, keeps_growing
+from helpers.small_models import random_input, scaled_model, scaled_reference
 from tvm import relax
 
 import tvm_stretch as ts

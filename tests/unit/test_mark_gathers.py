@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from relax_helpers import random_const
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import random_const
 from tvm import relax
 
 import tvm_stretch as ts

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fresh_process
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
-from mutations import interruptions
-from relax_helpers import module
-from rpc_processes import RpcProcess
+from helpers import fresh_process
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.mutations import interruptions
+from helpers.relax_helpers import module
+from helpers.rpc_processes import RpcProcess
 from tvm import relax, rpc
 
 import tvm_stretch as ts

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from search_helpers import emit
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import MeterError

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import tvm
-from cost_kernels import DEVICE, pretended, some_convs
-from mutations import (
+from helpers.cost_kernels import DEVICE, pretended, some_convs
+from helpers.mutations import (
     campaign,
     damaged_bytes,
     damaged_json,
@@ -22,9 +22,9 @@ from mutations import (
     damaged_numbers,
     dice_of,
 )
-from search_helpers import costs, emit
-from small_models import scaled_model
-from stretch_networks import network, regnet
+from helpers.search_helpers import costs, emit
+from helpers.small_models import scaled_model
+from helpers.stretch_networks import network, regnet
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import ArtifactError, CostModelError, StretchError

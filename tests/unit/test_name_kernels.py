@@ -7,9 +7,9 @@ import json
 import numpy as np
 import onnx
 import pytest
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import binding_names, module, random_const
 from onnx import helper, numpy_helper
-from relax_helpers import binding_names, module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

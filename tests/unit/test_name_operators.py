@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from relax_helpers import assert_unchanged, binding_names, module, random_const
+from helpers.relax_helpers import assert_unchanged, binding_names, module, random_const
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I

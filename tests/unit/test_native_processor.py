@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import fresh_process
 import pytest
-from cpu_targets import TARGET
-from fake_targets import FOLDER, ROOT, fake_code, fake_processor
-from relax_helpers import module
+from helpers import fresh_process
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import FOLDER, ROOT, fake_code, fake_processor
+from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from cpu_targets import ALL_LANES, TARGET, host_of
+from helpers.cpu_targets import ALL_LANES, TARGET, host_of
+from helpers.relax_helpers import run
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import run
 from tvm import relax
 from tvm.target import Target
 

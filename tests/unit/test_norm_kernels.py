@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from cpu_targets import built as compiled
-from relax_helpers import assert_same_numerics, module, op_names, random_const
+from helpers.cpu_targets import TARGET
+from helpers.cpu_targets import built as compiled
+from helpers.relax_helpers import assert_same_numerics, module, op_names, random_const
 from tvm import relax, te
 
 import tvm_stretch as ts

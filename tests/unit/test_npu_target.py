@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from described_phone import DSP, described
-from quantised_models import Quantised, qdq, qdq_conv
-from relax_helpers import module, random_const
+from helpers.described_phone import DSP, described
+from helpers.quantised_models import Quantised, qdq, qdq_conv
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

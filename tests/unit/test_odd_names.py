@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import TARGET
-from fake_targets import fake_processor
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.search_helpers import costs
 from onnx import helper, numpy_helper
-from search_helpers import costs
 
 import tvm_stretch as ts
 from tvm_stretch.make.branching import branch

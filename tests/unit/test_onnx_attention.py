@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_operator import Case, Dice
+from helpers.one_operator import Case, Dice
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read import load_network

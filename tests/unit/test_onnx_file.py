@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from quantised_networks import residual
-from relax_helpers import module, random_const
+from helpers.quantised_networks import residual
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 from tvm.relax import op
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import onnx
 import pytest
-from onnx_models import Net, assert_same, random_inputs, run_onnxruntime
+from helpers.onnx_models import Net, assert_same, random_inputs, run_onnxruntime
 
 from tvm_stretch.read.quantise import fold_batch_norms
 

@@ -9,11 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-from engine_regions import regions
-from integer_networks import read_otherwise
-from quantised_models import Quantised, integers, qdq
-from quantised_networks import IMAGES, excited, grouped, residual
-from relax_helpers import answers, module, random_const, random_inputs
+from helpers.engine_regions import regions
+from helpers.integer_networks import read_otherwise
+from helpers.quantised_models import Quantised, integers, qdq
+from helpers.quantised_networks import IMAGES, excited, grouped, residual
+from helpers.relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET
-from relax_helpers import module, random_const, random_inputs, run
+from helpers.fake_targets import TARGET
+from helpers.relax_helpers import module, random_const, random_inputs, run
 from tvm import relax
 from tvm.target import Target
 

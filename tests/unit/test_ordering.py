@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import TARGET
-from gpu_checks import NEEDS_DEVICE, described_gpu, needs_cpu_device
+from helpers.cpu_targets import TARGET
+from helpers.gpu_checks import NEEDS_DEVICE, described_gpu, needs_cpu_device
+from helpers.onnx_models import run_onnxruntime
+from helpers.relax_helpers import module, run
 from onnx import helper, numpy_helper
-from onnx_models import run_onnxruntime
-from relax_helpers import module, run
 from tvm import relax
 
 import tvm_stretch as ts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import tvm
-from search_helpers import costs, emit
+from helpers.search_helpers import costs, emit
 from tvm import relax
 
 from tvm_stretch.plan.search.choose import at_present_pace

@@ -8,11 +8,9 @@ import json
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from hypothesis import given
-from hypothesis import strategies as st
-from random_networks import networks, plans
-from relax_helpers import (
+from helpers.cpu_targets import TARGET
+from helpers.random_networks import networks, plans
+from helpers.relax_helpers import (
     answers,
     assert_same_numerics,
     binding_names,
@@ -20,6 +18,8 @@ from relax_helpers import (
     random_const,
     random_inputs,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I

@@ -21,9 +21,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hostile_clients import greet_badly, has_session, talk_nonsense
-from rpc_processes import Phone, Tracker, native_server
-from small_models import build, random_input, scaled_model
+from helpers.hostile_clients import greet_badly, has_session, talk_nonsense
+from helpers.rpc_processes import Phone, Tracker, native_server
+from helpers.small_models import build, random_input, scaled_model
 from tvm import relax, rpc, te, tirx
 from tvm.rpc.base import RPC_MAGIC
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.mutations import campaign, damaged_json, dice_of
+from helpers.relax_helpers import answers, random_const, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import campaign, damaged_json, dice_of
-from relax_helpers import answers, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts

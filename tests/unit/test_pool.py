@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import tvm
-from cpu_targets import TARGET
-from small_models import kernel_ir, parallel_ir
+from helpers.cpu_targets import TARGET
+from helpers.small_models import kernel_ir, parallel_ir
 from tvm import topi
 
 from tvm_stretch.make.assemble import build_model

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
-from relax_helpers import module, random_const
+from helpers.fake_targets import TARGET, fake_processor
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from relax_helpers import module
-from small_models import scaled_model
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module
+from helpers.small_models import scaled_model
 from tvm import relax
 
 import tvm_stretch as ts
@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parents[1]
 RUNS = """
 import atexit, sys, threading, time
 import tvm_stretch as ts
-from small_models import build, random_input, scaled_reference
+from helpers.small_models import build, random_input, scaled_reference
 x = random_input()
 model = ts.load(sys.argv[1])
 model(x)

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from cpu_targets import cpu_of
-from search_helpers import emit
+from helpers.cpu_targets import cpu_of
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from benchmarks import phone_figures, twin

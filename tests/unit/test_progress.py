@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import tvm
-from cpu_targets import TARGET
-from relax_helpers import module, random_const
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

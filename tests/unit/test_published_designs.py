@@ -11,10 +11,10 @@ from functools import cache
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_numpy import evaluate
-from search_helpers import costs
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_numpy import evaluate
+from helpers.search_helpers import costs
 
 import tvm_stretch as ts
 from tutorials import zoo

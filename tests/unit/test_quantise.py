@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from cpu_targets import HERE, host_of
-from onnx_models import Net
-from quantised_models import optimised
-from quantised_networks import IMAGES, grouped, residual
+from helpers.cpu_targets import HERE, host_of
+from helpers.onnx_models import Net
+from helpers.quantised_models import optimised
+from helpers.quantised_networks import IMAGES, grouped, residual
 
 import tvm_stretch as ts
 from tvm_stretch.network.operators import kind_of

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from cpu_targets import TARGET, built
-from gpu_checks import needs_cpu_device
+from helpers.cpu_targets import TARGET, built
+from helpers.gpu_checks import needs_cpu_device
+from helpers.onnx_models import run_onnxruntime
+from helpers.recurrent_networks import Layer, Rounded, layer_of, layers, reference
+from helpers.relax_helpers import run
 from hypothesis import given
-from onnx_models import run_onnxruntime
-from recurrent_networks import Layer, Rounded, layer_of, layers, reference
-from relax_helpers import run
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import UnsupportedError

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from stretch_networks import BLOCKS, SIZE, network
-from training_helpers import net_of
+from helpers.stretch_networks import BLOCKS, SIZE, network
+from helpers.training_helpers import net_of
 
 from tvm_stretch.base.errors import InputError, TrainingError
 from tvm_stretch.lab.training import Batches, TrainableNetwork, imitate, refine, to_torch

@@ -9,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import module, random_const
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

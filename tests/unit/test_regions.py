@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tvm
+from helpers.random_networks import networks, plans
+from helpers.relax_helpers import answers, module, random_inputs
 from hypothesis import given
 from hypothesis import strategies as st
-from random_networks import networks, plans
-from relax_helpers import answers, module, random_inputs
 from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.lowered import heap_buffers
 from tvm import te, tirx
 
-from tests.lowered import heap_buffers
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import (

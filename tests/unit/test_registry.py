@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_helpers import module, random_const
-from rooms import tree_of
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import module, random_const
+from helpers.rooms import tree_of
 from tvm import relax
 
 import tvm_stretch as ts

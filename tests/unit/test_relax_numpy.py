@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from relax_helpers import answers, module, random_const, random_inputs, run
-from relax_numpy import evaluate, knows
+from helpers.relax_helpers import answers, module, random_const, random_inputs, run
+from helpers.relax_numpy import evaluate, knows
 from tvm import relax
 
 nn, op = relax.op.nn, relax.op

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_helpers import module
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from described_phone import BIG, DSP, PHONE, described
-from relax_helpers import module
-from small_models import random_input, scaled_model, scaled_reference
+from helpers.cpu_targets import TARGET
+from helpers.described_phone import BIG, DSP, PHONE, described
+from helpers.relax_helpers import module
+from helpers.small_models import random_input, scaled_model, scaled_reference
 from tvm import relax, rpc
 from tvm.rpc.base import RPC_TRACKER_MAGIC
 

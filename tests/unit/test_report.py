@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cpu_targets import TARGET
-from small_models import scaled_model
+from helpers.cpu_targets import TARGET
+from helpers.small_models import scaled_model
 
 import tvm_stretch as ts
 from tutorials import zoo

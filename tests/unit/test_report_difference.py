@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
-from small_models import scaled_model
+from helpers.small_models import scaled_model
 
 from tvm_stretch.api.cli import main
 from tvm_stretch.base.errors import InputError

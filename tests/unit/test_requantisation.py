@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
+from helpers.integer_numpy import rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from integer_numpy import rounded
 from tvm import te
 
 from tvm_stretch.network.integers import Rounding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fresh_process
 import pytest
+from helpers import fresh_process
 from tvm import te, tirx
 from tvm.ir import Call
 

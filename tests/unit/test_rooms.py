@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from rooms import ROOT, imported, level_of, modules, tree_of
+from helpers.rooms import ROOT, imported, level_of, modules, tree_of
 
 
 def test_nobody_imports_from_a_room_above() -> None:

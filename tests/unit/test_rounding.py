@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import relax_numpy
-from relax_helpers import answers, module, random_const, random_inputs, two_convolutions
-from rounding import allowed, assert_rounded, winograd_gain
+from helpers import relax_numpy
+from helpers.relax_helpers import answers, module, random_const, random_inputs, two_convolutions
+from helpers.rounding import allowed, assert_rounded, winograd_gain
 from tvm import relax
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from native.build_native import ROOT
 from onnx import TensorProto, helper, numpy_helper
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
-from small_models import (
+from helpers.cpu_targets import TARGET
+from helpers.small_models import (
     SHAPE,
     build,
     kernel_ir,

@@ -16,14 +16,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import fresh_process
 import numpy as np
 import pytest
 import tvm
-from fingerprints import fingerprint
-from memory_growth import keeps_growing
-from relax_helpers import two_convolutions
-from small_models import WEIGHT, build, kernel_ir, random_input, scaled_model, scaled_reference
+from helpers import fresh_process
+from helpers.fingerprints import fingerprint
+from helpers.memory_growth import keeps_growing
+from helpers.relax_helpers import two_convolutions
+from helpers.small_models import (
+    WEIGHT,
+    build,
+    kernel_ir,
+    random_input,
+    scaled_model,
+    scaled_reference,
+)
 from tvm import topi
 from tvm.support import cc
 
@@ -108,7 +115,7 @@ def test_a_file_that_is_cut_off_later(artifact: Path, tmp_path: Path) -> None:
     """Neither code nor weights are of the file: a process ends with SIGBUS for less."""
     code = f"""
         import os, shutil
-        from small_models import random_input, scaled_reference
+        from helpers.small_models import random_input, scaled_reference
         from tvm_stretch.run.model import load
         shutil.copy({str(artifact)!r}, path := {str(tmp_path / "model.so")!r})
         loaded, x = load(path), random_input()
@@ -343,7 +350,7 @@ def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path
     code = f"""
         import numpy as np
         from pathlib import Path
-        from small_models import random_input, scaled_reference
+        from helpers.small_models import random_input, scaled_reference
         from tvm_stretch.base.errors import ArtifactError
         from tvm_stretch.run.model import load
         from tvm_stretch.run.seal import SEAL_BYTES, seal

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from rpc_processes import Phone, RpcProcess
-from small_models import SHAPE, random_input, scaled_model, scaled_reference
+from helpers.rpc_processes import Phone, RpcProcess
+from helpers.small_models import SHAPE, random_input, scaled_model, scaled_reference
 from tvm import rpc
 
 X = random_input()

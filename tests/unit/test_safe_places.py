@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from onnx import helper, numpy_helper
 from tvm import te, tirx
 

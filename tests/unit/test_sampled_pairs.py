@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from cpu_targets import TARGET
-from gpu_checks import LARGE
+from helpers.cpu_targets import TARGET
+from helpers.gpu_checks import LARGE
 from tvm import relax
 from tvm.target import Target
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.onnx_models import run_onnxruntime
+from helpers.relax_helpers import run
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import run_onnxruntime
-from relax_helpers import run
 
 from tvm_stretch.read import load_network
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_helpers import answers, random_inputs
-from search_helpers import costs, emit
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import answers, random_inputs
+from helpers.search_helpers import costs, emit
 
 import tvm_stretch as ts
 from tvm_stretch.plan.scheduling import Problem, Result, schedule_heft

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from scheduling_problems import chain, fan, problem
+from helpers.scheduling_problems import chain, fan, problem
 from scipy.optimize import OptimizeResult
 
 from benchmarks.baselines import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.scheduling_problems import problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduling_problems import problems
 
 from benchmarks.baselines import (
     schedule_exhaustive,

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import ALL_LANES, QUICK_LANES, TARGET, host_of
-from fake_targets import fake_processor
+from helpers.cpu_targets import ALL_LANES, QUICK_LANES, TARGET, host_of
+from helpers.fake_targets import fake_processor
+from helpers.random_networks import WITH_CONVOLUTIONS, networks
+from helpers.relax_helpers import answers, module, random_const, random_inputs
+from helpers.search_helpers import costs, emit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import WITH_CONVOLUTIONS, networks
-from relax_helpers import answers, module, random_const, random_inputs
-from search_helpers import costs, emit
 from tvm import relax
 
 import tvm_stretch as ts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cpu_targets import TARGET
-from fake_targets import fake_processor
-from relax_helpers import module, random_const
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 from tvm_stretch.plan.search import planning_costs, search

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cpu_targets import ALL_LANES
+from helpers.cpu_targets import ALL_LANES
+from helpers.relax_helpers import random_const
+from helpers.search_helpers import costs, emit
 from hypothesis import given
 from hypothesis import strategies as st
-from relax_helpers import random_const
-from search_helpers import costs, emit
 from tvm import relax
 
 from tvm_stretch.plan.scheduling.clock import Clock, Step, Written

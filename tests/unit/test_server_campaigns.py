@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hostile_clients import recorded_session, say
-from mutations import campaign, damaged_bytes, dice_of
-from rpc_processes import Phone, Tracker, native_server
+from helpers.hostile_clients import recorded_session, say
+from helpers.mutations import campaign, damaged_bytes, dice_of
+from helpers.rpc_processes import Phone, Tracker, native_server
 
 import tvm_stretch as ts
 from tvm_stretch.phone import wire

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from helpers.relax_helpers import answers, binding_names, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.relax_helpers import answers, binding_names, random_inputs
 from tvm_stretch.make.branching import branch
 from tvm_stretch.network.emitting.weights import stage_of
 from tvm_stretch.passes.block_channels import BlockChannels

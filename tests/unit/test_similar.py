@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cost_kernels import DEVICE, MACHINE, conv, some_convs
-from cpu_targets import TARGET
+from helpers.cost_kernels import DEVICE, MACHINE, conv, some_convs
+from helpers.cpu_targets import TARGET
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, InputError

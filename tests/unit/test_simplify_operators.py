@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from relax_helpers import assert_rewrites, assert_unchanged, module, op_names, random_const
+from helpers.relax_helpers import assert_rewrites, assert_unchanged, module, op_names, random_const
 from tvm import relax
 
 from tvm_stretch.passes.simplify_operators import SimplifyOperators

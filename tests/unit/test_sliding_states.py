@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from helpers.small_models import copied
 from onnx import TensorProto, helper
-from small_models import copied
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError

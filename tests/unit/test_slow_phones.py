@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relax_helpers import random_inputs
-from search_helpers import emit
+from helpers.relax_helpers import random_inputs
+from helpers.search_helpers import emit
 from tvm import rpc
 
 import tvm_stretch as ts

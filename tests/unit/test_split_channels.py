@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from branch_networks import ROW_LAYERS, build
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
-from relax_helpers import (
+from helpers.branch_networks import ROW_LAYERS, build
+from helpers.relax_helpers import (
     answers,
     assert_rewrites,
     assert_same_numerics,
@@ -16,6 +14,8 @@ from relax_helpers import (
     random_const,
     random_inputs,
 )
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from tvm import relax
 
 from tutorials import zoo

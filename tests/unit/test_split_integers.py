@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from branch_networks import ROW_LAYERS
-from cpu_targets import host_of
+from helpers.branch_networks import ROW_LAYERS
+from helpers.cpu_targets import host_of
+from helpers.integer_networks import IntegerNetwork
+from helpers.quantised_models import Quantised, integers, qdq
+from helpers.relax_helpers import answers
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from integer_networks import IntegerNetwork
-from quantised_models import Quantised, integers, qdq
-from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

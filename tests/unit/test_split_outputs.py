@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from relax_helpers import (
+from helpers.relax_helpers import (
     assert_same_numerics,
     assert_unchanged,
     binding_names,
@@ -13,6 +11,8 @@ from relax_helpers import (
     op_names,
     random_const,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError

@@ -6,10 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from branch_networks import ROW_LAYERS, build
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
-from relax_helpers import (
+from helpers.branch_networks import ROW_LAYERS, build
+from helpers.relax_helpers import (
     answers,
     assert_rewrites,
     assert_same_numerics,
@@ -19,6 +17,8 @@ from relax_helpers import (
     random_const,
     random_inputs,
 )
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from tvm import relax
 
 from tutorials import zoo

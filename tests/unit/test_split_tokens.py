@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import assert_same_numerics, module, random_const
-from search_helpers import costs
+from helpers.relax_helpers import assert_same_numerics, module, random_const
+from helpers.search_helpers import costs
 from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError

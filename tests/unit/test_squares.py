@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import built
+from helpers.cpu_targets import built
 from tvm import te, tirx
 from tvm.ir import Expr
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import tvm
-from relax_helpers import module
+from helpers.lowered import heap_buffers
+from helpers.relax_helpers import module
 from tvm import relax, tirx
 from tvm.target import Target
 
 from benchmarks.kernel_code import SIX, HotLoop, build, forms, hot_loops, layers, loop_bytes
-from tests.lowered import heap_buffers
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.read import load_network

@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import rooms
-from cpu_targets import TARGET
-from fake_targets import fake_processor
+from helpers import rooms
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_processor
+from helpers.search_helpers import emit
 from real_walk import walks
-from search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.run.model import Model

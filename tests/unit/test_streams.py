@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import QUICK
-from relax_helpers import module
+from helpers.cpu_targets import QUICK
+from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts

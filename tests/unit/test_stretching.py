@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from described_phone import described
+from helpers.described_phone import described
+from helpers.search_helpers import costs
+from helpers.stretch_networks import BLOCKS, basic, mb_conv, network, regnet
 from onnx import helper
-from search_helpers import costs
-from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
 from tvm import rpc
 
 import tvm_stretch as ts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stretch_networks import BLOCKS, basic, network
-from training_helpers import IMAGES, loader
+from helpers.stretch_networks import BLOCKS, basic, network
+from helpers.training_helpers import IMAGES, loader
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError, TrainingError

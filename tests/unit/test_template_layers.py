@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from relax_helpers import assert_same_numerics, assert_unchanged, module, op_names, random_const
+from helpers.relax_helpers import (
+    assert_same_numerics,
+    assert_unchanged,
+    module,
+    op_names,
+    random_const,
+)
 from tvm import relax
 
 from tvm_stretch.passes.template_layers import TemplateLayers

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from cost_kernels import DEVICE, MACHINE, pretended, some_convs
-from cpu_targets import TARGET
-from integer_networks import TABLE
-from relax_helpers import module, random_const, random_inputs, run
+from helpers.cost_kernels import DEVICE, MACHINE, pretended, some_convs
+from helpers.cpu_targets import TARGET
+from helpers.integer_networks import TABLE
+from helpers.relax_helpers import module, random_const, random_inputs, run
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 

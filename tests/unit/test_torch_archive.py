@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mutations import campaign, damaged_bytes, damaged_json, dice_of
-from relax_helpers import run
+from helpers.mutations import campaign, damaged_bytes, damaged_json, dice_of
+from helpers.relax_helpers import run
 
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.read import load_network

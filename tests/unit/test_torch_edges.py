@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cpu_targets import QUICK
+from helpers.cpu_targets import QUICK
 
 import tvm_stretch as ts
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import Net, check, check_written
+from helpers.torch_beside import Net, check, check_written
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read import load_network

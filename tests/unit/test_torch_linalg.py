@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import check
+from helpers.torch_beside import check
 
 L = torch.linalg
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-from relax_helpers import run
+from helpers.relax_helpers import run
 
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Operators

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_beside import check, check_written
+from helpers.torch_beside import check, check_written
 
 from tvm_stretch.read.torch import elements, linalg, special  # noqa: F401  they register
 from tvm_stretch.read.torch.own import WRITTEN

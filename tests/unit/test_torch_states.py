@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cpu_targets import QUICK
+from helpers.cpu_targets import QUICK
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import UnsupportedError

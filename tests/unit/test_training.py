@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 import torch
 import tvm
-from relax_helpers import answers, module
-from relax_numpy import evaluate
-from search_helpers import costs
-from stretch_networks import BLOCKS, SIZE, basic, network, regnet
+from helpers.relax_helpers import answers, module
+from helpers.relax_numpy import evaluate
+from helpers.search_helpers import costs
+from helpers.stretch_networks import BLOCKS, SIZE, basic, network, regnet
 from tvm import relax
 
 import tvm_stretch as ts

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stretch_networks import regnet
-from training_helpers import IMAGES, LABELS, loader, net_of
+from helpers.stretch_networks import regnet
+from helpers.training_helpers import IMAGES, LABELS, loader, net_of
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError, TrainingError
@@ -120,7 +120,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path):
 
 ENDLESS = """
 import sys
-from training_helpers import loader, net_of
+from helpers.training_helpers import loader, net_of
 import tvm_stretch as ts
 ts.training.fit(net_of(), loader(), ts.training.Training(epochs=40, checkpoint=sys.argv[1]))
 """

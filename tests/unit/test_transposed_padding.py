@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers.relax_helpers import answers
 from onnx import TensorProto, helper, numpy_helper
-from relax_helpers import answers
 
 from tvm_stretch.read import load_network
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET
-from relax_helpers import module, random_const
+from helpers.fake_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 from tvm.target import Target
 

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET
-from gpu_checks import H100, LARGE, needs_device
-from relax_helpers import module, random_const
+from helpers.fake_targets import TARGET
+from helpers.gpu_checks import H100, LARGE, needs_device
+from helpers.relax_helpers import module, random_const
 from tvm import relax
 from tvm.target import Target
 

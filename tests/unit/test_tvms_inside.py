@@ -81,7 +81,7 @@ def test_a_module_survives_json() -> None:
     """apache-tvm-ffi 0.1.15 ends the process here, so an older one is pinned."""
     script = """
 import tvm
-from relax_helpers import module
+from helpers.relax_helpers import module
 from tvm import relax
 mod = relax.transform.LegalizeOps()(module(relax.op.nn.relu, (4, 8)))
 tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import pytest
 import tvm
-from quantised_models import qdq_conv
-from search_helpers import emit
+from helpers.quantised_models import qdq_conv
+from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import CostModelError, InputError, TargetError, UnsupportedError

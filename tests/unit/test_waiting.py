@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from cpu_targets import TARGET
-from gpu_checks import LARGE
+from helpers.cpu_targets import TARGET
+from helpers.gpu_checks import LARGE
 from tvm.target import Target
 
 from tvm_stretch.plan.cost.prediction import CostModel, Prediction

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tvm
-from cpu_targets import built
+from helpers.cpu_targets import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from cpu_targets import TARGET
-from relax_helpers import module, random_inputs
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from helpers.relax_helpers import answers
 from onnx import TensorProto, helper
-from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts

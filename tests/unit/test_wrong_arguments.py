@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from onnx import helper, numpy_helper
 
 import tvm_stretch as ts

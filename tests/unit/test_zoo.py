@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers.zoo_checks import FULL_ONLY
 from onnx import TensorProto, helper, numpy_helper
-from zoo_checks import FULL_ONLY
 
 from tutorials import zoo
 from tutorials.zoo.regnet import stages

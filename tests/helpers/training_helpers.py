@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from stretch_networks import SIZE, Block, basic, network
+from helpers.stretch_networks import SIZE, Block, basic, network
 
 import tvm_stretch as ts
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
-from relax_numpy import evaluate
+from helpers.relax_numpy import evaluate
 from tvm import relax
 
 from tvm_stretch.network.operators import kind_of

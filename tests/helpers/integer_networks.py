@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import tvm
-from branch_networks import Layer, fits
+from helpers.branch_networks import Layer, fits
 from tvm import relax
 
 from tvm_stretch.network.integer_kernels import integer_call

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from tvm import relax
 
 import tvm_stretch as ts

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET
-from relax_helpers import answers, random_inputs
+from helpers.fake_targets import TARGET
+from helpers.relax_helpers import answers, random_inputs
 from tvm.target import Target
 
 import tvm_stretch as ts

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
-from cpu_targets import TARGET
-from relax_helpers import module, random_const
+from helpers.cpu_targets import TARGET
+from helpers.relax_helpers import module, random_const
 from tvm import relax, te, topi
 
 import tvm_stretch as ts

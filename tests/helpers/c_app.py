@@ -13,7 +13,7 @@ def built_app(folder: Path) -> Path:
     """native/app.c as a program."""
     header, library = find_file("include/tvm_stretch.h"), find_file("lib/libtvm_stretch_runtime.so")
     ffi = Path(sysconfig.get_path("purelib"), "tvm_ffi/lib")
-    source = Path(__file__).parent / "native/app.c"
+    source = Path(__file__).parents[1] / "native/app.c"
     flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]
     places = [f"-I{header.parent}", f"-Wl,-rpath,{library.parent}:{ffi}", f"-Wl,-rpath-link,{ffi}"]
     path = folder / "app"

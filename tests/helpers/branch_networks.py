@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+from helpers.relax_helpers import random_const
 from hypothesis import strategies as st
-from relax_helpers import random_const
 from tvm import relax
 
 from tvm_stretch.passes.name_operators import NameOperators

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-import fresh_process
+from helpers import fresh_process
 from tvm import rpc
 from tvm.rpc.base import RPC_MAGIC
 

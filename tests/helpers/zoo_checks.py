@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import onnx
-from onnx_models import random_inputs
+from helpers.onnx_models import random_inputs
 
 import tvm_stretch as ts
 from tutorials import zoo

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from integer_numpy import INTEGERS
+from helpers.integer_numpy import INTEGERS
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 from tvm.ir import GenericConst

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import tvm
-from cpu_targets import cpu_of
-from fake_targets import fake_processor
-from relax_helpers import random_const
+from helpers.cpu_targets import cpu_of
+from helpers.fake_targets import fake_processor
+from helpers.relax_helpers import random_const
 from tvm import relax
 
 from tvm_stretch.plan.cost.prediction import AnalyticModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tvm
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 
 import tvm_stretch as ts
 from benchmarks.replayed import device_of, lasting, moved
@@ -13,7 +13,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run import testing
 from tvm_stretch.targets.processor import Check, Processor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 FOLDER = ROOT / "build/fake"

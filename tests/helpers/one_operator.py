@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from cpu_targets import TARGET
+from helpers.cpu_targets import TARGET
 from onnx import ModelProto, helper, numpy_helper
 
 import tvm_stretch as ts

@@ -15,8 +15,8 @@ from functools import cache
 
 import numpy as np
 import tvm
-from cpu_targets import TARGET
-from fake_targets import fake_code
+from helpers.cpu_targets import TARGET
+from helpers.fake_targets import fake_code
 from hypothesis import strategies as st
 from tvm import te
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TESTS = str(Path(__file__).resolve().parent)
+_TESTS = str(Path(__file__).resolve().parents[1])
 
 
 def run(code: str, **environment: str) -> str:
@@ -102,7 +102,7 @@ def _server() -> subprocess.Popen[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TVM_STRETCH_OPENCL")}
     path = os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])
     server = subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, "-m", "helpers.fresh_process"],
         env={**inherited, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -121,7 +121,7 @@ def _line(server: subprocess.Popen[str]) -> str:
 
 def _serve() -> None:
     """Fork for each line of the standard input; print its number, then its exit status."""
-    import opencl_graphs  # noqa: F401  brings in TVM and the package
+    from helpers import opencl_graphs  # noqa: F401  brings in TVM and the package
 
     for line in sys.stdin:
         order = json.loads(line)

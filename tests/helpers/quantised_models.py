@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from helpers.onnx_models import session
 from onnx import helper, numpy_helper
-from onnx_models import session
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from helpers.quantised_networks import IMAGES, residual
+from helpers.relax_helpers import module, random_const
 from onnx import ModelProto
-from quantised_networks import IMAGES, residual
-from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
-from relax_numpy import evaluate, knows
+from helpers.relax_numpy import evaluate, knows
 from tvm import relax
 from tvm.ir import assert_structural_equal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx_models import Net
+from helpers.onnx_models import Net
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 3, 12, 12)).astype("float32")
 """Inputs of both."""
