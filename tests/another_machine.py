@@ -1,8 +1,11 @@
-"""Runs tests as another x86 machine would: `make test` does so after the tests themselves.
+"""Runs tests as another x86 machine would.
+
+`make test-full` runs all of these, `make changed` those that a changed kernel or pass can break.
 
 ```
 python tests/another_machine.py avx2        # 8 lanes, no AVX-512, no VNNI; ONNX Runtime too
 python tests/another_machine.py 16-lanes    # plans and loop nests of AVX-512, run by AVX2
+python tests/another_machine.py avx2 --changed
 ```
 
 Both give the same results on every x86 machine with AVX2, so a test that knows its machine fails
@@ -58,6 +61,9 @@ COMPARED = (
 """For AVX2 alone: they meet ONNX Runtime's kernels, or wait for scripted devices, and their loop
 nests are among those of the other tests."""
 
+ROOMS = ("passes/", "targets/")
+"""Where kernels and passes lie, whose answers depend on lanes and instructions."""
+
 
 def pretend() -> None:
     """Tell the compiler that this process runs on the machine that the variable names, if any.
@@ -84,6 +90,8 @@ def pretend() -> None:
 
 def main(machine: str, *options: str) -> int:
     """Run the tests as that machine; the exit code is pytest's."""
+    is_short = options[:1] == ("--changed",)
+    options = options[is_short:]
     features = {*Path("/proc/cpuinfo").read_text().split()}
     if "avx2" not in features:
         print(f"{machine}: skipped, this machine has no AVX2")
@@ -94,14 +102,21 @@ def main(machine: str, *options: str) -> int:
         return 0
     root = Path(__file__).resolve().parents[1]
     sys.path.insert(0, str(root))
+    from changed import differing, files_for
+
     from benchmarks import only_avx2
     from benchmarks.engines import REFERENCE
 
     environment = {**os.environ, VARIABLE: machine, **only_avx2.environment(REFERENCE)}
     # faulthandler would take the signal by which the copy asks
     command = [sys.executable, "-m", "pytest", "-p", "no:faulthandler", *options]
-    names = TESTS + (COMPARED if machine == AVX2 else ())
-    files = [str(root / "tests" / name) for name in names]
+    files = [f"tests/{name}" for name in TESTS + (COMPARED if machine == AVX2 else ())]
+    if is_short:
+        picked = files_for([path for path in differing() if path.startswith(ROOMS)])
+        files = [name for name in files if name.partition("::")[0] in picked]
+        if not files:
+            print(f"{machine}: skipped, no kernel and no pass differs from main")
+            return 0
     print(f"as a machine of the kind {machine}:", flush=True)
     return subprocess.run([*command, *files], env=environment, cwd=root, check=False).returncode
 

@@ -76,17 +76,12 @@ def files_for(paths: list[str]) -> list[str]:
     return sorted({*names, *itself & {str(path.relative_to(ROOT)) for path in tests}})
 
 
-def main() -> None:
-    """Print the files for `git diff` with a commit, by default the last one of main."""
-    since = sys.argv[1] if len(sys.argv) > 1 else "main"
-    said = [["diff", "--name-only", since], ["ls-files", "--others", "--exclude-standard"]]
-    paths = [
-        path
-        for words in said
-        for path in subprocess.check_output(["git", *words], cwd=ROOT, text=True).split()
-    ]
-    print("\n".join(files_for(paths)))
+def differing(since: str = "main") -> list[str]:
+    """The files that differ from a commit, new ones too."""
+    found = [["diff", "--name-only", since], ["ls-files", "--others", "--exclude-standard"]]
+    run = functools.partial(subprocess.check_output, cwd=ROOT, text=True)
+    return [path for words in found for path in run(["git", *words]).split()]
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(files_for(differing(*sys.argv[1:2]))))

