@@ -55,9 +55,9 @@ from benchmarks.kernel_code import (
 from tvm_stretch.make.precision import processors_in
 from tvm_stretch.targets.cpu.cpu import complete_target, cpu_processor, vector_machine
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.cycles import register_tiles, streamed_cycles
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig, WinogradWeight
+from tvm_stretch.targets.kernels.cycles import register_tiles, streamed_cycles
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine

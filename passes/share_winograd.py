@@ -31,14 +31,14 @@ from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import Bindings, with_body
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
-from tvm_stretch.targets.cpu.kernels.winograd_sums import (
+from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, taken
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.winograd_sums import (
     multiply_planes,
     transform_input,
     transform_weight,
 )
-from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, taken
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import choose
 
 
 def share_winograd(mod: tvm.IRModule, machines: Mapping[str, VectorMachine]) -> tvm.IRModule:

@@ -37,13 +37,13 @@ from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels
 from tvm_stretch.targets.hexagon.code.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
+from tvm_stretch.targets.kernels.float_bits import CONVERTING, scalar_calls
 from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
 from tvm_stretch.targets.processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 from .chips import Chip
-from .floats import CONVERTING, scalar_calls
 
 EMULATOR = "qemu-hexagon"
 _EMULATED_PACKET_NS = 500.0

@@ -9,17 +9,21 @@ The sign of `x - (2 * n + 1) * scale / 2` tells whether it is above n + 1/2: in 
 of the scale's last bit all three terms are integers, and the difference is below 2**31, so words
 that wrap represent it. Float32 rounds the quotient before it is rounded to an integer: a quotient
 closer to n + 1/2 than half of that number's last bit counts as a half, which goes to the even
-integer.
+integer. `scalar_calls` tells which float operators of Hexagon have no such form and are slow.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
-from tvm import tirx
-from tvm.ir import Expr
+from tvm import relax, tirx
+from tvm.ir import Expr, GenericConst
 
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx import word
 
@@ -111,3 +115,66 @@ def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
 def _wrapping(value: Expr) -> Expr:
     """As unsigned, because LLVM may assume that signed numbers do not overflow."""
     return value.astype("uint32")
+
+
+CONVERTING = frozenset(
+    ("astype", "round", "clip", "add", "subtract", "multiply", "divide", "reshape", "permute_dims")
+)
+"""The operators of quantising and dequantising, at the ends of an integer network.
+
+Quantising by one scale works on the bits of floats, in vectors (`quantised`). Every
+version computes other float32 operators in its general registers, one number at a time. Operators
+on two tensors, as in a network of floats, are refused.
+"""
+
+
+def scalar_calls(
+    calls: Mapping[str, relax.Call], version: str, *, has_floats: bool
+) -> dict[str, str]:
+    """Calls that compute one number at a time, with the reason; moves of numbers do not count."""
+    if has_floats:
+        return {}
+    computing, vectors = CONVERTING - {"reshape", "permute_dims"}, _quantising(calls)
+    reason = f"float32 one number at a time, vectors of {version} hold none; vectors of v68 do"
+    return {
+        name: reason
+        for name, call in calls.items()
+        if kind_of(call) in computing and _is_float(call) and name not in vectors
+    }
+
+
+def _quantising(calls: Mapping[str, relax.Call]) -> set[str]:
+    """Operators that are fused into a kernel which `quantise_bits` rewrites in integers."""
+    readers = Counter(
+        arg.name for call in calls.values() for arg in call.args if isinstance(arg, relax.Var)
+    )
+    found: set[str] = set()
+    for last, call in calls.items():
+        names = [last]
+        while len(names) < 5 and (before := getattr(call.args[0], "name", "")) in calls:
+            if readers[before] != 1:
+                break
+            names, call = [*names, before], calls[before]
+        kinds = [kind_of(calls[name]) for name in names]
+        rounds = kinds.index("round") if "round" in kinds else 0
+        if kinds[:rounds] not in (["astype", "clip"], ["astype", "clip", "add"]):
+            continue
+        zero = _number(calls[names[2]]) if rounds == 3 else 0.0
+        low, high = (float(arg.value) for arg in calls[names[1]].args[1:])
+        if str(calls[last].ty.dtype) == "int32" and is_saturating(zero, low, high):
+            found.update(names[: rounds + 1])
+            before = names[rounds + 1 :][:1]
+            found.update(n for n in before if is_scaling(kinds[rounds + 1], _number(calls[n])))
+    return found
+
+
+def _number(call: relax.Call) -> float:
+    """The constant second operand if it is a single number, otherwise NaN."""
+    other = call.args[-1]
+    is_one = isinstance(other, GenericConst) and not shape_of(other)
+    return float(other.value.numpy()) if is_one else math.nan
+
+
+def _is_float(call: relax.Call) -> bool:
+    types = (expr.ty for expr in (call, *call.args))
+    return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == "float32" for ty in types)

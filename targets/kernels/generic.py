@@ -24,7 +24,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
-from tvm_stretch.targets.cpu.kernels.across_pixels import across_pixels
+from tvm_stretch.targets.kernels.flat import across_pixels
 
 from .flat import rows_of_chain, through_memory
 from .loop_axes import (

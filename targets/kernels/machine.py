@@ -30,7 +30,7 @@ class VectorMachine:
     l1_bytes: int = 32 * KIB  # first-level data cache of one core
     in_order: bool = False  # whether multiply-adds wait for earlier loads that they do not need
     dot: str = ""  # the way in which products of 8-bit numbers are added; a key of `dots.DOTS`
-    # whether convolutions of 8-bit numbers are computed in float32 (`float_integers.py`)
+    # whether convolutions of 8-bit numbers are computed in float32 (`integer_blocks.py`)
     float_integers: bool = False
     # whether it is a DSP: its vectors hold no floats, and byte stores are packed vectors
     # (`hvx_stores.py`)

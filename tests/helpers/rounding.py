@@ -27,7 +27,7 @@ from helpers.relax_numpy import evaluate
 from tvm import relax
 
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.targets.cpu.kernels.winograd_sums import INPUT, OUTPUT, WEIGHT
+from tvm_stretch.targets.kernels.winograd_sums import INPUT, OUTPUT, WEIGHT
 
 U = 2.0**-24
 """Half the distance from 1 to the next float32: one rounding."""

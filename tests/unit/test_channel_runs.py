@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_stretch.targets.cpu.kernels.channel_runs import ChannelRun, channel_runs, runs_of_groups
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, runs_of_groups
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose

@@ -18,13 +18,13 @@ from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.conv_columns import tiles_of_piece
 from tvm_stretch.targets.cpu.kernels.conv_nest import ConvNest
 from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking
-from tvm_stretch.targets.cpu.kernels.cycles import register_tiles
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradInput,
     WinogradProduct,
     WinogradWeight,
 )
+from tvm_stretch.targets.kernels.cycles import register_tiles
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine

@@ -29,7 +29,7 @@ from tvm_stretch.plan.cost.generic_features import (
 from tvm_stretch.plan.cost.measured_model import FORMAT, MeasuredModel, load_cost_model, train
 from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.targets.cpu.cpu import CORE, speed_of_cores
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.opencl.opencl import GPU

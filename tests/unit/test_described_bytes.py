@@ -15,8 +15,8 @@ from tvm_stretch.make.precision import processors_in
 from tvm_stretch.make.reading import Reader
 from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.cpu.kernels.window import PoolFeatures, WindowFeatures
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
 

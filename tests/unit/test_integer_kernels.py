@@ -20,7 +20,7 @@ from tvm_stretch.network.integers import Integer, integer_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import vector_machine
-from tvm_stretch.targets.cpu.kernels.float_integers import exact_parts
+from tvm_stretch.targets.cpu.kernels.integer_blocks import exact_parts
 from tvm_stretch.targets.cpu.kernels.integer_conv import IntegerConvConfig
 from tvm_stretch.targets.cpu.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken

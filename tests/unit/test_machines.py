@@ -9,8 +9,8 @@ import pytest
 from tvm.target import Target, codegen
 
 from tvm_stretch.targets.cpu.cpu import cpu_processor, own_caches, vector_machine
-from tvm_stretch.targets.cpu.kernels.cycles import step_cycles
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
+from tvm_stretch.targets.kernels.cycles import step_cycles
 from tvm_stretch.targets.kernels.layers import ConvShape, dense_shape
 from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine
 from tvm_stretch.targets.kernels.template import choose

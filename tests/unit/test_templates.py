@@ -36,8 +36,8 @@ from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels import template as templates
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import FAMILIES, EpilogueWork, Features, Phases
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import Along, ConvShape, WindowShape, taken

@@ -15,6 +15,15 @@ from typing import Any, ClassVar, TypeVar
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, whole_run
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures, DenseFeatures
+from tvm_stretch.targets.kernels.cycles import (
+    Step,
+    conv_step,
+    direct_cycles,
+    register_tiles,
+    step_cycles,
+)
 from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.halves import NARROW
@@ -23,12 +32,9 @@ from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, kernel_call
 
-from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_columns import tiles_of_piece, write_in_pieces
-from .conv_features import ConvFeatures, DenseFeatures
 from .conv_nest import ConvNest, write_nest
 from .conv_tiles import Tile, blocking, cut_for_parts
-from .cycles import Step, conv_step, direct_cycles, register_tiles, step_cycles
 
 FEW_ROWS = 24
 """Rows of dense layers for which reading weights takes the time: those of two bytes stay so in

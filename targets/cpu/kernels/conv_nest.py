@@ -28,6 +28,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, whole_run
 from tvm_stretch.targets.kernels.fused import Epilogue, Rectangle
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
@@ -50,7 +51,6 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window_taps import kernel_rows, runs_of
 
-from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_tiles import (
     Blocking,
     Reduction,

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from tvm import tirx
 from tvm.ir import Expr
 
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun
 from tvm_stretch.targets.kernels.loops import Index, TileRun, const, tile_runs
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from .channel_runs import ChannelRun
 
 if TYPE_CHECKING:
     from .conv import ConvConfig

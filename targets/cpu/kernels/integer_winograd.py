@@ -19,20 +19,20 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun
+from tvm_stretch.targets.kernels.conv_features import WinogradFeatures
+from tvm_stretch.targets.kernels.cycles import register_tiles
 from tvm_stretch.targets.kernels.dots import WORD, OfWords, by_vectors
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, Layer, taken
 from tvm_stretch.targets.kernels.loops import block, const, load, unrolled
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.winograd_sums import WEIGHT
 
-from .channel_runs import ChannelRun
-from .conv_features import WinogradFeatures
-from .cycles import register_tiles
 from .integer_conv import IntegerConvConfig
 from .winograd import WinogradConfig, suits_winograd
 from .winograd_nest import WinogradNest, write_winograd
-from .winograd_sums import WEIGHT
 
 _MOST_CHANNELS = 2**31 // (4 * 9 * 255 * 128)
 """Inputs whose products add up to less than 2**31, times four."""

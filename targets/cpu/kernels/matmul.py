@@ -27,6 +27,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.cycles import register_tiles, step_cycles, tile_counts
 from tvm_stretch.targets.kernels.features import (
     GIGAHERTZ,
     L1_BYTES,
@@ -53,8 +54,6 @@ from tvm_stretch.targets.kernels.loops import (
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
-
-from .cycles import register_tiles, step_cycles, tile_counts
 
 _LEAST_LANES = 4
 """Every CPU has vectors of this width."""

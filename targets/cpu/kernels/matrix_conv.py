@@ -24,6 +24,8 @@ from typing import ClassVar
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.targets.cpu.kernels.integer_conv import IntegerNest
+from tvm_stretch.targets.kernels.cycles import tile_counts
 from tvm_stretch.targets.kernels.dots import DOTS, WORD
 from tvm_stretch.targets.kernels.layers import IntegerConvShape
 from tvm_stretch.targets.kernels.loops import (
@@ -41,9 +43,7 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .conv_tiles import Reduction, Tile
-from .cycles import tile_counts
 from .integer_conv import IntegerConvConfig, dense_dot
-from .integer_nest import IntegerNest
 
 GROUP = 4
 """Pixels in a group for small matrices; they are loaded together."""

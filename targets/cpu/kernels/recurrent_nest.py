@@ -24,6 +24,7 @@ from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.cycles import register_tiles, step_cycles, tile_counts
 from tvm_stretch.targets.kernels.loops import (
     block,
     const,
@@ -36,8 +37,6 @@ from tvm_stretch.targets.kernels.loops import (
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
-
-from .cycles import register_tiles, step_cycles, tile_counts
 
 
 @writes(STEPS, "core", "dsp")

@@ -16,17 +16,9 @@ from typing import ClassVar
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.features import EpilogueWork, Features
-from tvm_stretch.targets.kernels.fused import FusedKernel
-from tvm_stretch.targets.kernels.layers import ConvShape, Layer, taken
-from tvm_stretch.targets.kernels.loops import const
-from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import Template
-
-from .channel_runs import winograd_runs
-from .conv import merged_groups
-from .conv_features import WinogradFeatures
-from .cycles import (
+from tvm_stretch.targets.kernels.channel_runs import winograd_runs
+from tvm_stretch.targets.kernels.conv_features import WinogradFeatures
+from tvm_stretch.targets.kernels.cycles import (
     WEIGHT_BYTES_PER_CYCLE,
     Step,
     conv_step,
@@ -34,13 +26,21 @@ from .cycles import (
     register_tiles,
     tile_counts,
 )
-from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
-from .winograd_sums import (
+from tvm_stretch.targets.kernels.features import EpilogueWork, Features
+from tvm_stretch.targets.kernels.fused import FusedKernel
+from tvm_stretch.targets.kernels.layers import ConvShape, Layer, taken
+from tvm_stretch.targets.kernels.loops import const
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import Template
+from tvm_stretch.targets.kernels.winograd_sums import (
     multiply_planes,
     transform_input,
     transform_weight,
     write_weight_transform,
 )
+
+from .conv import merged_groups
+from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
 
 _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;

@@ -19,6 +19,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Square
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, winograd_runs
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
@@ -38,9 +39,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from .channel_runs import ChannelRun, winograd_runs
-from .winograd_sums import OUTPUT, combine, input_tile
+from tvm_stretch.targets.kernels.winograd_sums import OUTPUT, combine, input_tile
 
 if TYPE_CHECKING:
     from .winograd import WinogradConfig

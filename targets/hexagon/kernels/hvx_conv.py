@@ -18,14 +18,19 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr, StringImm
 
-from tvm_stretch.targets.cpu.kernels.channel_runs import ChannelRun, channel_runs
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.conv_nest import write_nest
 from tvm_stretch.targets.cpu.kernels.conv_tiles import Tile
-from tvm_stretch.targets.cpu.kernels.cycles import register_tiles
-from tvm_stretch.targets.cpu.kernels.integer_conv import IntegerConvConfig, dense_dot
-from tvm_stretch.targets.cpu.kernels.integer_nest import IntegerNest, integer_blocking, integer_runs
+from tvm_stretch.targets.cpu.kernels.integer_conv import (
+    IntegerConvConfig,
+    IntegerNest,
+    dense_dot,
+    integer_blocking,
+    integer_runs,
+)
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs
+from tvm_stretch.targets.kernels.cycles import register_tiles
 from tvm_stretch.targets.kernels.dots import DOTS, WORD
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import IntegerConvShape

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.cycles import Step
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.cycles import Step
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, every_template

@@ -25,8 +25,8 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
-from tvm_stretch.targets.cpu.kernels.cycles import Step
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
+from tvm_stretch.targets.kernels.cycles import Step
 from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import ConvShape, taken

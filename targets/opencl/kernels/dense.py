@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.conv_features import ConvFeatures
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
 from tvm_stretch.targets.kernels.layers import taken

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvm_stretch.targets.cpu.kernels.conv_features import (
+from tvm_stretch.targets.kernels.conv_features import (
     ConvFeatures,
     DenseFeatures,
     WinogradFeatures,

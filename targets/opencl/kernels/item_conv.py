@@ -18,8 +18,8 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.cycles import Step
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.cycles import Step
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
 from tvm_stretch.targets.kernels.layers import taken
 from tvm_stretch.targets.kernels.loops import (

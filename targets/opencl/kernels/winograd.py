@@ -5,7 +5,7 @@
     for each work-item: out = epilogue(A^T sums A)  # a tile of outputs, one launch
 
 Three launches and planes in memory pay where layers have many pixels: multiply-adds are a quarter
-(tiles of 4) or four ninths (of 2). The sums are explained in `../winograd_sums.py`.
+(tiles of 4) or four ninths (of 2). The sums are explained in `winograd_sums.py`.
 
 Nothing is read as an image of OpenCL: a pixel of it is four channels, and a work-item transforms
 6x6 tiles of one channel, or, where a tile is small, of four: a tile of 6x6 quads would not fit
@@ -25,15 +25,15 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.cycles import Step
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig, suits_winograd
-from tvm_stretch.targets.cpu.kernels.winograd_sums import INPUT, OUTPUT, combine
+from tvm_stretch.targets.kernels.cycles import Step
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import block, f32, load, scratch, store, unravelled, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
+from tvm_stretch.targets.kernels.winograd_sums import INPUT, OUTPUT, combine
 
 from .base import Layer, TunedTemplate
 from .conv import GroupConvConfig, group_conv_candidates, tile_of, tiled

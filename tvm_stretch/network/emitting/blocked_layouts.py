@@ -22,11 +22,12 @@ from tvm_stretch.network.expressions import axes_of, shape_of, with_variables
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, integer_of, operands_of
 from tvm_stretch.network.operators import BINARY, LAYOUT, UNARY, kind_of
-from tvm_stretch.targets.cpu.kernels.float_integers import float_average, float_convolution
 from tvm_stretch.targets.cpu.kernels.integer_blocks import (
     LARGEST_WINDOW,
     by_channel,
     conv_shape,
+    float_average,
+    float_convolution,
     integer_convolution,
 )
 from tvm_stretch.targets.kernels import blocks

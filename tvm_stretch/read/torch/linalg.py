@@ -1,4 +1,4 @@
-"""Linear algebra of small matrices, written with the kernels of `targets/kernels/matrices.py`.
+"""Linear algebra of small matrices, written with the kernels of `tvm_stretch/read/torch/own.py`.
 
     solve(A, B)      rows of [A | B] are eliminated, then U X = the right part is solved
     qr(A)            reflectors; Q = I - V T V', where T is the inverse of a triangle

@@ -4,22 +4,39 @@
 
 Torch only learns the shapes of their results: graphs hold them from the decomposition of a program
 to its translation, and no file can name them.
+
+One kernel decomposes all matrices of a batch, one by one:
+
+    factor.lu(x)            rows m: L below the diagonal and U; then a row of LAPACK's pivots
+    factor.cholesky(x)      L
+    factor.forward(a, b)    the solution of L y = b, where L is the lower triangle of a
+    factor.swap(p, b)       the rows of b after the interchanges of pivots p, which are one row
+    factor.householder(x)   LAPACK's geqrf: R, the reflectors below it; then a row of their factors
+    factor.rotate(x)        rows m: x V, whose columns are orthogonal; then V (Jacobi's rotations)
+
+Each step needs the one before, so these kernels are for CPUs. The loops are those of LAPACK without
+blocks: networks decompose matrices of a few rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from tvm import relax
+from tvm import relax, tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 
 from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.steps import steps_call
 from tvm_stretch.read.torch.importer import as_onnx, dtype_of
-from tvm_stretch.targets.kernels.matrices import MORE_ROWS, factor_call
 
 _LIBRARY = torch.library.Library("tvm_stretch", "FRAGMENT")
 OWN = torch.ops.tvm_stretch
@@ -98,3 +115,209 @@ OWN_CONVERTERS = {
     "view.dtype": _same_bits,
 }
 """By torch's name."""
+
+
+_SWEEPS = 12
+"""Jacobi's rotations converge quadratically: matrices of 100 columns took 8 sweeps in float32."""
+
+MORE_ROWS: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys(("cholesky", "forward", "swap"), lambda _: 0),
+    **dict.fromkeys(("lu", "householder"), lambda _: 1),
+    "rotate": lambda columns: columns,
+}
+"""Rows that the result of a kind has more than its last operand, by its columns."""
+
+
+def factor_call(bb: relax.BlockBuilder, kind: str, *operands: relax.Expr) -> relax.Call:
+    """A kernel of the module docstring; operands have three axes, the first of them the batch."""
+    shapes, dtype = [shape_of(x) for x in operands], str(operands[0].ty.dtype)
+    batch, rows, columns = shapes[-1]
+    shape = [batch, rows + MORE_ROWS[kind](columns), columns]
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        given = [
+            T.arg(f"x{i}", tirx.decl_buffer(_long(*sizes), dtype, f"x{i}"))
+            for i, sizes in enumerate(shapes)
+        ]
+        y = T.arg("y", tirx.decl_buffer(_long(*shape), dtype, "y"))
+        kept = T.sblock_alloc_buffer(_long(4), dtype)
+        place = T.sblock_alloc_buffer(_long(1), "int64")
+        with T.serial(*_long(0, batch)) as matrix, T.sblock(kind):
+            matrix = T.axis.opaque(*_long(batch), matrix)
+            _WRITE[kind](_Matrices(given, y, kept, place, matrix, rows, columns))
+    result = relax.TensorType(shape, dtype)
+    return steps_call(bb, f"factor.{kind}", builder.get(), operands, result)
+
+
+def _long(*values: Any) -> list[Expr]:
+    return [tirx.const(value, "int64") for value in values]
+
+
+def _range(first: Any, end: Any) -> Any:
+    """A loop from ``first`` to the number before ``end``."""
+    ends = [
+        tirx.const(value, "int64") if isinstance(value, int) else value for value in (first, end)
+    ]
+    return T.serial(*ends)
+
+
+@dataclass
+class _Matrices:
+    """One matrix of each operand and of the result, and statements about them."""
+
+    given: Sequence[tirx.Buffer]
+    y: tirx.Buffer
+    kept: tirx.Buffer  # four numbers
+    place: tirx.Buffer  # the place of the largest one
+    matrix: Expr
+    rows: int
+    columns: int
+
+    def x(self, row: Any, column: Any, operand: int = 0) -> Expr:
+        """An element of an operand."""
+        return self.given[operand][self.matrix, row, column]
+
+    def __getitem__(self, place: tuple[Any, Any]) -> Expr:
+        return self.y[self.matrix, place[0], place[1]]
+
+    def __setitem__(self, place: tuple[Any, Any], value: Any) -> None:
+        T.buffer_store(self.y, self.number(value), [self.matrix, *place])
+
+    def number(self, value: Any) -> Expr:
+        """A number of the matrices' type."""
+        return tirx.const(value, str(self.y.dtype)) if isinstance(value, int | float) else value
+
+    def keep(self, slot: int, value: Any) -> None:
+        """Set one of the kept numbers."""
+        T.buffer_store(self.kept, self.number(value), _long(slot))
+
+    def add(self, slot: int, value: Expr) -> None:
+        """Add to one of the kept numbers."""
+        T.buffer_store(self.kept, self.kept[slot] + value, _long(slot))
+
+    def copy(self) -> None:
+        """The operand's elements."""
+        with _range(0, self.rows) as i, _range(0, self.columns) as j:
+            self[i, j] = self.x(i, j)
+
+
+@contextmanager
+def _when(condition: Expr) -> Any:
+    with T.If(condition), T.Then():
+        yield
+
+
+def _lu(m: _Matrices) -> None:
+    """Each column's largest number on or below the diagonal becomes the pivot."""
+    m.copy()
+    with _range(0, m.columns) as j:
+        m[m.rows, j] = 0
+    with _range(0, min(m.rows, m.columns)) as k:
+        T.buffer_store(m.place, k, _long(0))
+        best = m.place[0]
+        with _range(k + 1, m.rows) as i, _when(tirx.abs(m[i, k]) > tirx.abs(m[best, k])):
+            T.buffer_store(m.place, i, _long(0))
+        m[m.rows, k] = (best + 1).astype(str(m.y.dtype))
+        with _range(0, m.columns) as j:
+            m.keep(0, m[k, j])
+            m[k, j] = m[best, j]
+            m[best, j] = m.kept[0]
+        with _when(m[k, k] != m.number(0)), _range(k + 1, m.rows) as i:
+            m[i, k] = m[i, k] / m[k, k]
+            with _range(k + 1, m.columns) as j:
+                m[i, j] = m[i, j] - m[i, k] * m[k, j]
+
+
+def _cholesky(m: _Matrices) -> None:
+    """Only the lower triangle is read."""
+    with _range(0, m.columns) as j:
+        with _range(0, j) as i:
+            m[i, j] = 0
+        with _range(j, m.rows) as i:
+            m.keep(0, m.x(i, j))
+            with _range(0, j) as k:
+                m.add(0, -m[i, k] * m[j, k])
+            with T.If(i == j):
+                with T.Then():
+                    m[i, j] = tirx.sqrt(m.kept[0])
+                with T.Else():
+                    m[i, j] = m.kept[0] / m[j, j]
+
+
+def _forward(m: _Matrices) -> None:
+    with _range(0, m.rows) as i, _range(0, m.columns) as j:
+        m.keep(0, m.x(i, j, operand=1))
+        with _range(0, i) as k:
+            m.add(0, -m.x(i, k) * m[k, j])
+        m[i, j] = m.kept[0] / m.x(i, i)
+
+
+def _swap(m: _Matrices) -> None:
+    with _range(0, m.rows) as i, _range(0, m.columns) as j:
+        m[i, j] = m.x(i, j, operand=1)
+    with _range(0, m.given[0].shape[2]) as k, _range(0, m.columns) as j:
+        other = m.x(0, k).astype("int64") - 1
+        m.keep(0, m[k, j])
+        m[k, j] = m[other, j]
+        m[other, j] = m.kept[0]
+
+
+def _householder(m: _Matrices) -> None:
+    """A reflector makes zeros below the diagonal; it has 1 on the diagonal, which is not stored."""
+    m.copy()
+    with _range(0, m.columns) as j:
+        m[m.rows, j] = 0
+    with _range(0, min(m.rows, m.columns)) as k:
+        m.keep(0, 0)
+        with _range(k + 1, m.rows) as i:
+            m.add(0, m[i, k] * m[i, k])
+        with _when(m.kept[0] != m.number(0)):
+            m.keep(1, m[k, k])
+            length = tirx.sqrt(m.kept[1] * m.kept[1] + m.kept[0])
+            m[k, k] = tirx.Select(m.kept[1] < m.number(0), length, -length)
+            m[m.rows, k] = (m[k, k] - m.kept[1]) / m[k, k]
+            m.keep(1, m.kept[1] - m[k, k])
+            with _range(k + 1, m.rows) as i:
+                m[i, k] = m[i, k] / m.kept[1]
+            with _range(k + 1, m.columns) as j:
+                m.keep(2, m[k, j])
+                with _range(k + 1, m.rows) as i:
+                    m.add(2, m[i, k] * m[i, j])
+                m.keep(2, m.kept[2] * m[m.rows, k])
+                m[k, j] = m[k, j] - m.kept[2]
+                with _range(k + 1, m.rows) as i:
+                    m[i, j] = m[i, j] - m.kept[2] * m[i, k]
+
+
+def _rotate(m: _Matrices) -> None:
+    """Each pair of columns is rotated until it is orthogonal, several times over."""
+    m.copy()
+    with _range(0, m.columns) as i, _range(0, m.columns) as j:
+        m[m.rows + i, j] = tirx.Select(i == j, m.number(1), m.number(0))
+    small = m.number(float(np.finfo(str(m.y.dtype)).eps) / 4)
+    with _range(0, _SWEEPS), _range(0, m.columns) as p, _range(p + 1, m.columns) as q:
+        for slot in range(3):
+            m.keep(slot, 0)
+        with _range(0, m.rows) as i:
+            for slot, (one, other) in enumerate(((p, p), (q, q), (p, q))):
+                m.add(slot, m[i, one] * m[i, other])
+        one, other, both = (m.kept[slot] for slot in range(3))
+        with _when(tirx.abs(both) > small * tirx.sqrt(one * other)):
+            m.keep(3, (other - one) / (both + both))
+            root = tirx.abs(m.kept[3]) + tirx.sqrt(m.number(1) + m.kept[3] * m.kept[3])
+            m.keep(3, tirx.Select(m.kept[3] < m.number(0), m.number(-1), m.number(1)) / root)
+            m.keep(0, m.number(1) / tirx.sqrt(m.number(1) + m.kept[3] * m.kept[3]))
+            m.keep(1, m.kept[0] * m.kept[3])
+            with _range(0, m.rows + m.columns) as i:
+                m.keep(2, m[i, p])
+                m[i, p] = m.kept[0] * m.kept[2] - m.kept[1] * m[i, q]
+                m[i, q] = m.kept[1] * m.kept[2] + m.kept[0] * m[i, q]
+
+
+_WRITE: dict[str, Callable[[_Matrices], None]] = {
+    "lu": _lu,
+    "cholesky": _cholesky,
+    "forward": _forward,
+    "swap": _swap,
+    "householder": _householder,
+    "rotate": _rotate,
+}

@@ -24,8 +24,8 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from tvm_stretch.targets.kernels.accumulators import Square
-from tvm_stretch.targets.kernels.loops import (
+from .accumulators import Square
+from .loops import (
     block,
     const,
     each,
@@ -40,7 +40,7 @@ from tvm_stretch.targets.kernels.loops import (
 )
 
 if TYPE_CHECKING:
-    from .winograd import WinogradConfig
+    from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 
 
 Matrix = tuple[tuple[float, ...], ...]

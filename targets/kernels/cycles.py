@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tvm_stretch.targets.kernels.machine import VectorMachine
-
 from .channel_runs import ChannelRun, channel_runs, whole_run
+from .machine import VectorMachine
 
 if TYPE_CHECKING:
-    from .conv import ConvConfig
+    from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 
 _LOADS_REACHED = 0.8  # share of the load ports' peak, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
-from tvm_stretch.targets.kernels.features import (
+from .channel_runs import mean_channels, winograd_runs
+from .features import (
     GIGAHERTZ,
     L1_BYTES,
     L2_BYTES,
@@ -18,9 +19,7 @@ from tvm_stretch.targets.kernels.features import (
     feature,
     missing,
 )
-from tvm_stretch.targets.kernels.loops import balanced
-
-from .channel_runs import mean_channels, winograd_runs
+from .loops import balanced
 
 
 def _row(config: Any) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from tvm.ir import Expr
 
 if TYPE_CHECKING:
-    from .conv import ConvConfig
-    from .winograd import WinogradConfig
+    from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+    from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
 
 
 @dataclass(frozen=True)
