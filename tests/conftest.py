@@ -6,7 +6,10 @@ import gc
 import os
 import signal
 import zlib
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
 
 # TVM reads these once, when its thread pool starts. Two workers let tests of several threads run;
 # no spinning and no pinning, because pytest-xdist runs test processes side by side.
@@ -16,15 +19,19 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whether there is CUDA is asked before processes are forked, which then could not use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-# PoCL has a cache of its own, and takes half a second a kernel to fill ours. A user's cache may
-# hold measurements of a real GPU, which compiles for the tests' pretended devices would refuse.
-# So kernels of CPUs alone are kept, in the checkout (`_keep_kernels`).
+# A user's cache may hold measurements of a real GPU, which compiles for the tests' pretended
+# devices would refuse. PoCL has a cache of its own, and `_keep_code` one for machine code of CPUs.
 os.environ["TVM_STRETCH_CACHE_DIR"] = ""
 
 import planted
 import pytest
 from another_machine import pretend
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import tvm
+
+_ROOT = Path(__file__).parents[1]
 
 # A shell that starts us in the background has Ctrl-C ignored, by our children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,15 +53,33 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
         pretend()
         if not planted.install():
-            _keep_kernels()
+            _keep_code()
 
 
-def _keep_kernels() -> None:
-    """Keep kernels for CPUs in the checkout: their key has all code that makes them."""
-    from tvm_stretch.make.code import kernel_cache
+def _keep_code() -> None:
+    """Keep in the checkout what LLVM makes of a scheduled kernel: half of all the time.
 
-    asked, folder = kernel_cache.cache_folder, Path(__file__).parents[1] / ".cache" / "kernels"
-    kernel_cache.cache_folder = lambda part: asked(part) or (folder if part == "kernels" else None)
+    What reads, plans and schedules runs each time. The key has the scheduled kernel and all code
+    between it and LLVM, so a change of a kernel compiles the kernels that differ, and no others.
+    """
+    from tvm_stretch.make.code import generate
+    from tvm_stretch.make.code.kernel_cache import KernelCache, digest
+    from tvm_stretch.targets.cpu.code import object_code
+
+    compiled, cache = object_code._object_code, KernelCache(_ROOT / ".cache" / "kernels")
+    with mock.patch.object(generate, "_generators", lambda: [object_code.__name__]):
+        makers = (repr(generate.source_files()) + version("apache-tvm")).encode()
+
+    def kept(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
+        kernels = (generate._text(mod[name]) for name in mod.get_global_vars())
+        key = digest(makers, f"{target} {generate._settings()}".encode(), *kernels)
+        code = cache.find(key)
+        if code is None:
+            code = compiled(mod, target)
+            cache.store(key, code)
+        return code
+
+    object_code._object_code = kept
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
