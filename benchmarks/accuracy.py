@@ -1,9 +1,6 @@
 """The accuracy of stretched networks relative to the originals, over paired seeds.
 
-python -m benchmarks.accuracy --folder /tmp/accuracy --seeds 8 --device cpu
-python -m benchmarks.accuracy prepare --folder F       # needs TVM
-python -m benchmarks.accuracy train --folder F --device cuda --seeds 8    # needs torch, no TVM
-python -m benchmarks.accuracy report --folder F --json accuracy.json
+    python -m benchmarks.accuracy --folder build/accuracy --seeds 8 [--device cuda] [--json F]
 
 Every seed draws its own images (accuracy_tasks.py) and trains the original and its stretched form
 in the same way, from random numbers; distils the one into the other; and starts the stretched form
@@ -16,26 +13,45 @@ and the same command resumes.
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import multiprocessing
 import os
-import pickle
 import statistics
-import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import tvm
 
-from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, digits, shapes, write_digits
-from benchmarks.accuracy_trials import Prepared, Schedule, trial
+from benchmarks.accuracy_networks import NETWORKS, equal_capacity, stretching
+from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, digits, shapes, turned
+from benchmarks.commands import Table, options, say
 from tvm_stretch.base.files import write_whole
+from tvm_stretch.lab.training import (
+    Batches,
+    TrainableNetwork,
+    Training,
+    accuracy,
+    distill,
+    fit,
+    imitate,
+    load_torch,
+    recalibrate,
+    refine,
+    to_torch,
+)
+from tvm_stretch.lab.training.exchange import graph_of
+from tvm_stretch.lab.training.torch_graph import Graph
+from tvm_stretch.passes.duplicate_and_scale import with_sources
+from tvm_stretch.plan.design import Design
 
-NETWORKS = ("resnet", "regnetx", "mbconv")
 TASKS = {"shapes": (3, SIZE), "digits": (1, 8)}
 MEASURES = ("alike", "distilled", "copied", "recalibrated", "imitating", "refined", "two epochs")
 
@@ -45,74 +61,139 @@ _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2
 Row = dict[str, Any]
 
 
-def prepare(folder: Path, tasks: Sequence[str], networks: Sequence[str]) -> None:
-    """Stretch the networks, and store all inputs of training."""
-    from benchmarks.accuracy_networks import prepare as prepared
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if "digits" in tasks:
-        write_digits(folder / "digits.pt")
-    for task in tasks:
-        for network in networks:
-            path = folder / f"{task}.{network}.pickle"
-            if not path.exists():
-                found = prepared(network, *TASKS[task], CLASSES)
-                write_whole(path, pickle.dumps(found))
-                print(f"{task} {network}: {found.told}", flush=True)
+# --- one training ---------------------------------------------------------------------------------
 
 
-def train(
-    folder: Path,
-    tasks: Sequence[str],
-    networks: Sequence[str],
-    seeds: int,
+@dataclass(frozen=True)
+class Schedule:
+    """How long and on how much each network is trained."""
+
+    trained: int = 4000  # images
+    tested: int = 6000  # images
+    epochs: int = 12
+    rate: float = 0.05  # the highest learning rate
+    low_rate: float = 0.01  # of the two epochs after a warm start
+    steps: int = 400  # in which a warm start is refined
+    batch: int = 32
+
+    @property
+    def words(self) -> Iterator[tuple[str, Any]]:
+        """Arguments of a command line, for `options`."""
+        for name, value in asdict(self).items():
+            yield f"--{name.replace('_', '-')}", value
+
+    @classmethod
+    def of_words(cls, args: Any) -> Schedule:
+        """The schedule that a command line names."""
+        return cls(**{name: getattr(args, name) for name in asdict(cls())})
+
+
+def fresh(graph: Graph, seed: int) -> TrainableNetwork:
+    """A network with random weights, after He."""
+    random = np.random.default_rng(seed)
+    norms = {weight.layer for weight in graph.weights if weight.role == "running_var"}
+
+    def drawn(role: str, layer: str, shape: tuple[int, ...]) -> np.ndarray:
+        if layer in norms or role != "weight":
+            ones = role in ("weight", "running_var")
+            return np.full(shape, 1.0 if ones else 0.0, "float32")
+        inside = math.prod(shape[1:]) if len(shape) > 2 else shape[0]
+        gain = 2.0 if len(shape) > 2 else 1.0
+        values = random.standard_normal(shape) * math.sqrt(gain / inside)
+        return values.astype("float32")
+
+    weights = {w.name: drawn(w.role, w.layer, w.shape) for w in graph.weights}
+    net = TrainableNetwork(graph, weights)
+    return net.to(memory_format=torch.channels_last)  # a fifth faster on a CPU
+
+
+def batches_of(data: Data, schedule: Schedule) -> Batches:
+    """The training batches."""
+    augment = turned if data.are_turned else None
+    return Batches(data.images, data.labels, schedule.batch, augment=augment)
+
+
+def percent(net: torch.nn.Module, data: Data) -> float:
+    """How often a network is right."""
+    return 100 * accuracy(net, Batches(data.test_images, data.test_labels, 1000, shuffled=False))
+
+
+def silent(_line: str) -> None:
+    """Progress of a training, of which a line at its end is enough."""
+
+
+def trial(
+    mod: tvm.IRModule, design: Design, data: Data, schedule: Schedule, seed: int
+) -> dict[str, float]:
+    """Accuracies of one seed, in percent, and seconds."""
+    began = time.perf_counter()
+    batches, device = batches_of(data, schedule), data.images.device
+    how: dict[str, Any] = {"seed": seed, "device": device, "progress": silent}
+    long = {**how, "epochs": schedule.epochs, "rate": schedule.rate}
+    original = fresh(graph_of(mod)[0], seed)
+    alike = fresh(graph_of(with_sources(mod, design)[0])[0], seed)
+    fit(original, batches, Training(**long))
+    fit(alike, batches, Training(**long))
+    stretched, sources = with_sources(load_torch(mod, original), design, seed=seed)
+    warm = to_torch(stretched, sources=sources).to(device)
+    found = {name: percent(net, data) for name, net in (("original", original), ("alike", alike))}
+    found["copied"] = percent(warm, data)
+    recalibrate(warm, data.images[:2048], progress=silent)
+    found["recalibrated"] = percent(warm, data)
+    imitate(warm, original, data.images[:2048], progress=silent)
+    found["imitating"] = percent(warm, data)
+    images = Batches(data.images, data.labels, augment=batches.augment)
+    refine(warm, original, images, steps=schedule.steps, seed=seed, progress=silent)
+    found["refined"] = percent(warm, data)
+    fit(warm, batches, Training(epochs=2, rate=schedule.low_rate, **how))
+    found["two epochs"] = percent(warm, data)
+    taught = to_torch(stretched)
+    distill(taught, original, batches, Training(**long))
+    found["distilled"] = percent(taught, data)
+    return found | {"seconds": time.perf_counter() - began}
+
+
+# --- many trainings -------------------------------------------------------------------------------
+
+
+def trainings(
+    jobs: Mapping[Path, tuple[Any, ...]],
+    train: Callable[[tuple[Any, ...]], Row],
     schedule: Schedule,
-    device: str,
     workers: int,
-) -> None:
-    """Run the trials that are missing in the folder, in several processes."""
-    done = {
-        (row["task"], row["network"], row["seed"])
-        for row in rows(folder)
-        if row["schedule"] == asdict(schedule)
-    }
-    jobs = [
-        (folder, task, network, seed, schedule, device)
-        for seed in range(seeds)
-        for task in tasks
-        for network in networks
-        if (task, network, seed) not in done
-    ]
+) -> list[Row]:
+    """What each job says, in several processes; finished ones are read from their files."""
+    missing = [path for path in jobs if _finished(path, schedule) is None]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(workers, max(1, len(jobs))), torch.set_num_threads, (1,)) as pool:
-        for number, row in enumerate(pool.imap_unordered(_run, jobs), 1):
-            print(f"{number} of {len(jobs)}: {_line(row)}", flush=True)
+    with context.Pool(min(workers, len(missing) or 1), torch.set_num_threads, (1,)) as pool:
+        rows = pool.imap(train, [jobs[path] for path in missing])
+        for number, (path, row) in enumerate(zip(missing, rows, strict=True), 1):
+            write_whole(path, json.dumps(row | {"schedule": asdict(schedule)}))
+            figures = ", ".join(f"{k} {v:.1f}" for k, v in row.items() if isinstance(v, float))
+            say(f"{number} of {len(missing)}: {path.stem}: {figures}")
+    return [_finished(path, schedule) or {} for path in jobs]
 
 
-def _run(job: tuple[Path, str, str, int, Schedule, str]) -> Row:
+def _finished(path: Path, schedule: Schedule) -> Row | None:
+    row = json.loads(path.read_text()) if path.exists() else {}
+    return row if row.get("schedule") == asdict(schedule) else None
+
+
+@cache
+def _stretched(network: str, task: str) -> tuple[tvm.IRModule, Design]:
+    st = stretching(NETWORKS[network], *TASKS[task], CLASSES)
+    return st.mod, equal_capacity(st)
+
+
+def _train(job: tuple[Any, ...]) -> Row:
     folder, task, network, seed, schedule, device = job
-    prepared: Prepared = pickle.loads((folder / f"{task}.{network}.pickle").read_bytes())
-    row = {"task": task, "network": network, "seed": seed, "schedule": asdict(schedule)}
-    row |= trial(prepared, _data(folder, task, seed, schedule).to(device), schedule, seed)
-    name = f"{task}.{network}.{seed}.json"
-    write_whole(folder / name, json.dumps(row))
-    return row
+    drawn = digits(folder / "digits.pt", seed) if task == "digits" else None
+    data = drawn or shapes(seed, schedule.trained, schedule.tested)
+    row = {"task": task, "network": network, "seed": seed}
+    return row | trial(*_stretched(network, task), data.to(device), schedule, seed)
 
 
-def _data(folder: Path, task: str, seed: int, schedule: Schedule) -> Data:
-    if task == "digits":
-        return digits(folder / "digits.pt", seed)
-    return shapes(seed, schedule.trained, schedule.tested)
-
-
-def rows(folder: Path) -> list[Row]:
-    """The finished trials in the folder."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.*.*.json"))]
-
-
-def _line(row: Row) -> str:
-    parts = [f"{name} {row[name]:.1f}" for name in ("original", *MEASURES)]
-    return f"{row['task']} {row['network']} seed {row['seed']}: {', '.join(parts)}"
+# --- the table ------------------------------------------------------------------------------------
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -125,8 +206,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def summary(found: Sequence[Row]) -> list[Row]:
     """One row for each task and network: the original's accuracy, and paired differences."""
-    if len({json.dumps(row["schedule"]) for row in found}) > 1:
-        sys.exit("expected trials of one schedule in the folder, got several; take another folder")
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in found:
         groups[row["task"], row["network"]].append(row)
@@ -137,50 +216,46 @@ def summary(found: Sequence[Row]) -> list[Row]:
         for measure in MEASURES:
             mean, half = interval([row[measure] - row["original"] for row in own])
             summed[measure] = {"mean": mean, "low": mean - half, "high": mean + half}
-        summed["seconds"] = sum(row["seconds"] for row in own)
-        result.append(summed)
+        result.append(summed | {"seconds": sum(row["seconds"] for row in own)})
     return result
 
 
-def table(summed: Sequence[Row]) -> Iterator[str]:
-    """Markdown."""
-    yield f"| task | network | seeds | original % | {' | '.join(MEASURES)} |"
-    yield "|" + " --- |" * (4 + len(MEASURES))
+def show(summed: Sequence[Row]) -> None:
+    """Print the table."""
+    table = Table("task", "network", "seeds", "original %", *MEASURES)
     for row in summed:
-        cells = [
-            f"{row[m]['mean']:+.2f} [{row[m]['low']:+.2f}, {row[m]['high']:+.2f}]" for m in MEASURES
-        ]
-        start = f"| {row['task']} | {row['network']} | {row['seeds']} | {row['original']:.2f} |"
-        yield f"{start} {' | '.join(cells)} |"
+        cells = ("{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**row[m]) for m in MEASURES)
+        table.row(row["task"], row["network"], row["seeds"], row["original"], *cells)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("step", nargs="?", choices=("all", "prepare", "train", "report"))
-    parser.add_argument("--folder", type=Path, default=Path("build/accuracy"))
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, help="processes; by default 8 on a GPU, else cores")
-    parser.add_argument("--json", type=Path, help="write the summary there")
-    for name, value in asdict(Schedule()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    args = parser.parse_args(argv)
-    schedule = Schedule(**{name: getattr(args, name) for name in asdict(Schedule())})
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run from the command line."""
+    args = options(
+        *(__doc__, arguments, ("--folder", Path("build/accuracy")), ("--seeds", 8)),
+        *(("--tasks", tuple(TASKS)), ("--networks", tuple(NETWORKS)), ("--device", "cpu")),
+        ("--workers", int, "processes; by default 8 on a GPU, else cores"),
+        ("--json", Path, "write the summary there"),
+        *Schedule().words,
+        tasks=TASKS,
+        networks=NETWORKS,
+    )
+    schedule = Schedule.of_words(args)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if "digits" in args.tasks:
+        digits(args.folder / "digits.pt", 0)  # before several processes look for the file
+    jobs = {
+        args.folder / f"{task}.{network}.{seed}.json": (
+            *(args.folder, task, network, seed, schedule, args.device),
+        )
+        for seed in range(args.seeds)
+        for task in args.tasks
+        for network in args.networks
+    }
     workers = args.workers or (8 if args.device != "cpu" else os.cpu_count() or 1)
-    step = args.step or "all"
-    if step in ("all", "prepare"):
-        prepare(args.folder, args.tasks, args.networks)
-    if step in ("all", "train"):
-        given = (args.tasks, args.networks, args.seeds, schedule, args.device, workers)
-        train(args.folder, *given)
-    if step != "prepare":
-        summed = summary(rows(args.folder))
-        print("\n".join(table(summed)))
-        if args.json:
-            write_whole(args.json, json.dumps({"rows": summed}, indent=1))
+    summed = summary(trainings(jobs, _train, schedule, workers))
+    show(summed)
+    if args.json:
+        write_whole(args.json, json.dumps({"rows": summed}, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,22 +5,15 @@ Every stage becomes two branches that together have about as many multiply-adds 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
-import tvm
 
 import tvm_stretch as ts
-from benchmarks.accuracy_trials import Inherited, Prepared
 from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.lab.stretching.segments import Run
 from tvm_stretch.lab.stretching.stretching import Stretching
-from tvm_stretch.lab.training.exchange import Arrays, graph_of, with_weights
-from tvm_stretch.lab.training.torch_graph import Graph
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 
 _BRANCH = 0.5
@@ -90,37 +83,9 @@ NETWORKS: Mapping[str, Small] = {
 }
 
 
-def prepare(name: str, channels: int, size: int, classes: int) -> Prepared:
-    """A network and its design of equal capacity."""
-    found = _stretching(name, channels, size, classes)
-    design = equal_capacity(found)
-    judged, (work, parameters) = found.judge(design), found.original
-    told = (
-        f"{work / 1e6:.2f} M multiply-adds, {parameters / 1e3:.1f} k parameters -> "
-        f"{judged.multiply_adds / 1e6:.2f} M, {judged.parameters / 1e3:.1f} k: {_told(design)}"
-    )
-    return prepared(name, found.mod, design, told)
-
-
-def spread(
-    name: str, channels: int, size: int, classes: int, count: int
-) -> list[tuple[Graph, str, int]]:
-    """Graphs of designs of many widths, with descriptions and numbers of parameters."""
-    st = _stretching(name, channels, size, classes)
-    runs = st.task.chain.runs
-    designs = dict.fromkeys(
-        Design(tuple(_two_branches(run, run.rounded(ratio)) for run in runs))
-        for ratio in np.linspace(0.3, 0.9, count)
-    )
-    return [(graph_of(st.module(d))[0], _told(d), st.judge(d).parameters) for d in designs]
-
-
-def _told(design: Design) -> str:
-    return "; ".join(map(str, design.segments)).replace(" |", " +")
-
-
-def _stretching(name: str, channels: int, size: int, classes: int) -> Stretching:
-    model = NETWORKS[name].build(channels, size, classes)
+def stretching(small: Small, channels: int, size: int, classes: int) -> Stretching:
+    """A network for images of a size, ready for designs."""
+    model = small.build(channels, size, classes)
     return ts.stretch(model, device="snapdragon-855", targets=["llvm", "opencl"])
 
 
@@ -148,35 +113,3 @@ def equal_capacity(st: Stretching) -> Design:
             tried.append((abs(kept - 2), width, longer))
         design = min(tried, key=lambda each: each[:2])[2]
     return design
-
-
-def prepared(name: str, mod: tvm.IRModule, design: Design, told: str) -> Prepared:
-    """A network and its design; stretching known numbers shows where each element comes from."""
-    original, arrays = graph_of(mod)
-
-    def stretched(values: Callable[[np.ndarray], np.ndarray]) -> Arrays:
-        known = {n: values(a).astype("float32") for n, a in arrays.items()}
-        return graph_of(duplicate_and_scale(with_weights(mod, known), design, noise=0))[1]
-
-    numbered = stretched(lambda a: np.arange(1, a.size + 1).reshape(a.shape))
-    ones, zeros = stretched(np.ones_like), stretched(np.zeros_like)
-    module, sources = with_sources(mod, design)
-    graph, _ = graph_of(module)
-    inherited = {
-        name: _inherited(name, arrays, numbered[name], ones[name], zeros[name]) for name in zeros
-    }
-    return Prepared(name, original, graph, inherited, sources, told)
-
-
-def _inherited(
-    name: str, arrays: Arrays, number: np.ndarray, one: np.ndarray, zero: np.ndarray
-) -> Inherited:
-    layer, _, role = name.rpartition(":")
-    branch = re.search(r"\.b(\d+)$", layer)
-    source = f"{layer[: branch.start()] if branch else layer}:{role}"
-    if source not in arrays:
-        return Inherited("", np.full(zero.shape, -1), np.zeros_like(zero), zero, False)
-    factor = one - zero
-    index = np.where(factor > 0, np.rint((number - zero) / np.where(factor, factor, 1)) - 1, -1)
-    noisy = bool(branch and int(branch[1])) and zero.ndim == 4 and role == "weight"
-    return Inherited(source, index.astype("int32"), factor, zero, noisy)

@@ -65,23 +65,20 @@ def shapes(seed: int, trained: int, tested: int) -> Data:
 
 
 def digits(path: Path, seed: int) -> Data:
-    """scikit-learn's digits, split anew for every seed."""
+    """scikit-learn's digits, which the file keeps, split anew for every seed."""
+    if not path.exists():
+        from sklearn.datasets import load_digits
+
+        known = load_digits()
+        images = torch.tensor(known.images, dtype=torch.float32)[:, None]
+        labels = torch.tensor(known.target, dtype=torch.int64)
+        torch.save({"images": images / 8 - 1, "labels": labels}, path)
     held: dict[str, Any] = torch.load(path, weights_only=True)
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(held["labels"]), generator=random)
     train, test = order[_DIGITS_TESTED:], order[:_DIGITS_TESTED]
     images, labels = held["images"], held["labels"]
     return Data(images[train], labels[train], images[test], labels[test])
-
-
-def write_digits(path: Path) -> None:
-    """Keep scikit-learn's digits in a file that needs only torch."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None]
-    labels = torch.tensor(found.target, dtype=torch.int64)
-    torch.save({"images": images / 8 - 1, "labels": labels}, path)
 
 
 def _curves() -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ from benchmarks.baselines.split import (
     mulayer_chains,
     split,
 )
-from benchmarks.commands import Samples, options, turns
+from benchmarks.commands import Samples, markdown, options, turns
 from benchmarks.harness import check, compiled, model_of
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
 from tutorials import zoo
@@ -225,22 +225,16 @@ def in_turns(models: Mapping[str, ts.Model], rounds: int) -> Samples:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: a row for each network and scheduler."""
-    head = ("network", "scheduler", "predicted ms", "measured ms", "quickest ms", "of single")
-    yield f"| {' | '.join(head)} |"
-    yield "|" + " --- |" * len(head)
-    for row in rows:
-        single = next(
-            r for r in rows if r["network"] == row["network"] and r["scheduler"] == "single"
-        )
-        cells = (
-            row["network"],
-            row["scheduler"],
-            f"{row['predicted_ms']:.2f} ({row['predicted_ms'] / single['predicted_ms']:.2f})",
-            f"{row['measured_ms']:.2f} ± {row['spread']:.0%}",
-            f"{row['quickest_ms']:.2f}",
-            f"{row['ratio']:.2f}",
-        )
-        yield f"| {' | '.join(cells)} |"
+    heads = "network", "scheduler", "predicted ms", "measured ms", "quickest ms", "of single"
+    alone = {r["network"]: r["predicted_ms"] for r in rows if r["scheduler"] == "single"}
+    yield from markdown(heads, (_cells(row, alone[row["network"]]) for row in rows))
+
+
+def _cells(row: Row, alone: float) -> Sequence[object]:
+    predicted = f"{row['predicted_ms']:.2f} ({row['predicted_ms'] / alone:.2f})"
+    measured = f"{row['measured_ms']:.2f} ± {row['spread']:.0%}"
+    ends = row["quickest_ms"], row["ratio"]
+    return row["network"], row["scheduler"], predicted, measured, *ends
 
 
 def main() -> None:

@@ -7,11 +7,13 @@ ratios are medians of the ratios of one round.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,18 @@ def turns(
     return Samples(samples)
 
 
+@contextlib.contextmanager
+def beside(code: str, *words: object, seconds: float = 0.3) -> Iterator[None]:
+    """Context in which another process runs Python code, which had some seconds to begin."""
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)])
+    try:
+        time.sleep(seconds)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 
@@ -120,6 +134,18 @@ def options(
     return parser.parse_args(arguments)
 
 
+def line(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown; numbers have two digits."""
+    texts = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"| {' | '.join(texts)} |"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """The lines of a table."""
+    yield from map(line, (heads, ["---"] * len(heads)))
+    yield from map(line, rows)
+
+
 class Table:
     """A table in Markdown that is printed row by row."""
 
@@ -128,9 +154,8 @@ class Table:
         self.row(*["---"] * len(heads))
 
     def row(self, *cells: object) -> None:
-        """Print a row; numbers have two digits."""
-        texts = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)
-        print(f"| {' | '.join(texts)} |", flush=True)
+        """Print a row."""
+        print(line(cells), flush=True)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cost_model measure --folder costs --seconds 480 --target llvm opencl
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
-    python -m benchmarks.cost_model like --like costs --folder new      `cost_model_like.py`
+    python -m benchmarks.cost_model like --like costs --folder new --cpu haswell
 
 `measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole
 (`cost_model_measured.py`); all are compiled first, so that nothing else runs meanwhile.
@@ -12,21 +12,35 @@ equal to theirs leave the training set too, wherever they come from. Kernel erro
 those of the held-out networks' kernels. Copies of a network's inputs and outputs to and from a GPU
 are not part of its time here: hand-overs have a model of their own. Networks that were always
 disturbed are listed and not judged, because the disturbance is not a property of their kernels.
+
+`like` makes a model for a new device in a minute, from measurements of a similar one. `--folder`
+holds networks of the new device. Each row of its table is a model, judged on them; no model has
+seen a network, also none of the folder `--like`, which `ts.tune.measure` may have written too:
+
+    like alone       the other device's samples, nothing measured on the new device
+    a minute, like   `ts.tune.measure(budget=60, like=...)`: samples by what they tell
+    any, like        as many samples, by chance, and the same correction
+    a minute alone   the samples of the first minute without the other device
+    all samples      every sample in `--folder`
+
+Models predict at the median pace of their own samples (`Row.reference_ns`), so networks are scaled
+to that: a minute, in which compiling heats the core, can be a tenth slower than a campaign.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import random
 import statistics
+import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cost_model_like
-from benchmarks.commands import options
+import tvm_stretch as ts
+from benchmarks.commands import Table, options
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
 from benchmarks.harness import cpu
 from tvm_stretch.plan.cost.measured_model import MeasuredModel
@@ -133,76 +147,118 @@ def _without_place(kernel: Features) -> Features:
     return replace(kernel, round_bytes=0, reuse_bytes=0)
 
 
-def summarize(dataset: Dataset, found: Errors) -> dict[str, Any]:
-    """The numbers of one processor."""
-    results = found.results
-    errors = [(row, p.nanoseconds / row.nanoseconds - 1) for row, p in found.kernels]
-    covered = [(row, p.low <= row.nanoseconds <= p.high) for row, p in found.kernels]
-    families: dict[str, Any] = {}
-    for name in sorted({row.features.family for row, _ in errors}):
-        own = [abs(error) for row, error in errors if row.features.family == name]
-        inside = [is_in for row, is_in in covered if row.features.family == name]
-        families[name] = {
-            "kernels": len(own),
-            "mape": statistics.mean(own),
-            "coverage": statistics.mean(inside),
+def show(found: Errors) -> dict[str, Any]:
+    """Print the tables of one processor; return networks and kernels with their errors."""
+    networks = [
+        {
+            "name": network.name,
+            "measured_ms": network.nanoseconds / 1e6,
+            "predicted_ms": predicted / 1e6,
+            "error": predicted / network.nanoseconds - 1,
+            "out_of_range": sum(bool(p.out_of_range) for p in predictions),
+            "kernels": len(predictions),
+            "quiet": network.quiet,
         }
-    relative = {n.name: predicted / n.nanoseconds - 1 for n, predicted, _ in results}
-    judged = [relative[n.name] for n, _, _ in results if n.quiet]
-    weights = [row.nanoseconds for row, _ in errors]
-    return {
-        "device": dataset.device,
-        "rows": len(dataset.rows),
-        "quiet_rows": sum(row.quiet for row in dataset.rows),
-        "networks": [
-            {
-                "name": network.name,
-                "measured_ms": network.nanoseconds / 1e6,
-                "predicted_ms": predicted / 1e6,
-                "error": relative[network.name],
-                "out_of_range": sum(bool(p.out_of_range) for p in predictions),
-                "kernels": len(predictions),
-                "quiet": network.quiet,
-            }
-            for network, predicted, predictions in results
-        ],
-        "judged": len(judged),
-        "within_10_percent": statistics.mean(abs(e) <= 0.1 for e in judged),
-        "kernel_mape": statistics.mean(abs(error) for _, error in errors),
-        "kernel_mape_from_1us": statistics.mean(
-            abs(error) for row, error in errors if row.nanoseconds >= _RESOLVED_NS
-        ),
-        "kernels_from_1us": sum(row.nanoseconds >= _RESOLVED_NS for row, _ in errors),
-        "kernels": len(errors),
-        "kernel_mape_by_time": sum(w * abs(e) for w, (_, e) in zip(weights, errors, strict=True))
-        / sum(weights),
-        "coverage": statistics.mean(inside for _, inside in covered),
-        "families": families,
-    }
-
-
-def table(summary: dict[str, Any]) -> str:
-    """The summary for people."""
-    lines = ["| network | measured ms | predicted ms | error | out of range |", "|" + " --- |" * 5]
-    for n in summary["networks"]:
-        lines.append(
-            f"| {n['name']} | {n['measured_ms']:.2f} | {n['predicted_ms']:.2f} | "
-            f"{n['error']:+.1%}{'' if n['quiet'] else ' (disturbed)'} | "
-            f"{n['out_of_range']}/{n['kernels']} |"
-        )
-    lines += ["", "| family | kernels | MAPE | covered by 90 % intervals |", "|" + " --- |" * 4]
-    for name, f in summary["families"].items():
-        lines.append(f"| {name} | {f['kernels']} | {f['mape']:.1%} | {f['coverage']:.1%} |")
-    lines += [
-        "",
-        f"{summary['rows']} rows; networks within 10 %: {summary['within_10_percent']:.0%} "
-        f"of {summary['judged']}; "
-        f"kernel MAPE {summary['kernel_mape']:.1%} (of the {summary['kernels_from_1us']} of "
-        f"{summary['kernels']} that take 1 us or more {summary['kernel_mape_from_1us']:.1%}; "
-        f"weighted by time {summary['kernel_mape_by_time']:.1%}); "
-        f"coverage {summary['coverage']:.1%}",
+        for network, predicted, predictions in found.results
     ]
-    return "\n".join(lines)
+    kernels = [
+        {
+            "family": row.features.family,
+            "ns": row.nanoseconds,
+            "error": p.nanoseconds / row.nanoseconds - 1,
+            "is_covered": p.low <= row.nanoseconds <= p.high,
+        }
+        for row, p in found.kernels
+    ]
+    table = Table("network", "measured ms", "predicted ms", "error", "out of range")
+    for n in networks:
+        told = f"{n['error']:+.1%}{'' if n['quiet'] else ' (disturbed)'}"
+        beyond = f"{n['out_of_range']}/{n['kernels']}"
+        table.row(n["name"], n["measured_ms"], n["predicted_ms"], told, beyond)
+    print()
+    table = Table(
+        "kernels", "number", "mean error", "weighted by time", "covered by 90 % intervals"
+    )
+    families = {name: [k for k in kernels if k["family"] == name] for name in _families(kernels)}
+    long = [k for k in kernels if k["ns"] >= _RESOLVED_NS]
+    for name, some in {**families, "all": kernels, "of 1 us or more": long}.items():
+        if some:
+            total = sum(k["ns"] for k in some)
+            by_time = sum(k["ns"] * abs(k["error"]) for k in some) / total
+            means = statistics.mean(abs(k["error"]) for k in some), by_time
+            covered = statistics.mean(k["is_covered"] for k in some)
+            table.row(name, len(some), *(f"{share:.1%}" for share in (*means, covered)))
+    judged = [abs(n["error"]) <= 0.1 for n in networks if n["quiet"]]
+    print(f"\nnetworks within 10 %: {sum(judged)} of {len(judged)}", flush=True)
+    return {"networks": networks, "kernels": kernels}
+
+
+def _families(kernels: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted({kernel["family"] for kernel in kernels})
+
+
+# --- a new device in a minute ---------------------------------------------------------------------
+
+_CHANCES = 5
+"""How often samples are drawn by chance."""
+
+
+def samples_of(folder: Path, processor: Processor) -> Dataset:
+    """The measurements of a folder without those of networks, and of transfers."""
+    dataset = Dataset.open(folder / f"{processor.name}.jsonl")
+    return chosen(dataset, {row.batch for row in dataset.rows if row.batch >= 0})
+
+
+def chosen(dataset: Dataset, batches: set[int]) -> Dataset:
+    """The measurements of some batches."""
+    rows = [row for row in dataset.rows if row.batch in batches]
+    return Dataset(dataset.path, dataset.device, rows)
+
+
+def models(
+    processor: Processor, few: Dataset, every: Dataset, similar: MeasuredModel
+) -> Iterator[tuple[str, Dataset, MeasuredModel]]:
+    """The rows of the table: name, what the model learned from, model."""
+    count = len({row.batch for row in few.rows})
+    yield "like alone", chosen(every, set()), similar
+    yield "a minute, like", few, learn(few, processor, [similar])
+    batches = sorted({row.batch for row in every.rows})
+    for seed in range(_CHANCES):
+        drawn = random.Random(seed).sample(batches, min(count, len(batches)))
+        some = chosen(every, set(drawn))
+        yield "any, like", some, learn(some, processor, [similar])
+    yield "a minute alone", few, learn(few, processor)
+    yield "all samples", every, learn(every, processor)
+
+
+def _kernels(dataset: Dataset) -> int:
+    return len({row.features for row in dataset.rows if row.features.is_kernel})
+
+
+def show_like(targets: Sequence[Any], folder: Path, like: Path, budget: float) -> None:
+    """Measure for a minute, and print the table."""
+    processor = make_processors(targets, 1)[1][-1]
+    similar = learn(samples_of(like, processor), processor)
+    with tempfile.TemporaryDirectory() as scratch:
+        known, new = Path(scratch, "like"), Path(scratch, "new")
+        known.mkdir()
+        similar.save(known / f"{processor.name}.json")
+        start = time.monotonic()
+        ts.tune.measure(targets, budget=budget, like=known, cache=new, cpu_threads=1)
+        print(f"{time.monotonic() - start:.0f} s for measuring and learning\n", flush=True)
+        few = samples_of(new, processor)
+    every = samples_of(folder, processor)
+    networks = [n for n in read_networks(folder, processor.name) if n.quiet]
+    table = Table("model", "kernels", "networks within 10 %", "mean error", "bias")
+    for name, learned, model in models(processor, few, every, similar.without_residuals()):
+        pace = pace_of(learned.rows or every.rows, processor)
+        off = [
+            model.run_ns(n.kernels) / at_pace(n.computed_ns, n.reference_ns, pace) - 1
+            for n in networks
+        ]
+        within = sum(abs(error) <= 0.1 for error in off)
+        mean, bias = statistics.mean(map(abs, off)), statistics.mean(off)
+        table.row(name, _kernels(learned), f"{within} of {len(off)}", f"{mean:.1%}", f"{bias:+.1%}")
 
 
 def main() -> None:
@@ -228,19 +284,15 @@ def main() -> None:
         measure_all(targets, args.folder, args.seconds, args.batches)
         return
     if args.step == "like":
-        cost_model_like.show(targets, args.folder, args.like, args.budget)
+        show_like(targets, args.folder, args.like, args.budget)
         return
     placeable = make_processors(targets, 1)[1]
-    start = time.monotonic()
-    summaries = {}
-    predictions = evaluate(args.folder, placeable, args.samples_only)
+    predictions, shown = evaluate(args.folder, placeable, args.samples_only), {}
     for processor in placeable:
-        dataset = Dataset.open(args.folder / f"{processor.name}.jsonl")
-        summary = summaries[processor.name] = summarize(dataset, predictions[processor.name])
-        print(f"\n{processor.name}\n\n{table(summary)}\n", flush=True)
-    print(f"{math.ceil(time.monotonic() - start)} s")
+        print(f"\n{processor.name}\n")
+        shown[processor.name] = show(predictions[processor.name])
     if args.json:
-        args.json.write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import say
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.base.progress import reporting
@@ -177,7 +178,7 @@ def compile_all(
         for done in [pool.submit(_compile, job, compiled) for job in jobs]:
             done.result()
     took = time.monotonic() - start
-    _say(f"{len(jobs)} compiled in {took:.0f} s by {workers} processes")
+    say(f"{len(jobs)} compiled in {took:.0f} s by {workers} processes")
     return jobs
 
 
@@ -210,7 +211,7 @@ def measure_all(
 ) -> None:
     """Fill the folder; what was measured undisturbed is kept and not measured again."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, reporting(_say):
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, reporting(say):
         compiled = Path(scratch)
         jobs = compile_all(targets, folder, networks, batches, compiled)
         processors, placeable = make_processors(targets, 1)
@@ -244,7 +245,7 @@ def _measure_networks(
                     continue
                 passes.append(bench.measure_network(str(job.what), _read(job, compiled)))
                 quiet = "" if _is_quiet(passes[-1], _launch_ns(found)) else ", disturbed"
-                _say(f"{job.what}: {passes[-1].total.nanoseconds / 1e6:.2f} ms{quiet}")
+                say(f"{job.what}: {passes[-1].total.nanoseconds / 1e6:.2f} ms{quiet}")
     finally:
         launch = _launch_ns(found)
         for job, passes in found.items():
@@ -292,7 +293,7 @@ def _measure_samples(
                 if isinstance(job.what, int) and time.monotonic() < end:
                     rows = bench.measure(_read(job, compiled), job.what)
                     best[job] = min(rows, best.get(job, rows), key=_by_batch)
-                    _say(f"batch {job.what}: {len(rows)} kernels, {bench.describe()}")
+                    say(f"batch {job.what}: {len(rows)} kernels, {bench.describe()}")
     finally:
         dataset.append(*(row for rows in best.values() for row in rows))
 
@@ -329,7 +330,3 @@ def read_networks(folder: Path, processor: str) -> list[Network]:
         if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):
             found[network.name] = network
     return list(found.values())
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

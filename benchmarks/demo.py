@@ -23,6 +23,7 @@ import onnxruntime
 
 import tvm_stretch as ts
 from benchmarks.commands import options, turns
+from benchmarks.harness import check
 from tutorials import zoo
 from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.plan.search import search
@@ -34,8 +35,6 @@ from tvm_stretch.targets.processors import make_processors
 
 BOTH = "both"
 ROUNDS = 20
-MOST_ERROR = 1e-3
-"""As a share of the largest value; float32 kernels sum in another order than ONNX Runtime."""
 
 
 def landscape(size: int) -> np.ndarray:
@@ -50,14 +49,6 @@ def landscape(size: int) -> np.ndarray:
         picture = np.where(where, np.reshape(colour, (3, 1, 1)), picture)
     mean, deviation = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
     return ((picture - mean) / deviation).astype("float32")[None]
-
-
-def check(answer: np.ndarray, expected: np.ndarray, who: str) -> None:
-    """Fail unless an answer is ONNX Runtime's but for rounding."""
-    error = np.abs(answer - expected).max() / np.abs(expected).max()
-    if not error <= MOST_ERROR or answer.argmax() != expected.argmax():
-        raise SystemExit(f"{who}: the answer differs from ONNX Runtime's by {error:.1e}")
-    print(f"  {who:14} largest difference from ONNX Runtime {error:.0e} of the largest value")
 
 
 def models_of(path: Path, targets: list[str]) -> dict[str, ts.Model]:
@@ -127,14 +118,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     print("\nthe answer of")
     for name, model in models.items():
-        check(model(x), expected, name)
+        error = check(name, model(x), [expected])
+        print(f"  {name:14} largest difference from ONNX Runtime {error:.0e} of the largest value")
 
     print(f"\nmilliseconds per image, median of {ROUNDS} runs in turns")
     runs = {name: partial(model, x) for name, model in models.items()}
     samples = turns(runs, ROUNDS, warm_up=0)
     times = {name: samples.median(name) for name in models}
-    for name, taken in times.items():
-        print(f"  {name:14} {taken:7.2f}")
+    print("\n".join(f"  {name:14} {taken:7.2f}" for name, taken in times.items()))
     timeline = best.timeline(folder / "trace.json")
     print(f"\n{chart(timeline)}\n{timeline}")
     best.report(folder / "report.html")

@@ -12,19 +12,16 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
     run         all that a caller of the executor waits for
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
 
-`--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy`
-that their multiply-adds need, 128 each, none of them by zeros of other groups: with padding,
-rounding and stores. The second number also has the conversions between plain and blocked layout at
-the ends of a network. Then those of depthwise convolutions, poolings and dense layers of one pixel
-for each load of 128 bytes that they need: of the pixels under each tap for 128 results, or of the
-weights.
+`--packets`: executed packets (qemu counts them) of kernels of integers, with padding, rounding and
+stores: of convolutions for each `vrmpy` that their multiply-adds need, 128 each, none of them by
+zeros of other groups; of depthwise convolutions, poolings and dense layers of one pixel for each
+load of 128 bytes that they need, of the pixels under each tap for 128 results, or of the weights.
 `--loop`: the packets of the innermost loop of one of them (channels, filters, size, kernel), as
 LLVM wrote them; tutorials/hvx_kernels.md reads them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
@@ -32,6 +29,7 @@ import signal
 import statistics
 import tempfile
 import time
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -40,6 +38,7 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
+from benchmarks.commands import Table, options
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.run.autoload import load_native_library
@@ -64,7 +63,7 @@ def native_dsp() -> Processor:
     return dataclasses.replace(host, name="hexagon", kind="dsp", build=build)
 
 
-def network() -> tvm.IRModule:
+def addition() -> tvm.IRModule:
     """One addition."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((32,), "int32"))
@@ -80,23 +79,15 @@ def handovers(model: ts.Model, runs: int, pause: float) -> dict[str, float]:
     run = model.random_run()
     found: dict[str, list[float]] = {"launch": [], "hand-over": [], "run": []}
     for _ in range(runs):
-        if pause:
+        for _ in range(1 if pause else 6):  # health takes longer than both sides spin
             time.sleep(pause)
-        start = time.perf_counter_ns()
-        run()
-        found["run"].append(time.perf_counter_ns() - start)
-        if pause:  # health takes longer than both sides spin
-            state = health(model)
-            found["launch"].append(state["launch_ns"])
-            found["hand-over"].append(state["handover_ns"])
-    if not pause:
-        for _ in range(runs):
-            for _ in range(5):
-                run()
-            state = health(model)
-            found["launch"].append(state["launch_ns"])
-            found["hand-over"].append(state["handover_ns"])
-    return {name: statistics.median(values) / 1000 for name, values in found.items()}
+            start = time.perf_counter_ns()
+            run()
+            taken = time.perf_counter_ns() - start
+        state = health(model)
+        for name, ns in zip(found, (state["launch_ns"], state["handover_ns"], taken), strict=True):
+            found[name].append(ns / 1000)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def health(model: ts.Model) -> dict[str, Any]:
@@ -115,168 +106,120 @@ def death(model: ts.Model) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-LAYERS = (  # channels, output channels, rows and columns, kernel, groups
-    (64, 64, 16, 1, 1),
-    (128, 128, 16, 1, 1),
-    (256, 256, 16, 1, 1),
-    (64, 64, 16, 3, 1),
-    (128, 128, 14, 3, 1),
-    (72, 72, 28, 3, 3),
-    (168, 168, 28, 3, 7),
-    (408, 408, 14, 3, 17),
-)
-
-
-def layer(
-    channels: int, outs: int, size: int, kernel: int, groups: int = 1, *, times: int
-) -> tvm.IRModule:
-    """The same convolution `times` times in sequence, if shapes allow it."""
-    dice = np.random.default_rng(0)
-    read = channels // groups
-    weight = dice.integers(-127, 128, (outs, read, kernel, kernel)).astype("int8")
-    bias = dice.integers(-9999, 9999, outs).astype("int32")
-    factor = np.full(outs, 60 / (255 * 37 * np.sqrt(read * kernel * kernel)), "float32")
-    around = {"padding": (kernel // 2,) * 4, "groups": groups}
-    integer = Integer("conv2d", Rounding("uint8", 120, 0, 255), (120,), **around)
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, channels, size, size), "uint8"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            value: relax.Expr = x
-            for _ in range(times):
-                constants = map(relax.const, (weight, bias, factor))
-                value = builder.emit(integer_call(builder, integer, value, *constants))
-            out = builder.emit_output(value)
-        builder.emit_func_output(out)
-    return builder.get()
-
-
-def packets(shape: tuple[int, ...], times: int) -> int:
-    """Packets of a run on the emulator; the answer is compared with the CPU's."""
-    mod = layer(*shape, times=times)
-    model = ts.compile(mod, ["hexagon"], cpu_threads=1)
-    x = np.random.default_rng(1).integers(0, 256, (1, shape[0], shape[2], shape[2]))
-    y = model(x.astype("uint8")).astype(int)
-    want = ts.compile(mod, "llvm", cpu_threads=1)(x.astype("uint8")).astype(int)
-    assert np.abs(y - want).max() <= times
-    return int(health(model)["packets"])
-
-
-def print_packets() -> None:
-    """The table of `--packets`."""
-    print("| channels | size | kernel | groups | packets for a vrmpy | with conversions |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
-    for shape in LAYERS:
-        channels, outs, size, kernel, groups = shape
-        products = channels // groups * outs * size**2 * kernel**2 / 128
-        once, thrice = packets(shape, 1), packets(shape, 3)
-        inside = (thrice - once) / 2 / products
-        whole = f"{inside:.2f} | {once / products:.2f}"
-        print(f"| {channels} -> {outs} | {size} | {kernel} | {groups} | {whole} |", flush=True)
+# --- packets --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-    """A depthwise convolution, or another kernel whose loads decide."""
+class Layer:
+    """A convolution, or another kernel whose loads decide."""
 
     kind: str
     channels: int
     size: int
     kernel: int = 1
     stride: int = 1
+    groups: int = 1
+    outs: int = 0  # as many as channels
 
     @property
-    def loads(self) -> float:
-        """Vectors of 128 bytes; of pixels, none of them used for two taps."""
+    def vectors(self) -> float:
+        """Vectors of 128 products of a convolution; else of pixels, none used for two taps."""
+        outs, pixels = self.outs or self.channels, (-(-self.size // self.stride)) ** 2
+        if self.kind == "conv":
+            return self.channels // self.groups * outs * pixels * self.kernel**2 / 128
         if self.kind == "dense":
-            return self.channels * 1000 / 128
-        if self.kind == "mean":
-            return self.channels * self.size**2 / 128
-        return self.channels * (-(-self.size // self.stride)) ** 2 * self.kernel**2 / 128
+            return self.channels * outs / 128
+        read = self.size**2 if self.kind == "mean" else pixels * self.kernel**2
+        return self.channels * read / 128
 
 
-WINDOWS = (
-    Window("depthwise", 64, 28, 3),
-    Window("depthwise", 64, 28, 3, 2),
-    Window("depthwise", 128, 14, 3),
-    Window("depthwise", 128, 14, 5),
-    Window("depthwise", 128, 7, 3),
-    Window("max pool", 64, 56, 3, 2),
-    Window("max pool", 64, 28, 3),
-    Window("max pool", 64, 28, 2, 2),
-    Window("mean", 512, 7),
-    Window("dense", 512, 1),
+LAYERS = (
+    *(Layer("conv", channels, 16, 1) for channels in (64, 128, 256)),
+    Layer("conv", 64, 16, 3),
+    Layer("conv", 128, 14, 3),
+    Layer("conv", 72, 28, 3, groups=3),
+    Layer("conv", 168, 28, 3, groups=7),
+    Layer("conv", 408, 14, 3, groups=17),
+    Layer("depthwise", 64, 28, 3),
+    Layer("depthwise", 64, 28, 3, 2),
+    Layer("depthwise", 128, 14, 3),
+    Layer("depthwise", 128, 14, 5),
+    Layer("depthwise", 128, 7, 3),
+    Layer("max pool", 64, 56, 3, 2),
+    Layer("max pool", 64, 28, 3),
+    Layer("max pool", 64, 28, 2, 2),
+    Layer("mean", 512, 7),
+    Layer("dense", 512, 1, outs=1000),
 )
+_NAMES = {"max pool": "max_pool", "mean": "mean", "depthwise": "depthwise"}
 
 
-def operator(window: Window) -> tvm.IRModule:
-    """The operator after a 1x1 maximum, which writes blocked layout."""
-    dice = np.random.default_rng(0)
-    builder = relax.BlockBuilder()
-    channels, side = window.channels, window.size
-    x = relax.Var("x", relax.TensorType((1, channels, side, side), "uint8"))
-    factor = 60 / (255 * 37 * np.sqrt(window.loads * 128 / channels / side**2))
-    rounding = Rounding("uint8", 120, 0, 255)
-    settings = {"strides": (window.stride,) * 2, "padding": ((window.kernel - 1) // 2,) * 4}
+def network(layer: Layer) -> tvm.IRModule:
+    """The layer; poolings follow a convolution of one tap, which writes blocked layout."""
+    dice, builder, channels = np.random.default_rng(0), relax.BlockBuilder(), layer.channels
+    outs, taps, rounding = (
+        layer.outs or channels,
+        (layer.kernel,) * 2,
+        Rounding("uint8", 120, 0, 255),
+    )
+    around = {"strides": (layer.stride,) * 2, "padding": ((layer.kernel - 1) // 2,) * 4}
+    x = relax.Var("x", relax.TensorType((1, channels, layer.size, layer.size), "uint8"))
 
-    def constants(*shape: int, outs: int) -> list[relax.Expr]:
+    def product(value: relax.Expr, kind: str, shape: tuple[int, ...], **how: Any) -> relax.Var:
+        count, summed = (shape[1], shape[0]) if kind == "matmul" else (shape[0], prod(shape[1:]))
         weight = dice.integers(-127, 128, shape).astype("int8")
-        bias = dice.integers(-999, 999, outs).astype("int32")
-        return [*map(relax.const, (weight, bias, np.full(outs, factor, "float32")))]
+        bias = dice.integers(-999, 999, count).astype("int32")
+        factor = np.full(count, 60 / (255 * 37 * summed**0.5), "float32")
+        integer = Integer(kind, rounding, (120,), **how)
+        constants = map(relax.const, (weight, bias, factor))
+        return builder.emit(integer_call(builder, integer, value, *constants))
 
     with builder.function("main", [x]):
         with builder.dataflow():
-            if window.kind == "max pool":
-                size = (window.kernel,) * 2
-                identity = Integer("conv2d", rounding, (120,), groups=channels)
-                first = constants(channels, 1, 1, 1, outs=channels)
-                blocked = builder.emit(integer_call(builder, identity, x, *first))
-                value = builder.emit(relax.op.nn.max_pool2d(blocked, size, **settings))
-            elif window.kind == "depthwise":
-                integer = Integer("conv2d", rounding, (120,), groups=channels, **settings)
-                weights = constants(channels, 1, *(window.kernel,) * 2, outs=channels)
-                value = builder.emit(integer_call(builder, integer, x, *weights))
-            elif window.kind == "mean":
-                integer = Integer("conv2d", rounding, (120,), groups=channels)
-                first = constants(channels, 1, 1, 1, outs=channels)
-                blocked = builder.emit(integer_call(builder, integer, x, *first))
-                mean = Integer("mean", rounding, (120,), (1.5 / side**2,))
-                value = builder.emit(integer_call(builder, mean, blocked))
-            else:
+            if layer.kind == "dense":
                 flat = builder.emit(relax.op.reshape(x, (1, channels)))
-                integer = Integer("matmul", rounding, (120,))
-                weights = constants(channels, 1000, outs=1000)
-                value = builder.emit(integer_call(builder, integer, flat, *weights))
+                value = product(flat, "matmul", (channels, outs))
+            elif layer.kind in ("conv", "depthwise"):
+                groups = layer.groups if layer.kind == "conv" else channels
+                shape = (outs, channels // groups, *taps)
+                value = product(x, "conv2d", shape, groups=groups, **around)
+            else:
+                blocked = product(x, "conv2d", (channels, 1, 1, 1), groups=channels)
+                mean = Integer("mean", rounding, (120,), (1.5 / layer.size**2,))
+                is_mean = layer.kind == "mean"
+                value = builder.emit(
+                    integer_call(builder, mean, blocked)
+                    if is_mean
+                    else relax.op.nn.max_pool2d(blocked, taps, **around)
+                )
             out = builder.emit_output(value)
         builder.emit_func_output(out)
     return builder.get()
 
 
-def packets_of(window: Window) -> int:
-    """Packets of its kernel; the answer is compared with the CPU's."""
-    mod = operator(window)
+def packets(layer: Layer) -> int:
+    """Packets of its kernel on the emulator; the answer is compared with the CPU's."""
+    mod = network(layer)
     model = ts.compile(mod, ["hexagon"], cpu_threads=1)
-    shape = (1, window.channels, window.size, window.size)
+    shape = (1, layer.channels, layer.size, layer.size)
     x = np.random.default_rng(1).integers(0, 256, shape).astype("uint8")
     want = ts.compile(mod, "llvm", cpu_threads=1)(x).astype(int)
     assert np.abs(model(x).astype(int) - want).max() <= 1
-    names = {"max pool": "max_pool", "dense": "integer_conv2d", "mean": "mean"}
-    name = names.get(window.kind, "depthwise")
-    kernels = model.profile(1).kernels
-    return sum(kernel.packets for kernel in kernels if name in kernel.kernel)
+    name = _NAMES.get(layer.kind, "integer_conv2d")
+    return sum(k.packets for k in model.profile(1).kernels if name in k.kernel)
 
 
-def print_windows() -> None:
-    """The second table of `--packets`."""
-    print("\n| kernel | channels | size | window, stride | packets | packets for a load |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for window in WINDOWS:
-        found = packets_of(window)
-        shape = f"{window.channels} | {window.size} | {window.kernel}, {window.stride}"
-        print(f"| {window.kind} | {shape} | {found} | {found / window.loads:.2f} |", flush=True)
+def print_packets() -> None:
+    """The table of `--packets`."""
+    table = Table("kernel", "channels", "size", "window, stride, groups", "packets", "for a vector")
+    for layer in LAYERS:
+        window = f"{layer.kernel}, {layer.stride}, {layer.groups}"
+        shape = f"{layer.channels} -> {layer.outs or layer.channels}", layer.size, window
+        found = packets(layer)
+        table.row(layer.kind, *shape, found, found / layer.vectors)
 
 
-def hottest_loop(shape: tuple[int, int, int, int]) -> str:
+def hottest_loop(layer: Layer) -> str:
     """The assembly of the piece of a convolution that has the most products."""
     texts: list[str] = []
 
@@ -290,14 +233,14 @@ def hottest_loop(shape: tuple[int, int, int, int]) -> str:
         mock.patch.dict(os.environ, TVM_STRETCH_CACHE_DIR=empty),
         mock.patch.object(object_code, "llvm_module", listened),
     ):
-        ts.compile(layer(*shape, times=1), ["hexagon"], cpu_threads=1)
+        ts.compile(network(layer), ["hexagon"], cpu_threads=1)
     pieces = [piece for text in texts for piece in re.split(r"^(?=\.LBB)", text, flags=re.M)]
     return max(pieces, key=lambda piece: piece.count("vrmpy"))
 
 
-def print_loop(shape: tuple[int, int, int, int]) -> None:
+def print_loop(layer: Layer) -> None:
     """A loop, its packets and its products."""
-    lines = hottest_loop(shape).splitlines()
+    lines = hottest_loop(layer).splitlines()
     text = "\n".join(line for line in lines if not line.startswith("."))
     print(lines[0], text, sep="\n")
     packets, products = text.count("{"), text.count("vrmpy")
@@ -306,27 +249,24 @@ def print_loop(shape: tuple[int, int, int, int]) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--native", action="store_true")
-    parser.add_argument("--packets", action="store_true")
-    parser.add_argument("--loop", nargs=4, type=int)
-    options = parser.parse_args()
-    if options.loop:
-        print_loop(tuple(options.loop))
+    args = options(
+        *(__doc__, None, ("--runs", 300), ("--native", False), ("--packets", False)),
+        ("--loop+", int, "channels, filters, size and kernel of a convolution"),
+    )
+    if args.loop:
+        channels, outs, size, kernel = args.loop
+        print_loop(Layer("conv", channels, size, kernel, outs=outs))
         return
-    if options.packets:
+    if args.packets:
         print_packets()
-        print_windows()
         return
-    target: Any = native_dsp() if options.native else "hexagon"
-    model = ts.compile(network(), [target], cpu_threads=1)
+    target: Any = native_dsp() if args.native else "hexagon"
+    model = ts.compile(addition(), [target], cpu_threads=1)
     x = np.arange(32, dtype="int32")
     np.testing.assert_array_equal(model(x), 2 * x)
-    print("| us | launch | hand-over | run |\n| --- | ---: | ---: | ---: |")
+    table = Table("us", "launch", "hand-over", "run")
     for name, pause in (("spinning", 0.0), ("asleep", 0.003)):
-        row = handovers(model, options.runs, pause)
-        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in row.values()) + " |")
+        table.row(name, *handovers(model, args.runs, pause).values())
     deaths = [death(model) for _ in range(10)]
     print(f"death seen after {statistics.median(deaths):.1f} ms (at most {max(deaths):.1f})")
 

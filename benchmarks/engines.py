@@ -14,41 +14,39 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.models import BenchModel, Tensors
+from benchmarks.models import Model, Tensors
 
 Run = Callable[[Tensors], list[np.ndarray]]
 Target = str | dict[str, Any]
-SAID: dict[str, Any] = {}
-"""What an engine tells of its model beside answers and times."""
 
 
-def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+def _load_onnxruntime(model: Model, threads: int, exact: bool = False) -> Run:
+    session = model.session(exact, threads)
     return lambda inputs: session.run(None, inputs)
 
 
-def _load_openvino(model: BenchModel, threads: int) -> Run:
+def _load_openvino(model: Model, threads: int, as_it_comes: bool = False) -> Run:
+    """OpenVINO in float32, or in the precision that it chooses by itself."""
     import openvino as ov
 
     settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # the worker process is pinned already
     }
-    compiled = ov.Core().compile_model(str(model.path), "CPU", settings)
+    settings |= {} if as_it_comes else {"INFERENCE_PRECISION_HINT": "f32"}
+    core = ov.Core()
+    network = core.read_model(model.onnx)
+    network.reshape({name: list(shape) for name, shape in model.shapes.items()})
+    compiled = core.compile_model(network, "CPU", settings)
     request = compiled.create_infer_request()
 
     def run(inputs: Tensors) -> list[np.ndarray]:
@@ -58,32 +56,40 @@ def _load_openvino(model: BenchModel, threads: int) -> Run:
     return run
 
 
-def _load_ort_openvino(model: BenchModel, threads: int) -> Run:
-    """OpenVINO as ONNX Runtime's provider, which our processor ``openvino`` uses too."""
+def add_openvino(options: Any, load_config: str) -> None:
+    """Let a session of ONNX Runtime compute with OpenVINO on the CPU."""
     import onnxruntime as ort
     import onnxruntime_ep_openvino as plugin
 
     name = plugin.get_ep_name()
     if not any(device.ep_name == name for device in ort.get_ep_devices()):
         ort.register_execution_provider_library(name, plugin.get_library_path())
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    options.add_provider_for_devices(devices[:1], {"load_config": load_config})
+
+
+def _load_ort_openvino(model: Model, threads: int) -> Run:
+    """OpenVINO as ONNX Runtime's provider, which our processor ``openvino`` uses too."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    load_config = json.dumps({"CPU": settings})
-    options.add_provider_for_devices(devices[:1], {"load_config": load_config})
-    session = ort.InferenceSession(model.path, options)
+    add_openvino(options, _openvino(threads)["load_config"])
+    session = ort.InferenceSession(model.onnx, options)
     return lambda inputs: session.run(None, inputs)
 
 
-def _load_ncnn(model: BenchModel, threads: int) -> Run:
+def _load_ncnn(model: Model, threads: int, vulkan: bool = False) -> Run:
     import ncnn
 
     from benchmarks.models import ncnn_files
 
     param, weights = ncnn_files(model)
     net = ncnn.Net()
+    if vulkan and not ncnn.get_gpu_count():
+        raise RuntimeError("expected a GPU with a Vulkan driver, got none")
+    net.opt.use_vulkan_compute = vulkan
     for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"):
         setattr(net.opt, option, False)
     net.opt.use_bf16_packed = net.opt.use_bf16_storage = False
@@ -91,7 +97,7 @@ def _load_ncnn(model: BenchModel, threads: int) -> Run:
     if net.load_param(str(param)) or net.load_model(str(weights)):
         raise RuntimeError(f"ncnn could not load {param.name}")
     out_names = net.output_names()
-    names = dict(zip((name for name, _ in model.inputs), net.input_names(), strict=True))
+    names = dict(zip(model.inputs, net.input_names(), strict=True))
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         extractor = net.create_extractor()
@@ -102,17 +108,17 @@ def _load_ncnn(model: BenchModel, threads: int) -> Run:
     return run
 
 
-def _load_mnn(model: BenchModel, threads: int) -> Run:
+def _load_mnn(model: Model, threads: int) -> Run:
     import MNN
     import onnx
 
     from benchmarks.models import mnn_file
 
-    outputs = [o.name for o in onnx.load(model.path, load_external_data=False).graph.output]
+    outputs = [o.name for o in onnx.load_from_string(model.onnx).graph.output]
     net = MNN.Interpreter(str(mnn_file(model)))
     settings = {"backend": "CPU", "precision": "high", "numThread": threads}
     session = net.createSession(settings)
-    for name, shape in model.inputs:
+    for name, shape in model.shapes.items():
         net.resizeTensor(net.getSessionInput(session, name), shape)
     net.resizeSession(session)
 
@@ -135,7 +141,7 @@ def _load_mnn(model: BenchModel, threads: int) -> Run:
     return run
 
 
-def _load_executorch(model: BenchModel, threads: int) -> Run:
+def _load_executorch(model: Model, threads: int) -> Run:
     import torch
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
     from executorch.runtime import Runtime
@@ -146,13 +152,13 @@ def _load_executorch(model: BenchModel, threads: int) -> Run:
     method = Runtime.get().load_program(executorch_file(model)).load_method("forward")
 
     def run(inputs: Tensors) -> list[np.ndarray]:
-        result = method.execute([torch.from_numpy(inputs[name]) for name, _ in model.inputs])
+        result = method.execute([torch.from_numpy(inputs[name]) for name in model.inputs])
         return [tensor.numpy() for tensor in result]
 
     return run
 
 
-def _load_litert(model: BenchModel, threads: int) -> Run:
+def _load_litert(model: Model, threads: int) -> Run:
     from ai_edge_litert.interpreter import Interpreter
 
     from benchmarks.models import litert_file
@@ -160,7 +166,7 @@ def _load_litert(model: BenchModel, threads: int) -> Run:
     # its default kernels are those of XNNPACK
     interpreter = Interpreter(str(litert_file(model)), num_threads=threads)
     call = interpreter.get_signature_runner()
-    arguments = {f"args_{i}": name for i, (name, _) in enumerate(model.inputs)}
+    arguments = {f"args_{i}": name for i, name in enumerate(model.inputs)}
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         result = call(**{theirs: inputs[name] for theirs, name in arguments.items()})
@@ -169,11 +175,72 @@ def _load_litert(model: BenchModel, threads: int) -> Run:
     return run
 
 
-def _load_ours(model: BenchModel, threads: int, mcpu: str) -> Run:
+def _load_litert_gpu(model: Model, threads: int, in_f32: bool = True) -> Run:
+    """Image networks of 1000 classes."""
+    from ai_edge_litert.compiled_model import (
+        CompiledModel,
+        GpuOptions,
+        HardwareAccelerator,
+        Options,
+    )
+
+    from benchmarks.models import litert_file
+
+    gpu = GpuOptions(enforce_f32=in_f32)
+    options = Options(hardware_accelerators=HardwareAccelerator.GPU, gpu_options=gpu)
+    net = CompiledModel.from_file(str(litert_file(model)), options=options)
+    if not net.is_fully_accelerated():
+        raise RuntimeError("expected all operators on the GPU, got some on the CPU")
+    sources, results = net.create_input_buffers(0), net.create_output_buffers(0)
+
+    def run(inputs: Tensors) -> list[np.ndarray]:
+        for source, name in zip(sources, model.inputs, strict=True):
+            source.write(inputs[name])
+        net.run_by_index(0, sources, results)
+        return [np.array(results[0].read(1000, np.float32)).reshape(1, -1)]
+
+    return run
+
+
+def _load_cudnn(model: Model, threads: int) -> Run:
+    """PyTorch with cuDNN, as a CUDA graph."""
+    import onnx
+    import torch
+    from onnx2torch import convert
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    net = convert(onnx.load_from_string(model.onnx)).eval().cuda()
+    given = {name: torch.zeros(*shape, device="cuda") for name, shape in model.shapes.items()}
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                net(*given.values())
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = net(*given.values())
+
+    def run(inputs: Tensors) -> list[np.ndarray]:
+        for name, value in inputs.items():
+            given[name].copy_(torch.from_numpy(value))
+        graph.replay()
+        return [y.cpu().numpy()]
+
+    return run
+
+
+def _load_on_gpu(model: Model, threads: int, mcpu: str) -> Run:
+    return _compile(model, ["opencl"], 1)
+
+
+def _load_ours(model: Model, threads: int, mcpu: str) -> Run:
     return _compile(model, [own_cpu(mcpu)], threads)
 
 
-def _load_both(model: BenchModel, threads: int, mcpu: str) -> Run:
+def _load_both(model: Model, threads: int, mcpu: str) -> Run:
     if threads != 2:
         raise RuntimeError("runs on two cores: one for the CPU, one for OpenCL")
     from tvm_stretch.targets.processors import drop_absent
@@ -184,7 +251,7 @@ def _load_both(model: BenchModel, threads: int, mcpu: str) -> Run:
     return _compile(model, [own_cpu(mcpu), "opencl"], 1)
 
 
-def _load_on_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
+def _load_on_openvino(model: Model, threads: int, mcpu: str) -> Run:
     """Our executor with all of the network in one region on OpenVINO."""
     from tvm_stretch import Plan
 
@@ -192,97 +259,103 @@ def _load_on_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
     return _compile(model, targets, 1, Plan(("openvino", "cpu"), ()))
 
 
-def _load_with_openvino(model: BenchModel, threads: int, mcpu: str) -> Run:
+def _load_with_openvino(model: Model, threads: int, mcpu: str) -> Run:
     """A plan that our search chose for the CPU and OpenVINO, one core each."""
     if threads != 2:
         raise RuntimeError("runs on two cores: one for the CPU, one for OpenVINO")
     return _compile(model, [own_cpu(mcpu), _openvino(1)], 1)
 
 
-def _openvino(threads: int) -> Target:
+def _openvino(threads: int) -> dict[str, Any]:
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
     return {"kind": "openvino", "load_config": json.dumps({"CPU": settings}), "spin_us": 10_000}
 
 
-def own_cpu(mcpu: str) -> Target:
+def own_cpu(mcpu: str | None) -> Target:
     """The target of our kernels: this machine, or another core whose code it can run."""
     return {"kind": "llvm", "mcpu": mcpu} if mcpu else "llvm"
 
 
-def _compile(
-    model: BenchModel, targets: list[Target], cpu_threads: int, plan: object = None
-) -> Run:
-    import tvm_stretch as ts
+def _compile(model: Model, targets: list[Target], threads: int, plan: object = None) -> Run:
+    from benchmarks.harness import compiled
 
-    compiled = ts.compile(Path(model.path), targets, cpu_threads=cpu_threads, plan=plan)
+    made = compiled(model, targets, cpu_threads=threads, plan=plan)
 
     def run(inputs: Tensors) -> list[np.ndarray]:
-        result = compiled(**inputs)
+        result = made(**inputs)
         return list(result) if isinstance(result, tuple) else [result]
 
     return run
 
 
-REFERENCE = "ort"
-OURS = "ours"
-BOTH = "both"
-"""The CPU and OpenCL (PoCL on the second core) instead of two threads."""
-_PEERS: dict[str, Callable[[BenchModel, int], Run]] = {
-    REFERENCE: _load_onnxruntime,
-    "openvino": _load_openvino,
-    "ort-openvino": _load_ort_openvino,
-    "ncnn": _load_ncnn,
-    "mnn": _load_mnn,
-    "executorch": _load_executorch,
-    "litert": _load_litert,
+@dataclass(frozen=True)
+class Engine:
+    """A row of the table of engines; ours also get the name of a core."""
+
+    load: Callable[..., Run]
+    package: str
+    is_ours: bool = False
+    is_for_pairs: bool = False  # it runs on two cores or not at all
+    is_for_phones: bool = False  # it lives in a separate environment
+    is_on_gpu: bool = False  # neither pinned nor stopped: its threads wait for a GPU
+
+
+def _ours(load: Callable[..., Run], package: str = "tvm_stretch", **more: bool) -> Engine:
+    return Engine(load, package, is_ours=True, **more)
+
+
+def _on_phones(load: Callable[..., Run], package: str, **more: bool) -> Engine:
+    return Engine(load, package, is_for_phones=True, **more)
+
+
+REFERENCE, OURS, BOTH = "ort", "ours", "both"
+"""`both`: the CPU and OpenCL (PoCL on the second core) instead of two threads."""
+
+_EP = "onnxruntime-ep-openvino"
+ENGINES: dict[str, Engine] = {
+    REFERENCE: Engine(_load_onnxruntime, "onnxruntime"),
+    "ort-exact": Engine(partial(_load_onnxruntime, exact=True), "onnxruntime"),
+    "openvino": Engine(_load_openvino, "openvino"),
+    "openvino-own": Engine(partial(_load_openvino, as_it_comes=True), "openvino"),
+    "ort-openvino": Engine(_load_ort_openvino, _EP),
+    "ncnn": Engine(_load_ncnn, "ncnn"),
+    "mnn": Engine(_load_mnn, "MNN"),
+    "executorch": _on_phones(_load_executorch, "executorch"),
+    "litert": _on_phones(_load_litert, "ai-edge-litert"),
+    OURS: _ours(_load_ours),
+    BOTH: _ours(_load_both, is_for_pairs=True),
+    "ours-openvino": _ours(_load_on_openvino, _EP),
+    "both-openvino": _ours(_load_with_openvino, _EP, is_for_pairs=True),
+    "gpu": _ours(_load_on_gpu, is_on_gpu=True),
+    "gpu-litert": Engine(_load_litert_gpu, "ai-edge-litert", is_for_phones=True, is_on_gpu=True),
+    "gpu-litert-half": Engine(
+        partial(_load_litert_gpu, in_f32=False),
+        "ai-edge-litert",
+        is_for_phones=True,
+        is_on_gpu=True,
+    ),
+    "gpu-ncnn": Engine(partial(_load_ncnn, vulkan=True), "ncnn", is_on_gpu=True),
+    "gpu-cudnn": Engine(_load_cudnn, "onnx2torch", is_on_gpu=True),
 }
-ON_OPENVINO = "ours-openvino"
-WITH_OPENVINO = "both-openvino"
-"""The CPU and OpenVINO, one core each."""
-_OWN = {
-    OURS: _load_ours,
-    BOTH: _load_both,
-    ON_OPENVINO: _load_on_openvino,
-    WITH_OPENVINO: _load_with_openvino,
-}
-OWN = tuple(_OWN)
-PAIRS = (BOTH, WITH_OPENVINO)
-"""Engines for two cores."""
-ENGINES = (*_PEERS, *OWN)
-PACKAGES = {
-    REFERENCE: "onnxruntime",
-    "openvino": "openvino",
-    "ort-openvino": "onnxruntime-ep-openvino",
-    "ncnn": "ncnn",
-    "mnn": "MNN",
-    "executorch": "executorch",
-    "litert": "ai-edge-litert",
-    OURS: "tvm_stretch",
-    BOTH: "tvm_stretch",
-    ON_OPENVINO: "onnxruntime-ep-openvino",
-    WITH_OPENVINO: "onnxruntime-ep-openvino",
-}
+"""LiteRT's own choice on a GPU is float16; NVIDIA's OpenCL has no float16 for ours."""
+
+ON_CPU = tuple(
+    name
+    for name, engine in ENGINES.items()
+    if not engine.is_on_gpu and name not in ("ort-exact", "openvino-own")
+)
+"""In float32, by the fast kernels of each."""
 
 
-PHONES = ("executorch", "litert")
-"""Engines for phones; these two have a separate environment."""
-
-
-def load(engine: str, model: Any, threads: int, mcpu: str) -> Run:
+def load(engine: str, model: Model, threads: int = 1, mcpu: str = "") -> Run:
     """The model in an engine; peers use what the machine has, ours the code of ``mcpu``."""
-    if engine.startswith("gpu-"):
-        from benchmarks.gpu import ENGINES as ON_GPUS
-
-        run = ON_GPUS[engine.removeprefix("gpu-")](model)
-        return lambda inputs: [run(inputs["x"])]
-    if engine in _OWN:
-        return _OWN[engine](model, threads, mcpu)
-    return _PEERS[engine](model, threads)
+    known = ENGINES[engine]
+    return known.load(model, threads, *((mcpu,) if known.is_ours else ()))
 
 
 def python_of(engine: str) -> str:
     """The interpreter of the engine's environment."""
-    if engine not in PHONES:
+    if not ENGINES[engine].is_for_phones:
         return sys.executable
     beside = Path(__file__).parents[1] / ".venv-phone" / "bin" / "python"
     python = Path(os.environ.get("TVM_STRETCH_PHONE_PYTHON") or beside)
@@ -295,15 +368,15 @@ def python_of(engine: str) -> str:
 
 def setup_of(engine: str) -> str:
     """The command that installs a missing engine."""
-    if engine not in PHONES:
+    if not ENGINES[engine].is_for_phones:
         return "run `make setup`"
     return "run `make setup-phone-peers`, or set TVM_STRETCH_PHONE_PYTHON"
 
 
 def installed_version(engine: str) -> str | None:
     """The engine's version, or None where it is not installed."""
-    package = PACKAGES[engine]
-    if engine in PHONES:
+    package = ENGINES[engine].package
+    if ENGINES[engine].is_for_phones:
         return _version_there(engine, package)
     try:
         return importlib.metadata.version(package)

@@ -1,11 +1,8 @@
-"""Single operators and networks that this project was not written for, beside ONNX Runtime.
+"""Single operators in shapes of real networks (`field_operators.txt`), beside ONNX Runtime.
 
-    python -m benchmarks.field operators [words ...] [--turns 15]
-    python -m benchmarks.field networks [names ...]
+    python -m benchmarks.field [words ...] [--turns 15]
 
-Operators (`field_operators.txt`) stand in shapes of real networks, each as an ONNX model of one
-node. Networks (`field_networks.py`) have random weights and small configurations; they come from
-timm, transformers and diffusers where those are installed. Both run one thread by turns, answers
+Each is an ONNX model of one node; words are families and operators. One thread, by turns, answers
 are compared first, and times are of the processor, so that other programs disturb them less.
 Ratios above 1.0 are bold.
 """
@@ -14,22 +11,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import tvm_stretch as ts
 from benchmarks.commands import Run, Table, options, say, turns
 from benchmarks.harness import Model, compiled, difference
-from benchmarks.one_node import model_of, operators
+from benchmarks.one_node import Operator, model_of, operators
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 1e-2
 LEAST_S = 1e-3
 """Processor time of one measurement of one engine, unless a single run takes longer."""
-
-Case: TypeAlias = tuple[str, str, Callable[[], Model]]
-"""Its name, its operands, and what makes it."""
 
 
 def families() -> dict[str, str]:
@@ -38,23 +31,12 @@ def families() -> dict[str, str]:
     return dict(part.split("]\n", 1) for part in text.split("\n[")[1:])
 
 
-def chosen(words: Sequence[str]) -> Iterator[Case]:
+def chosen(words: Sequence[str]) -> Iterator[Operator]:
     """Operators of the families and operators that are named, or all."""
     for family, table in families().items():
         for operator in operators(table):
             if not words or family in words or operator.op.rpartition(".")[2] in words:
-                yield operator.op, operator.line, partial(model_of, operator)
-
-
-def named(names: Sequence[str]) -> Iterator[Case]:
-    """Networks by name, or all, but those whose packages are missing."""
-    from benchmarks import field_networks as networks
-
-    for name in names or networks.NETWORKS:
-        if packages := networks.missing(name):
-            say(f"{name}: needs {packages}")
-        else:
-            yield name, "", partial(networks.network, name)
+                yield operator
 
 
 def compared(model: Model, rounds: int) -> tuple[float, float, float, float]:
@@ -97,15 +79,14 @@ def cells(operands: str, error: float, theirs: float, ours: float, ratio: float)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and its geometric mean."""
     args = options(
-        *(__doc__, arguments, ("kind", "operators"), ("--turns", 15)),
-        ("names*", (), "families, operators, or package/network"),
-        kind=("operators", "networks"),
+        *(__doc__, arguments, ("words*", (), "families and operators"), ("--turns", 15)),
     )
     table, ratios = Table("name", "operands", "ONNX Runtime, us", "ours, us", "ratio"), []
-    for name, operands, make in (chosen if args.kind == "operators" else named)(args.names):
+    for operator in chosen(args.words):
+        name, operands = operator.op, operator.line
         try:
-            model = make()
-        except Exception as error:  # another package's: its exporter, or ONNX Runtime's checker
+            model = model_of(operator)
+        except Exception as error:  # of ONNX Runtime's checker
             say(f"{name} {operands}: {str(error)[-500:]}")
             continue
         try:

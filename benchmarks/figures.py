@@ -19,30 +19,25 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.commands import options
+from benchmarks.commands import Rows, Table, options
+from benchmarks.models import model_of
 
 DEFAULT = ("resnet18", "resnet50", "regnetx_4gf", "efficientnet_lite4", "nasnet_large")
 
 
 def measure_network(name: str, threads: int) -> dict[str, float]:
     """All figures of one network, measured in this process."""
-    import onnx
-
     import tvm_stretch as ts
-    from tutorials import zoo
 
+    model = model_of(name)
+    (x,) = model.inputs.values()
     with tempfile.TemporaryDirectory() as folder:
-        source, artifact = Path(folder) / "net.onnx", Path(folder) / "net.so"
-        model = zoo.build(name)
-        onnx.save(model, source)
-        shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
-        del model
+        artifact = Path(folder) / "net.so"
         begin = time.perf_counter()
-        compiled = ts.compile(source, targets=["llvm"], cpu_threads=threads)
+        compiled = ts.compile(model.onnx, targets=["llvm"], cpu_threads=threads)
         compile_seconds = time.perf_counter() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         compiled.export(artifact)
-        x = np.random.default_rng(0).standard_normal(shape, dtype="float32")
         expected = compiled(x)
         begin = time.perf_counter()
         loaded = ts.load(artifact)
@@ -88,32 +83,24 @@ def live_bytes(graph: object) -> int:
     return most
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each network in its own process and print a table."""
     args = options(
-        __doc__,
-        arguments,
-        ("models*", list(DEFAULT)),
-        ("--threads", 1),
-        ("--json", Path),
+        *(__doc__, arguments, ("models*", DEFAULT), ("--threads", 1), ("--json", Path)),
         ("--worker", False, "measure here"),
     )
     if args.worker:
         print(json.dumps(measure_network(args.models[0], args.threads)))
-        return 0
-    table = {}
+        return
+    rows, table = Rows(args.json), None
     for name in args.models:
         command = [sys.executable, "-m", "benchmarks.figures", name, "--worker"]
         command += ["--threads", str(args.threads)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        table[name] = json.loads(done.stdout.splitlines()[-1])
-        print(
-            name, "  ".join(f"{key} {value:.3f}" for key, value in table[name].items()), flush=True
-        )
-    if args.json:
-        args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    return 0
+        row = rows.record(name, json.loads(done.stdout.splitlines()[-1]))
+        table = table or Table("network", *row)
+        table.row(name, *(f"{value:.3f}" for value in row.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

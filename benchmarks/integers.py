@@ -21,7 +21,7 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.commands import Rows, Table, options, turns
-from benchmarks.harness import Model, cpu, onnx_runtime, ours
+from benchmarks.harness import Model, cpu, ours, peer
 from tutorials import zoo
 
 FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")
@@ -37,7 +37,7 @@ def compare(name: str, size: int, activations: str, rounds: int, target: Any) ->
     quantised = ts.quantize(network, images[:2], activations=activations)
     feed = {network.graph.input[0].name: images[2:]}
     floats, model = (Model(m.SerializeToString(), feed) for m in (network, quantised))
-    runs = {EXACT: onnx_runtime(exact=True)(model), FAST: onnx_runtime()(model)}
+    runs = {EXACT: peer("ort-exact")(model), FAST: peer("ort")(model)}
     runs |= {OURS: ours(target)(model), FLOAT: ours(target)(floats)}
     (want,), (quick,), got = runs[EXACT](), runs[FAST](), np.asarray(runs[OURS]())
     step = np.diff(np.unique(want)).min()
@@ -46,7 +46,7 @@ def compare(name: str, size: int, activations: str, rounds: int, target: Any) ->
         raise SystemExit(f"{name}: answers differ by {steps:.2f} steps; nothing is timed")
     samples = turns(runs, rounds, warm_up=0)
     row: dict[str, Any] = {what: samples.median(what) for what in runs}
-    row |= {f"ours/{peer}": samples.ratio(OURS, peer) for peer in PEERS}
+    row |= {f"ours/{other}": samples.ratio(OURS, other) for other in PEERS}
     return {"steps": steps, "fast_steps": saturated, **row}
 
 
@@ -64,10 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row = compare(name, args.size, args.activations, args.rounds, cpu(args.mcpu))
         rows.record(name, row)
         cells = row[EXACT], row[FAST], f"{row['fast_steps']:.1f}", row[OURS], row[FLOAT]
-        table.row(name, f"{row['steps']:.0f}", *cells, *(row[f"ours/{peer}"] for peer in PEERS))
-    for peer in PEERS:
-        mean = statistics.geometric_mean(rows.of[name][f"ours/{peer}"] for name in args.networks)
-        print(f"geometric mean of ours/{peer}: {mean:.3f}")
+        table.row(name, f"{row['steps']:.0f}", *cells, *(row[f"ours/{other}"] for other in PEERS))
+    for other in PEERS:
+        mean = statistics.geometric_mean(rows.of[name][f"ours/{other}"] for name in args.networks)
+        print(f"geometric mean of ours/{other}: {mean:.3f}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ where a row is one tile, what it computes between the tests for the border.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,28 +196,6 @@ def hot_loops(assembly: str) -> list[HotLoop]:
     loops = [loop for loop in (HotLoop(tuple(piece)) for piece in pieces) if not loop.transforms]
     most = max((loop.multiply_adds for loop in loops), default=0)
     return [loop for loop in loops if most and loop.multiply_adds >= most / 2]
-
-
-def loop_bytes(loops: Sequence[HotLoop], triple: str) -> list[int]:
-    """The size of each loop's code; empty where nothing here can assemble it."""
-    if triple.startswith("aarch64"):
-        return [4 * len(loop.body) for loop in loops]
-    assembler, size = shutil.which("as"), shutil.which("size")
-    if not assembler or not size:
-        return []
-    parts = (f'.section .text.{i},"ax"\n{loop.text}' for i, loop in enumerate(loops))
-    # labels are local to a section here
-    text = "\n".join(p.replace(".Lbegin", f".Lbegin{i}") for i, p in enumerate(parts))
-    with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        command = [assembler, "--64", "-o", file.name, "-"]
-        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
-        if done.returncode:
-            return []
-        listed = subprocess.run(
-            [size, "-A", file.name], text=True, capture_output=True, check=True
-        ).stdout
-    found = dict(re.findall(r"^\.text\.(\d+)\s+(\d+)", listed, re.MULTILINE))
-    return [int(found[str(i)]) for i in range(len(loops))]
 
 
 def cycles(loop: HotLoop, tool: str, arguments: Sequence[str], passes: int = 50) -> float:

@@ -1,15 +1,11 @@
-"""Kernels one by one: their hot loops, the tiles chosen for them, and registers on a GPU.
+"""Kernels one by one: their hot loops, and the tiles chosen for them.
 
     python -m benchmarks.kernels static [cores…]       llvm-mca's cycles, for cores not here
-    python -m benchmarks.kernels models [cores…]       chosen tiles, judged by llvm-mca's cycles
     python -m benchmarks.kernels tiles [networks…] [--mcpu haswell] [--seconds 300] [--json f]
-    python -m benchmarks.kernels registers networks… [--json f]      `gpu_registers.py`
 
 `static`, for every core and each of six networks: cycles for a multiply-add of a vector, each
 layer's hot loops weighted by its multiply-adds; then the worst loop of a layer. With two
-multipliers, 0.5 is the peak. `models`: how far the tile that is chosen for each layer is from the
-best one, when the model of `cycles.py` reckons with llvm-mca's cycles of every register tile
-instead of its own.
+multipliers, 0.5 is the peak.
 
 `tiles`: how far it is from the best of all, measured here. The heaviest shapes of the networks come
 first; `--skip` and `--every` leave some to others. Every template and every register tile that does
@@ -28,7 +24,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,7 +34,6 @@ import tvm
 from tvm import te
 from tvm.target import Target
 
-from benchmarks import gpu_registers
 from benchmarks.commands import Table, options
 from benchmarks.harness import cpu
 from benchmarks.kernel_code import (
@@ -54,10 +49,8 @@ from benchmarks.kernel_code import (
 )
 from tvm_stretch.make.precision import processors_in
 from tvm_stretch.targets.cpu.cpu import complete_target, cpu_processor, vector_machine
-from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig, WinogradWeight
-from tvm_stretch.targets.kernels.cycles import register_tiles, streamed_cycles
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -119,56 +112,6 @@ def row(core: str, tool: str) -> list[str]:
         mean = sum(sum(found) / len(found) * part for found, part in mine) / work
         cells.append(f"{mean:.2f} ({max(max(found) for found, _ in mine):.2f})")
     return cells
-
-
-def tile_cycles(core: str, tool: str) -> dict[tuple[int, int], float]:
-    """Cycles of one input channel of each register tile of a core, in a 1x1 convolution."""
-    target, machine, arguments = described(core)
-    channels = 16 * machine.lanes
-
-    def measure(tile: tuple[int, int]) -> float:
-        pixels, blocks = tile
-        outputs = blocks * machine.lanes
-        shape = ConvShape(1, channels, (1, pixels), outputs, (1, 1))
-        how = {"lanes": machine.lanes, "data_block": machine.lanes}
-        config = taken(ConvConfig, shape, **how, oc_blocks=blocks, pixels=pixels)
-        loop = hot_loops(str(build(config, machine, target).inspect_source("asm")))[0]
-        return cycles(loop, tool, arguments) / loop.multiply_adds * pixels * blocks
-
-    tiles = {
-        (smaller, blocks)
-        for pixels, blocks in register_tiles(machine)
-        for smaller in range(1, pixels + 1)
-    }
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(tiles, pool.map(measure, tiles), strict=True))
-
-
-def print_tiles(core: str, tool: str) -> None:
-    """How near to the best the choices for a core are."""
-    _, machine, _ = described(core)
-    known = tile_cycles(core, tool)
-
-    def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
-        return max(known[pixels, blocks], streamed_cycles(blocks, slab, machine))
-
-    ratios = []
-    for shape in {shape for name in SIX for shape in layers(name)}:
-        chosen = config_of(shape, machine)
-        if isinstance(chosen, WindowConfig):
-            continue
-        inner = replace(shape, in_size=chosen.in_size, stride=chosen.stride)
-        block = getattr(chosen, "data_block", machine.lanes)
-        every = configurations(inner, machine, block, 10_000)
-        best = min(every, key=lambda config: config.cycles(machine, step))
-        times = [config.cycles(machine, step) for config in (chosen, best)]
-        ratios.append(times[0] / times[1])
-        if ratios[-1] > 1.05:
-            print(f"  {ratios[-1]:.2f} {form(chosen)} best {form(best)} {shape}", file=sys.stderr)
-    near = sum(ratio <= 1.1 for ratio in ratios) / len(ratios)
-    slow = [f"{p}x{o} {c / p / o:.2f}" for (p, o), c in sorted(known.items()) if c / p / o > 0.555]
-    print(f"{core}: {near:.0%} of {len(ratios)} within 10 %, worst {max(ratios):.2f}")
-    print(f"  tiles above 0.555 cycles: {', '.join(slow)}", file=sys.stderr)
 
 
 # --- tiles, measured ------------------------------------------------------------------------------
@@ -350,16 +293,13 @@ def measure_tiles(args: Namespace) -> None:
 
 
 def print_static(args: Namespace) -> None:
-    """Print the table of `static`, or a line of `models` for each core."""
+    """Print a row for each core."""
     tool = mca()
     if tool is None:
         sys.exit("expected llvm-mca on the path, found none; install llvm")
-    table = Table("core", *SIX) if args.kind == "static" else None
+    table = Table("core", *SIX)
     for core in args.names or CORES:
-        if table:
-            table.row(core, *row(core, tool))
-        else:
-            print_tiles(core, tool)
+        table.row(core, *row(core, tool))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -376,9 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 KINDS: dict[str, Callable[[Namespace], None]] = {
     "static": print_static,
-    "models": print_static,
     "tiles": measure_tiles,
-    "registers": gpu_registers.show,
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Prepares models of benchmarks, and caches converted ones.
+"""Models of benchmarks, and files of other engines that are converted from them and cached.
 
 ```
-"resnet18" or "path/to/net.onnx"  →  Model(name, onnx file in the cache, one input, its shape)
+"resnet18" or "path/to/net.onnx"  →  Model(ONNX, inputs, name), a file in the cache when asked for
 onnx file                         →  net.ncnn.param/.bin (pnnx), net.mnn (mnnconvert),
                                      net.pte (executorch), net.tflite (litert_torch)
 ```
@@ -19,8 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,23 +29,90 @@ import numpy as np
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
+    from torch.export import ExportedProgram
 
-Tensors = dict[str, np.ndarray]
+Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class BenchModel:
-    """One network as every engine gets it: a static ONNX file with float32 inputs."""
+class Model:
+    """A network as ONNX, its inputs, and its program if torch made it."""
 
-    name: str
-    path: Path
-    inputs: tuple[tuple[str, tuple[int, ...]], ...]
-    digest: str
+    onnx: bytes
+    inputs: Tensors
+    program: ExportedProgram | None = None
+    name: str = "net"
 
-    def random_inputs(self, seed: int = 0) -> Tensors:
-        """Standard normal inputs, the same for the same seed."""
-        rng = np.random.default_rng(seed)
-        return {n: rng.standard_normal(s, dtype=np.float32) for n, s in self.inputs}
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs, because files of packages leave dimensions open."""
+        return {name: value.shape for name, value in self.inputs.items()}
+
+    @cached_property
+    def path(self) -> Path:
+        """The network as a file in the cache."""
+        digest = hashlib.sha256(self.onnx).hexdigest()[:16]
+        path = cache_dir() / f"{self.name}-{digest}.onnx"
+        if not path.exists():
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(self.onnx)
+            Path(file.name).replace(path)
+        return path
+
+    @cached_property
+    def expected(self) -> list[np.ndarray]:
+        """ONNX Runtime's answer with exact sums of integers."""
+        return self.session(exact=True).run(None, dict(self.inputs))
+
+    def session(self, exact: bool = False, threads: int = 1) -> onnxruntime.InferenceSession:
+        """ONNX Runtime, and all but its threads as it comes.
+
+        Without VNNI its fast kernels let sums of 8-bit products saturate; ``exact`` ones do not.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        if exact:
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(self.onnx, options, ["CPUExecutionProvider"])
+
+
+def model_of(source: onnx.ModelProto | str, size: int | None = None, batch: int = 1) -> Model:
+    """A network, one of the zoo by name, or an ONNX file; inputs are standard normal.
+
+    Open batch dimensions become `batch`, all other open dimensions become `size`.
+    """
+    import onnx
+
+    name = Path(source).stem if isinstance(source, str) else source.graph.name or "net"
+    if not isinstance(source, str):
+        proto = source
+    elif source.endswith(".onnx"):
+        proto = onnx.load(source)
+    else:
+        from tutorials import zoo
+
+        proto = zoo.build(source, size=size, batch=batch)
+    weights, rng = {t.name for t in proto.graph.initializer}, np.random.default_rng(0)
+    inputs = {}
+    for port in proto.graph.input:
+        if port.name in weights:
+            continue
+        tensor = port.type.tensor_type
+        if tensor.elem_type != onnx.TensorProto.FLOAT:
+            kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
+            raise ValueError(
+                f"expected float32 for input {port.name!r}, got {kind}; use another model"
+            )
+        for axis, dim in enumerate(tensor.shape.dim):
+            if not dim.HasField("dim_value"):
+                dim.dim_value = size or 1 if axis else batch
+        shape = [dim.dim_value for dim in tensor.shape.dim]
+        inputs[port.name] = rng.standard_normal(shape, "float32")
+    return Model(proto.SerializeToString(), inputs, name=name)
 
 
 def cache_dir() -> Path:
@@ -56,57 +124,9 @@ def cache_dir() -> Path:
     return folder.resolve()
 
 
-def prepare_model(source: str, size: int) -> BenchModel:
-    """Zoo name or ONNX path → a static ONNX file in the cache."""
-    import onnx
-
-    path = Path(source)
-    if path.suffix == ".onnx":
-        proto, name = onnx.load(path), path.stem
-    else:
-        from tutorials import zoo
-
-        proto, name = zoo.build(source, size=size), source
-    _fix_dynamic_dimensions(proto, size)
-    data = proto.SerializeToString()
-    digest = hashlib.sha256(data).hexdigest()[:16]
-    target = cache_dir() / f"{name}-{digest}.onnx"
-    if not target.exists():
-        _write_atomically(target, data)
-    weights = {t.name for t in proto.graph.initializer}
-    inputs = tuple(_signature(i) for i in proto.graph.input if i.name not in weights)
-    return BenchModel(name, target, inputs, digest)
-
-
-def _fix_dynamic_dimensions(proto: onnx.ModelProto, size: int) -> None:
-    """Open batch dimensions become 1, all other open dimensions become `size`."""
-    for value in proto.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                dim.dim_value = 1 if axis == 0 else size
-
-
-def _signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[int, ...]]:
-    import onnx
-
-    tensor = value.type.tensor_type
-    if tensor.elem_type != onnx.TensorProto.FLOAT:
-        kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
-        raise ValueError(
-            f"expected float32 for input {value.name!r}, got {kind}; use another model"
-        )
-    return value.name, tuple(d.dim_value for d in tensor.shape.dim)
-
-
-def _write_atomically(target: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(target)
-
-
-def ncnn_files(model: BenchModel) -> tuple[Path, Path]:
+def ncnn_files(model: Model) -> tuple[Path, Path]:
     """The model's `.param` and `.bin`, converted by pnnx with half precision off."""
-    shapes = ",".join("[" + ",".join(map(str, shape)) + "]f32" for _, shape in model.inputs)
+    shapes = ",".join("[" + ",".join(map(str, shape)) + "]f32" for shape in model.shapes.values())
 
     def convert(folder: Path) -> list[str]:
         return [_tool("pnnx"), str(folder / "net.onnx"), f"inputshape={shapes}", "fp16=0"]
@@ -115,7 +135,7 @@ def ncnn_files(model: BenchModel) -> tuple[Path, Path]:
     return param, weights
 
 
-def mnn_file(model: BenchModel) -> Path:
+def mnn_file(model: Model) -> Path:
     """The model as MNN's own file, float32 weights."""
 
     def convert(folder: Path) -> list[str]:
@@ -128,12 +148,12 @@ def mnn_file(model: BenchModel) -> Path:
     return _convert(model, "mnn", convert, ("net.mnn",))[0]
 
 
-def executorch_file(model: BenchModel) -> Path:
+def executorch_file(model: Model) -> Path:
     """The model for ExecuTorch, whatever XNNPACK can do given to it."""
     return _convert(model, "executorch", _phone_converter("executorch", "net.pte"), ("net.pte",))[0]
 
 
-def litert_file(model: BenchModel) -> Path:
+def litert_file(model: Model) -> Path:
     """The model for LiteRT."""
     convert = _phone_converter("litert", "net.tflite")
     return _convert(model, "litert_torch", convert, ("net.tflite",))[0]
@@ -145,7 +165,7 @@ def _phone_converter(engine: str, product: str) -> Callable[[Path], list[str]]:
 
 
 def _convert(
-    model: BenchModel,
+    model: Model,
     tool: str,
     command: Callable[[Path], list[str]],
     products: tuple[str, ...],
@@ -173,7 +193,7 @@ def _convert(
     return kept
 
 
-def _carried(model: BenchModel, tool: str, suffix: str) -> Path:
+def _carried(model: Model, tool: str, suffix: str) -> Path:
     """A converted model in the cache, made by any version of a converter that is not installed."""
     found = sorted(cache_dir().glob(f"{model.path.stem}-{tool}*{suffix}"))
     if not found:

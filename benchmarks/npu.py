@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from types import MappingProxyType
 import onnx
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import Table, options
 from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
@@ -144,30 +144,25 @@ def calibration(place: int) -> Calibration:
     return calibrate_profile(rows, works, like, _STIFFNESS)
 
 
-def plans(chip: str, networks: Sequence[str]) -> Iterator[str]:
+def plans(chip: str) -> None:
     """A table of predicted latencies."""
-    yield "| network | " + " | ".join("+".join(team) for team in TEAMS) + " | regions |"
-    yield "| --- " * (len(TEAMS) + 2) + "|"
-    for name in networks:
+    table = Table("network", *map("+".join, TEAMS), "regions")
+    for name in PLANNED:
         network = zoo.build(name, size=224)  # planned as it will be in 8 bits
         found = [ts.plan_for(network, list(team), device=chip) for team in TEAMS]
         cells = [f"{plan.predicted_ns / 1e6:.2f} ms" for plan in found]
-        owners = [region.processor for region in found[-1].regions]
-        runs = " ".join(f"{key}: {count}" for key, count in Counter(owners).items())
-        yield f"| {name} | " + " | ".join(cells) + f" | {runs} |"
+        owners = Counter(region.processor for region in found[-1].regions)
+        table.row(name, *cells, " ".join(f"{key}: {count}" for key, count in owners.items()))
 
 
-def stretched(chip: str, networks: Sequence[str]) -> Iterator[str]:
+def stretched(chip: str) -> None:
     """A table of predicted latencies of stretched networks, beside the fastest processor alone."""
-    yield (
-        "| network | " + " | ".join(f"{'+'.join(t)}: one | stretched" for t in (_PAIR, _ALL)) + " |"
-    )
-    yield "| --- " * 5 + "|"
-    for name in networks:
+    teams = _PAIR, _ALL
+    table = Table("network", *(f"{'+'.join(t)}: one, stretched" for t in teams))
+    for name in PLANNED:
         network = zoo.build(name, size=224)
-        found = [ts.stretch(network, list(team), device=chip) for team in (_PAIR, _ALL)]
-        cells = (f"{min(one.alone_ns.values()) / 1e6:.2f} ms | {_best(one)}" for one in found)
-        yield f"| {name} | " + " | ".join(cells) + " |"
+        found = [ts.stretch(network, list(team), device=chip) for team in teams]
+        table.row(name, *(f"{min(st.alone_ns.values()) / 1e6:.2f}, {_best(st)}" for st in found))
 
 
 def _best(found: Stretching) -> str:
@@ -178,24 +173,25 @@ def _best(found: Stretching) -> str:
         return f"none, the fastest {found.candidates[0].ns / 1e6:.2f} ms"
 
 
+def profiles(chip: str, folder: Path) -> None:
+    """The profile of a chip, printed and written."""
+    made = calibration(CHIPS.index(chip))
+    print(made)
+    (folder / f"{chip}.toml").write_text(profile_text(made.profile))
+
+
 def main() -> None:
     """See the module docstring."""
-    arguments = options(
-        __doc__,
-        None,
-        ("what", str),
-        ("folder?", Path(tempfile.gettempdir())),
+    args = options(
+        *(__doc__, None, ("what", str), ("folder?", Path(tempfile.gettempdir()))),
         what=("profiles", "plans", "stretched"),
     )
-    for place, chip in enumerate(CHIPS):
+    for chip in CHIPS:
         print(f"\n{chip}\n")
-        if arguments.what != "profiles":
-            table = plans if arguments.what == "plans" else stretched
-            print(*table(chip, PLANNED), sep="\n", flush=True)
-            continue
-        made = calibration(place)
-        print(made)
-        (arguments.folder / f"{chip}.toml").write_text(profile_text(made.profile))
+        if args.what == "profiles":
+            profiles(chip, args.folder)
+        else:
+            (plans if args.what == "plans" else stretched)(chip)
 
 
 if __name__ == "__main__":

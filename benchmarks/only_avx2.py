@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.engines import BOTH, OURS, PACKAGES, python_of
+from benchmarks.engines import BOTH, ENGINES, OURS, python_of
 from benchmarks.models import cache_dir
 
 MIN_SAMPLES = 5
@@ -46,7 +46,7 @@ def environment(engine: str) -> dict[str, str]:
     """Variables that make an interpreter import a copy of a peer without AVX-512."""
     if engine in (OURS, BOTH):
         return variables()
-    return variables() | {"PYTHONPATH": str(_copied(python_of(engine), PACKAGES[engine]))}
+    return variables() | {"PYTHONPATH": str(_copied(python_of(engine), ENGINES[engine].package))}
 
 
 def variables() -> dict[str, str]:

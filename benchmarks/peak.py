@@ -1,4 +1,4 @@
-"""What one core can do: a C++ loop of multiply-adds in registers, and one that only reads."""
+"""What one core can do: a C++ loop of multiply-adds in registers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-
-import numpy as np
 
 _SUMS = 12  # more than latency times multipliers; fits 16 registers
 
@@ -27,16 +25,6 @@ extern "C" float turn(long count) {{
   for (auto& v : a) sum += v[0];
   return sum;
 }}
-"""
-_READ = """
-typedef float V __attribute__((vector_size(64)));
-extern "C" float read_all(const V* p, long count) {
-  V a[8] = {};
-  for (long i = 0; i + 8 <= count; i += 8)
-    for (int j = 0; j < 8; ++j) a[j] += p[i + j];
-  for (int j = 1; j < 8; ++j) a[0] += a[j];
-  return a[0][0];
-}
 """
 
 
@@ -62,19 +50,3 @@ class Peak:
         begin = time.perf_counter()
         self._turn(count)
         return count * self._each / (time.perf_counter() - begin)
-
-
-class Reader:
-    """A loop that reads bytes and only adds them."""
-
-    def __init__(self, size: int) -> None:
-        self._read = _compiled(_READ).read_all
-        self._read.restype = ctypes.c_float
-        self._read.argtypes = [ctypes.c_void_p, ctypes.c_long]
-        self._data = np.ones(size // 4 + 16, "float32")
-        self._start = self._data.ctypes.data + -self._data.ctypes.data % 64
-        self._count = size // 64
-
-    def run(self) -> None:
-        """Read everything once."""
-        self._read(self._start, self._count)

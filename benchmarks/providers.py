@@ -3,7 +3,7 @@
     python -m benchmarks.providers [--turns 400] [--size 32] [--provider cpu]
 
 A small network is one region on OpenVINO's CPU provider, or on ONNX Runtime's own. Calls take
-turns, in another order each time, four at once; medians and first deciles in microseconds:
+turns, four at once; medians and first deciles in microseconds:
 
     session.run         the bare session in Python
     run                 our executor as an app in C++ calls it, with inputs that are set
@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,10 +26,11 @@ import onnxruntime
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import Run, options, turns
+from benchmarks.engines import add_openvino
+from benchmarks.harness import check
 from tutorials.zoo.builder import Builder
 
-_PLUGIN = "OpenVINOExecutionProvider"
 _CONFIG = json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}})
 _TARGETS: dict[str, dict[str, Any]] = {
     "openvino": {"kind": "openvino", "load_config": _CONFIG, "spin_us": 10_000},
@@ -54,16 +52,11 @@ def session(model: onnx.ModelProto, provider: str) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     if provider == "openvino":
-        import onnxruntime_ep_openvino
-
-        path = onnxruntime_ep_openvino.get_library_path()
-        onnxruntime.register_execution_provider_library(_PLUGIN, path)
-        devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == _PLUGIN]
-        options.add_provider_for_devices(devices[:1], {"load_config": _CONFIG})
+        add_openvino(options, _CONFIG)
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
-def overheads(turns: int, size: int, provider: str) -> dict[str, list[float]]:
+def overheads(rounds: int, size: int, provider: str) -> dict[str, list[float]]:
     """Microseconds of every call."""
     proto = network(size)
     bare = session(proto, provider)
@@ -71,41 +64,32 @@ def overheads(turns: int, size: int, provider: str) -> dict[str, list[float]]:
     plan = ts.Plan((target["kind"], "cpu"), ())
     model = ts.compile(proto, [target, "llvm"], plan=plan, cpu_threads=1)
     x = np.random.default_rng(0).standard_normal((1, 3, size, size), dtype="float32")
-    expected = bare.run(None, {"x": x})[0]
-    np.testing.assert_allclose(model(x), expected, rtol=1e-3, atol=1e-4)
-    given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(expected)
+    expected = bare.run(None, {"x": x})
+    check("ours", model(x), expected)
+    given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(expected[0])
     invoke, run = model.module["invoke"], model.module["run"]
     model.module["set_input"]("x", given)
-    ways: dict[str, Callable[[], object]] = {
+    handed = []
+
+    def run_and_look() -> None:
+        run()
+        handed.append(next(iter(model.health().values()))["handover_ns"] / 1000)
+
+    ways: dict[str, Run] = {
         "session.run": lambda: bare.run(None, {"x": x}),
         "run": run,
         "invoke": lambda: invoke(given, taken),
         "model(x)": lambda: model(x),
     }
-    found: dict[str, list[float]] = {name: [] for name in [*ways, "hand-over"]}
-    order, dice = [*ways], random.Random(0)
-    for _ in range(turns):
-        dice.shuffle(order)
-        for name in order:
-            for _ in range(2):
-                ways[name]()
-            for _ in range(4):
-                start = time.perf_counter_ns()
-                ways[name]()
-                found[name].append((time.perf_counter_ns() - start) / 1000)
-        (state,) = model.health().values()
-        found["hand-over"].append(state["handover_ns"] / 1000)
-    return found
+    found = turns(ways, rounds, warm_up=2, times=4).of
+    turns({"hand-over": run_and_look}, rounds)
+    return {name: [1e3 * ms for ms in own] for name, own in found.items()} | {"hand-over": handed}
 
 
 def main() -> None:
     """See the module docstring."""
     args = options(
-        __doc__,
-        None,
-        ("--turns", 400),
-        ("--size", 32),
-        ("--provider", "openvino"),
+        *(__doc__, None, ("--turns", 400), ("--size", 32), ("--provider", "openvino")),
         provider=[*_TARGETS],
     )
     found = overheads(args.turns, args.size, args.provider)

@@ -10,6 +10,7 @@ float32, if it is installed), medians. With a precision, ours computes in it, Op
 and ours in float32 runs in turns too. The last row is the geometric mean of the ratios to the
 better of them. A network is right, or
 refused with the reason that `Network.refused` states; all else ends the program with an error.
+`timm/NAME` is any network of timm.
 Rows that the JSON file holds already are not measured again. `tests/test_real_networks.py`
 runs the same list with small inputs.
 
@@ -35,7 +36,7 @@ import onnxruntime
 
 import tvm_stretch as ts
 from benchmarks.commands import Rows, Table, options, say, turns
-from benchmarks.harness import TOLERANCE, Model, compiled, cpu, difference, onnx_runtime, openvino
+from benchmarks.harness import TOLERANCE, Model, compiled, cpu, difference, peer
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +202,13 @@ def _timm(
     return f"timm {name}", _exported("timm", make, published, small)
 
 
+def any_timm(name: str) -> Network:
+    """A network of timm at its own size."""
+    import timm
+
+    return _timm(name, timm.create_model(name).default_cfg["input_size"][-1])[1]
+
+
 def _ultralytics(name: str) -> tuple[str, Network]:
     def make(size: int) -> torch.nn.Module:
         os.environ.setdefault("YOLO_OFFLINE", "true")  # it would look for news of itself
@@ -293,13 +301,13 @@ def measure_network(
     most = ROUNDED if rounded else network.tolerance
     if error > most:
         raise SystemExit(f"{name}: expected an error of at most {most}, got {error}")
-    runs = {"ours": lambda: ours(**model.inputs), "onnxruntime": onnx_runtime()(model)}
+    runs = {"ours": lambda: ours(**model.inputs), "onnxruntime": peer("ort")(model)}
     if rounded:
         plain = compiled(model, [target])
         runs["float32"] = lambda: plain(**model.inputs)
     try:
         if importlib.util.find_spec("openvino") is not None:
-            runs["openvino"] = openvino(as_it_comes=rounded)(model)
+            runs["openvino"] = peer("openvino-own" if rounded else "openvino")(model)
     except Exception as failure:  # it does not take the network
         say(f"OpenVINO: {str(failure).strip().splitlines()[-1]}")
     samples = turns(runs, seconds=seconds)
@@ -318,6 +326,8 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
         ("--mcpu", "", "ours for another core; see `only_avx2.py` for the peer"),
         ("--precision", "float32", "ours, as in compile()"),
     )
+    asked = {name: any_timm(name[5:]) for name in args.networks if name.startswith("timm/")}
+    every = {**every, **asked}
     if unknown := [name for name in args.networks if name not in every]:
         sys.exit(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
     rows = Rows(args.json)

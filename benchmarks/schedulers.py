@@ -17,7 +17,6 @@ best found when its nodes ran out, or nothing better than a list schedule.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -30,11 +29,12 @@ from benchmarks.baselines import schedule_mulayer
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.bounds import gap_of, lower_bound
 from benchmarks.baselines.parts import check_schedule
-from benchmarks.commands import options
+from benchmarks.commands import Rows, markdown, options
 from benchmarks.scheduling_profiles import (
     PHONE,
     PROFILES,
     RATIOS,
+    graph_of,
     host_costs,
     host_problem,
     one_layout,
@@ -43,7 +43,6 @@ from benchmarks.scheduling_profiles import (
     without_transfers,
 )
 from tutorials import zoo
-from tvm_stretch.network.operator_graph import OperatorGraph
 from tvm_stretch.plan.scheduling import Problem, Result
 from tvm_stretch.plan.scheduling.result import Scheduler
 from tvm_stretch.read import load_network
@@ -116,11 +115,10 @@ def problems(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Problem
     host = host_costs() if any(profile == "host" for _, profile in wanted) else None
     found = {}
     for network in dict.fromkeys(network for network, _ in wanted):
-        mod = load_network(zoo.build(network), None)
-        graph = OperatorGraph(mod["main"])
+        graph = graph_of(network)
         for key in (key for key in wanted if key[0] == network):
             if key[1] == "host" and host is not None:
-                found[key] = host_problem(mod, replace(host))
+                found[key] = host_problem(load_network(zoo.build(network), None), replace(host))
             else:
                 found[key] = synthetic_problem(graph, key[1])
     return found
@@ -130,44 +128,18 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: latencies in ms, then the bound, the gap and what scheduling took."""
     names = list(rows[0]["latency_ms"])
     timed = [name for name in TIMED if name in names]
-    head = ["network", "profile", "operators", *names, "lower bound", "gap"]
-    head += ["gap if transfers were free"]
-    head += [f"{name}, CPU s" for name in timed] + ["pieces"]
-    yield f"| {' | '.join(head)} |"
-    yield f"|{' --- |' * len(head)}"
-    for row in rows:
-        cells = [row["network"], row["profile"], str(row["operators"])]
-        cells += [f"{row['latency_ms'][name]:.1f}" for name in names]
-        cells += [f"{row['lower_bound_ms']:.1f}", f"{row['gap']:.1%}"]
-        cells += [f"{row['gap_without_transfers']:.1%}"]
-        cells += [f"{row['scheduling_cpu_s'][name]:.2f}" for name in timed]
-        cells += [", ".join(f"{count} {end}" for end, count in row["pieces"].items())]
-        yield f"| {' | '.join(cells)} |"
+    heads = ["network", "profile", "operators", *names, "lower bound", "gap"]
+    heads += ["gap if transfers were free", *(f"{name}, CPU s" for name in timed), "pieces"]
+    yield from markdown(heads, (_cells(row, names, timed) for row in rows))
 
 
-def read_table(text: str) -> Iterator[Row]:
-    """The rows of such a table, as exact as it shows them."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    head, _, *body = (line.strip("| ").split(" | ") for line in lines)
-    last = head.index("lower bound")
-    for cells in body:
-        row = dict(zip(head, cells, strict=True))
-        ends = (part.split(" ") for part in row["pieces"].split(", "))
-        yield {
-            "network": row["network"],
-            "profile": row["profile"],
-            "operators": int(row["operators"]),
-            "latency_ms": {name: float(row[name]) for name in head[3:last]},
-            "lower_bound_ms": float(row["lower bound"]),
-            "gap": float(row["gap"].rstrip("%")) / 100,
-            "gap_without_transfers": float(row["gap if transfers were free"].rstrip("%")) / 100,
-            "pieces": {end: int(count) for count, end in ends},
-            "scheduling_cpu_s": {
-                name.removesuffix(", CPU s"): float(row[name])
-                for name in head
-                if name.endswith(", CPU s")
-            },
-        }
+def _cells(row: Row, names: Sequence[str], timed: Sequence[str]) -> Iterator[object]:
+    yield from (row["network"], row["profile"], row["operators"])
+    yield from (f"{row['latency_ms'][name]:.1f}" for name in names)
+    yield f"{row['lower_bound_ms']:.1f}"
+    yield from (f"{row[gap]:.1%}" for gap in ("gap", "gap_without_transfers"))
+    yield from (row["scheduling_cpu_s"][name] for name in timed)
+    yield ", ".join(f"{count} {end}" for end, count in row["pieces"].items())
 
 
 def reduction(rows: Sequence[Row], name: str, other: str) -> float:
@@ -177,15 +149,15 @@ def reduction(rows: Sequence[Row], name: str, other: str) -> float:
 
 def reductions(rows: Sequence[Row], name: str, others: Sequence[str]) -> Iterator[str]:
     """Markdown: how much a scheduler wins over others, for each profile in the mean of networks."""
-    yield f"| {name} over | {' | '.join(others)} |"
-    yield f"|{' --- |' * (len(others) + 1)}"
     chosen = {p: [row for row in rows if row["profile"] == p] for p in PROFILES}
     chosen["all ratios"] = [row for row in rows if row["profile"] in RATIOS]
     chosen["all mi9"] = [row for row in rows if row["profile"] in PHONE]
-    for title, some in chosen.items():
-        if some:
-            cells = [f"{reduction(some, name, other):.1%}" for other in others]
-            yield f"| {title} | {' | '.join(cells)} |"
+    cells = (
+        (title, *(f"{reduction(some, name, other):.1%}" for other in others))
+        for title, some in chosen.items()
+        if some
+    )
+    yield from markdown((f"{name} over", *others), cells)
 
 
 def _faster_than_ours(row: Row) -> Iterator[str]:
@@ -211,7 +183,7 @@ def shortcomings(rows: Sequence[Row]) -> Iterator[str]:
             yield f"ours is {statistics.mean(gaps):.1%} above the bound on {profile}"
 
 
-def surprises(rows: Sequence[Row]) -> Iterator[str]:
+def surprises(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
     """Where HOPE's order does not come out: networks in which HOPE:LP is slower, by profile."""
     for profile in PROFILES:
         some = [row for row in rows if row["profile"] == profile]
@@ -219,7 +191,7 @@ def surprises(rows: Sequence[Row]) -> Iterator[str]:
             slower = [row["network"] for row in some if reduction([row], "HOPE:LP", name) < 0]
             if slower:
                 mean = reduction(some, "HOPE:LP", name)
-                yield f"| {profile} | {name} | {mean:.1%} | {', '.join(slower)} |"
+                yield profile, name, f"{mean:.1%}", ", ".join(slower)
 
 
 def main() -> None:
@@ -233,17 +205,14 @@ def main() -> None:
         ("--json", Path, "keep all figures here, and go on from there"),
     )
     wanted = [(n, p) for p in arguments.profiles for n in arguments.networks]
-    known = _read(arguments.json)
-    missing = [key for key in wanted if key not in known]
+    known = Rows(arguments.json)
+    missing = [key for key in wanted if " ".join(key) not in known.of]
     given = problems(missing)
     for network, profile in missing:
         row = {"network": network, "profile": profile}
         row |= compare(given[network, profile], profile, frozenset(arguments.skip))
-        known[network, profile] = row
-        print(list(table([row]))[-1], flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(list(known.values()), indent=1) + "\n")
-    rows = [known[key] for key in wanted]
+        print(list(table([known.record(f"{network} {profile}", row)]))[-1], flush=True)
+    rows = [known.of[" ".join(key)] for key in wanted]
     if "host" in arguments.profiles:
         print(f"\nhost: {host_costs().source}")
     print("\n".join(["", *table(rows), ""]))
@@ -252,16 +221,11 @@ def main() -> None:
             others = [other for other in rows[0]["latency_ms"] if other != name]
             print("\n".join([*reductions(rows, name, others), ""]))
     if "HOPE:LP" in rows[0]["latency_ms"]:
-        head = "| profile | HOPE:LP over | mean | slower in |\n|" + " --- |" * 4
-        print("\n".join([head, *surprises(rows), ""]))
+        heads = "profile", "HOPE:LP over", "mean", "slower in"
+        print("\n".join([*markdown(heads, surprises(rows)), ""]))
     found = list(shortcomings(rows))
     if found:
         raise SystemExit("; ".join(found))
-
-
-def _read(path: Path | None) -> dict[tuple[str, str], Row]:
-    rows = json.loads(path.read_text()) if path and path.exists() else []
-    return {(row["network"], row["profile"]): row for row in rows}
 
 
 if __name__ == "__main__":

@@ -16,17 +16,20 @@ and CoDL may split convolutions, matrix products, pooling and pointwise operator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import tvm
 
 from benchmarks import mi9
-from benchmarks.baselines.parts import splittable
+from benchmarks.baselines.parts import check_schedule, splittable
+from tutorials import zoo
 from tvm_stretch.network.operator_graph import Group, OperatorGraph
 from tvm_stretch.plan.scheduling import FREE, Problem, TransferCost, linear_transfer
 from tvm_stretch.plan.scheduling.of_network import problem_of
+from tvm_stretch.plan.scheduling.result import Scheduler
 from tvm_stretch.plan.search.costs import Costs, planning_costs
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
 PHONE = ("mi9 C+G", "mi9 C/1.5+G", "mi9 C+G+D")
@@ -40,6 +43,21 @@ _CLUSTERS = {"big": 1.5, "little": 1.0}  # two Cortex-A76 and four Cortex-A55 by
 _MACS_PER_NS, _BYTES_PER_NS = 20.0, 10.0
 _FIXED_NS, _BYTES_PER_US = 150_000, 2_500
 _FLOAT, _INTEGER = 1, 4  # how many numbers are as large as one of float32
+
+
+def graph_of(name: str) -> OperatorGraph:
+    """The operators of a network of the zoo."""
+    return OperatorGraph(load_network(zoo.build(name), None)["main"])
+
+
+def spans(problem: Problem, schedulers: Mapping[str, Scheduler]) -> dict[str, int]:
+    """Nanoseconds of each scheduler's answer, which is checked first."""
+    found = {}
+    for name, scheduler in schedulers.items():
+        result = scheduler(problem)
+        check_schedule(problem, result)
+        found[name] = result.makespan
+    return found
 
 
 def synthetic_problem(graph: OperatorGraph, profile: str) -> Problem:

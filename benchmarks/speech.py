@@ -100,96 +100,88 @@ def _static(content: bytes, inputs: Mapping[str, np.ndarray]) -> bytes:
         return target.read_bytes()
 
 
-class _First(nn.Module):
-    """A network of `transformers` with its first result only."""
+class First(nn.Module):
+    """A network whose result is its first tensor."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)[0]
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The first tensor of the result."""
+        found = self.net(*inputs)
+        while not isinstance(found, torch.Tensor):
+            found = found[0]
+        return found
 
 
 # --- encoders -------------------------------------------------------------------------------------
 
 
-def _minilm(quick: bool) -> tuple[nn.Module, Inputs]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=384,
-        num_hidden_layers=1 if quick else 6,
-        num_attention_heads=12,
-        intermediate_size=1536,
-        attn_implementation="eager",
-    )
-    tokens = torch.randint(0, config.vocab_size, (1, 7 if quick else 128))
-    return _First(BertModel(config, add_pooling_layer=False)), {"tokens": tokens}
-
-
-def _mobilebert(quick: bool) -> tuple[nn.Module, Inputs]:
-    from transformers import MobileBertConfig, MobileBertModel
-
-    config = MobileBertConfig(
-        num_hidden_layers=1 if quick else 24, attn_implementation="eager", use_cache=False
-    )
-    tokens = torch.randint(0, config.vocab_size, (1, 7 if quick else 128))
-    return _First(MobileBertModel(config, add_pooling_layer=False)), {"tokens": tokens}
-
-
-def _vit(width: int, heads: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
-    """A vision transformer with patches of 16x16: 768 wide it is ViT-B/16, 192 wide DeiT-tiny."""
+def _encoder(
+    kind: str, inputs: Callable[[Any], Inputs], small: Mapping[str, Any], **values: Any
+) -> Callable[[bool], tuple[nn.Module, Inputs]]:
+    """An architecture of `transformers`; ``small`` are values for a quick test."""
 
     def make(quick: bool) -> tuple[nn.Module, Inputs]:
-        from transformers import ViTConfig, ViTModel
+        import transformers
 
-        size = 32 if quick else 224
-        config = ViTConfig(
-            hidden_size=width,
-            num_hidden_layers=1 if quick else 12,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            image_size=size,
-            attn_implementation="sdpa",
-        )
-        return _First(ViTModel(config, add_pooling_layer=False)), {
-            "image": torch.randn(1, 3, size, size)
-        }
+        config = getattr(transformers, f"{kind}Config")(**{**values, **(small if quick else {})})
+        net = getattr(transformers, f"{kind}Model")(config)
+        return First(net.encoder if kind == "Whisper" else net), inputs(config)
 
     return make
 
 
-def _sam(quick: bool) -> tuple[nn.Module, Inputs]:
-    """The tiny encoder of SAM 2, for images of a quarter of its pixels."""
-    from transformers import Sam2HieraDetConfig, Sam2HieraDetModel
-
-    size = 128 if quick else 512
-    config = Sam2HieraDetConfig(image_size=[size, size], attn_implementation="sdpa")
-    return _First(Sam2HieraDetModel(config)), {"image": torch.randn(1, 3, size, size)}
+def _tokens(config: Any) -> Inputs:
+    return {"tokens": torch.randint(0, config.vocab_size, (1, config.length))}
 
 
-def _whisper_encoder(quick: bool) -> tuple[nn.Module, Inputs]:
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+def _image(config: Any) -> Inputs:
+    size = config.image_size
+    return {"image": torch.randn(1, 3, *(size if isinstance(size, list) else (size, size)))}
 
-    positions = 50 if quick else 1500
-    config = WhisperConfig(
-        d_model=384,
-        encoder_layers=1 if quick else 4,
-        encoder_attention_heads=6,
-        encoder_ffn_dim=1536,
-        max_source_positions=positions,
-        attn_implementation="sdpa",
+
+def _mel(config: Any) -> Inputs:
+    return {"mel": torch.randn(1, 80, 2 * config.max_source_positions)}
+
+
+def _audio(config: Any) -> Inputs:
+    return {"audio": torch.randn(1, config.length)}
+
+
+_MINILM = _encoder(
+    "Bert", _tokens, {"num_hidden_layers": 1, "length": 7}, length=128, hidden_size=384,
+    num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+    attn_implementation="eager",
+)  # fmt: skip
+_MOBILEBERT = _encoder(
+    "MobileBert", _tokens, {"num_hidden_layers": 1, "length": 7}, length=128,
+    num_hidden_layers=24, attn_implementation="eager", use_cache=False,
+)  # fmt: skip
+_VIT, _DEIT = (
+    _encoder(
+        "ViT", _image, {"num_hidden_layers": 1, "image_size": 32}, image_size=224,
+        num_hidden_layers=12, hidden_size=width, num_attention_heads=width // 64,
+        intermediate_size=4 * width, attn_implementation="sdpa",
     )
-    return _First(WhisperEncoder(config)), {"mel": torch.randn(1, 80, 2 * positions)}
-
-
-def _wav2vec2(quick: bool) -> tuple[nn.Module, Inputs]:
-    from transformers import Wav2Vec2Config, Wav2Vec2Model
-
-    config = Wav2Vec2Config(num_hidden_layers=1 if quick else 2, attn_implementation="sdpa")
-    return _First(Wav2Vec2Model(config)), {"audio": torch.randn(1, 2000 if quick else 32000)}
+    for width in (768, 192)
+)  # fmt: skip
+"""Vision transformers with patches of 16x16: ViT-B/16 and DeiT-tiny."""
+_SAM = _encoder(
+    "Sam2HieraDet", _image, {"image_size": [128] * 2}, image_size=[512] * 2,
+    attn_implementation="sdpa",
+)  # fmt: skip
+"""The tiny encoder of SAM 2, for images of a quarter of its pixels."""
+_WHISPER = _encoder(
+    "Whisper", _mel, {"encoder_layers": 1, "max_source_positions": 50}, d_model=384,
+    encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, decoder_attention_heads=6,
+    max_source_positions=1500, attn_implementation="sdpa",
+)  # fmt: skip
+_WAV2VEC2 = _encoder(
+    "Wav2Vec2", _audio, {"num_hidden_layers": 1, "length": 2000}, num_hidden_layers=2,
+    length=32000, attn_implementation="sdpa",
+)  # fmt: skip
 
 
 class _Crepe(nn.Module):
@@ -322,13 +314,16 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-class _QwenStep(nn.Module):
+class QwenStep(nn.Module):
+    """Layers of Qwen2 for some tokens after others, whose keys and values are inputs."""
+
     def __init__(self, layers: int, width: int, inner: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(QwenLayer(width, inner) for _ in range(layers))
         self.register_buffer("turns", 1e6 ** (-torch.arange(0, 64, 2) / 64), persistent=False)
 
     def forward(self, x: torch.Tensor, position: torch.Tensor, past: torch.Tensor) -> Any:
+        """Their output, then keys and values of each layer."""
         angles = (position.float() * self.turns).repeat(1, 2)
         turn = angles.cos(), angles.sin()
         caches = []
@@ -341,7 +336,7 @@ class _QwenStep(nn.Module):
 def _qwen_step(tokens: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
     def make(quick: bool) -> tuple[nn.Module, Inputs]:
         layers, inner = (1, 100) if quick else (4, 4864)
-        return _QwenStep(layers, 896, inner), {
+        return QwenStep(layers, 896, inner), {
             "x": torch.randn(1, tokens, 896),
             "position": torch.arange(tokens)[:, None] + 128,
             "past": torch.randn(2 * layers, 1, 2, 128, 64),
@@ -351,20 +346,20 @@ def _qwen_step(tokens: int) -> Callable[[bool], tuple[nn.Module, Inputs]]:
 
 
 NETWORKS: dict[str, Network] = {
-    "minilm": _network(_minilm, "transformers"),
-    "minilm dynamic": _network(_minilm, "transformers", bits="dynamic"),
-    "minilm static": _network(_minilm, "transformers", bits="static"),
-    "whisper tiny encoder": _network(_whisper_encoder, "transformers"),
+    "minilm": _network(_MINILM, "transformers"),
+    "minilm dynamic": _network(_MINILM, "transformers", bits="dynamic"),
+    "minilm static": _network(_MINILM, "transformers", bits="static"),
+    "whisper tiny encoder": _network(_WHISPER, "transformers"),
     "whisper tiny step": _network(_whisper_step),
-    "wav2vec2": _network(_wav2vec2, "transformers"),
+    "wav2vec2": _network(_WAV2VEC2, "transformers"),
     "crepe tiny": _network(_crepe(4)),
     "crepe full": _network(_crepe(32)),
     "qwen2 step": _network(_qwen_step(1)),
     "bilstm": _network(_bilstm, modern=False),
-    "mobilebert": _network(_mobilebert, "transformers"),
-    "vit-b/16": _network(_vit(768, 12), "transformers"),
-    "deit tiny": _network(_vit(192, 3), "transformers"),
-    "sam2 tiny": _network(_sam, "transformers"),
+    "mobilebert": _network(_MOBILEBERT, "transformers"),
+    "vit-b/16": _network(_VIT, "transformers"),
+    "deit tiny": _network(_DEIT, "transformers"),
+    "sam2 tiny": _network(_SAM, "transformers"),
 }
 ASKED = (
     *("vit-b/16", "deit tiny", "minilm", "mobilebert", "whisper tiny encoder"),

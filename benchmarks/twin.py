@@ -24,12 +24,11 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,6 +39,7 @@ from scipy.stats import spearmanr
 
 import tvm_stretch as ts
 from benchmarks import mi9
+from benchmarks.commands import Rows, Table, markdown, options
 from benchmarks.published_designs import (
     ORIGINALS,
     Part,
@@ -51,7 +51,6 @@ from benchmarks.published_designs import (
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tutorials.zoo.efficientnet import b5_without_squeeze
-from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.plan.cost.profile import Profile
 from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.measuring.calibrate import (
@@ -168,13 +167,12 @@ def profile_ms(profile: Profile, part: Part) -> float:
     return sum(processor.nanoseconds(work) for work in part.works) / 1e6
 
 
-def check(designs: Path | None, rows: Path | None) -> None:
+def check(designs: Path | None = None, rows: Path | None = None) -> None:
     """Print what others published beside what the twin says."""
     profile = load_profile(DEVICE)
-    print("| NN-Stretch | used | published | twin | off |\n|" + " --- |" * 5)
+    known = Table("NN-Stretch", "used", "published", "twin", "off")
     for what, used, theirs, ours in facts(profile):
-        beside = f"{theirs:.2f} | {ours:.2f} | {ours / theirs - 1:+.0%}"
-        print(f"| {what} | {'yes' if used else 'no'} | {beside} |")
+        known.row(what, "yes" if used else "no", theirs, ours, f"{ours / theirs - 1:+.0%}")
     if designs is None:
         return
     predicted = {
@@ -182,11 +180,11 @@ def check(designs: Path | None, rows: Path | None) -> None:
         for name, design in json.loads(designs.read_text(encoding="utf-8")).items()
     }
     measured = {} if rows is None else _measured(rows)
-    print("\n| design | predicted ms | measured ms | off |\n| --- | --- | --- | --- |")
+    print()
+    found = Table("design", "predicted ms", "measured ms", "off")
     for name, ours in predicted.items():
         theirs = measured.get(name)
-        beside = "- | -" if theirs is None else f"{theirs:.2f} | {ours / theirs - 1:+.1%}"
-        print(f"| {name} | {ours:.2f} | {beside} |")
+        found.row(name, ours, theirs or "-", f"{ours / theirs - 1:+.1%}" if theirs else "-")
     both = [(predicted[name], measured[name]) for name in predicted if name in measured]
     if len(both) > 1:
         _judge(both)
@@ -209,32 +207,27 @@ def _judge(both: Sequence[tuple[float, float]]) -> None:
 # --- energy ---------------------------------------------------------------------------------------
 
 
-def energy_rows(designs: Path | None) -> Iterator[str]:
+def energy_rows(designs: Path | None = None) -> Iterator[Sequence[str]]:
     """What the text of NN-Stretch says about figure 10, beside the twin's powers and designs."""
     profile, names = load_profile(DEVICE), tuple(load_profile(DEVICE).processors)
     power = profile.power(names)
     assert power is not None
-    yield "| NN-Stretch, Xiaomi 9 | figure 10 | twin |\n| --- | --- | --- |"
     for name, low, high in (("cpu", 5.1, 6.5), ("hexagon", 1.2, 2.0)):
         ours = power.watts[names.index(name)] + power.idle_watts
         off = max(abs(ours / low - 1), abs(ours / high - 1))
         least = (high - low) / (high + low)  # any number is so far from one of the two
-        yield (
-            f"| {name} alone, W | {low} to {high} | {ours:.2f} (at most {off:.0%} off; one number "
-            f"for all networks is {least:.0%} off or more) |"
-        )
+        told = f"{ours:.2f} (at most {off:.0%} off; one number for all networks is {least:.0%} off"
+        yield f"{name} alone, W", f"{low} to {high}", f"{told} or more)"
     known = {} if designs is None else json.loads(designs.read_text(encoding="utf-8"))
-    for name, design in known.items():
-        original = name.split("/")[-1].rsplit("-", 1)[0]
-        if len(design["devices"]) > 1 and original in ORIGINALS:
-            runs = [(d, predict_ms(d, profile)) for d in (ORIGINALS[original], design)]
-            before, after = (predict_mj(d, profile) for d, _ in runs)
-            watts = (after / runs[1][1]) / (before / runs[0][1]) - 1
-            theirs = _FIGURE_10.get(name.split("/")[-1], "-")
-            yield (
-                f"| {name.split('/')[-1]} against the CPU: energy, power | {theirs} | "
-                f"{after / before - 1:+.1%}, {watts:+.1%} |"
-            )
+    for key, design in known.items():
+        name = key.split("/")[-1]
+        original = ORIGINALS.get(name.rsplit("-", 1)[0])
+        if original and len(design["devices"]) > 1:
+            ms = [predict_ms(one, profile) for one in (original, design)]
+            before, after = (predict_mj(one, profile) for one in (original, design))
+            watts = (after / ms[1]) / (before / ms[0]) - 1
+            what = f"{name} against the CPU: energy, power"
+            yield what, _FIGURE_10.get(name, "-"), f"{after / before - 1:+.1%}, {watts:+.1%}"
 
 
 _FIGURE_10 = {
@@ -298,8 +291,9 @@ def plan_row(name: str, team: Sequence[str], device: str) -> Row:
     design |= {"work": 1.0, "parameters": 1.0}
     with contextlib.suppress(ts.UnsupportedError):
         chosen, (work, size) = stretched.best, stretched.original
+        used = "+".join(chosen.design.processors)
         design = {
-            "stretched": _used(chosen),
+            "stretched": f"{len(chosen.design.segments)} segments, {used}",
             "stretched_ms": chosen.ns / 1e6,
             "work": chosen.multiply_adds / work,
             "parameters": chosen.parameters / size,
@@ -315,26 +309,20 @@ def plan_row(name: str, team: Sequence[str], device: str) -> Row:
     }
 
 
-def _used(candidate: Candidate) -> str:
-    """Segments and processors of a design, in words."""
-    return f"{len(candidate.design.segments)} segments, {'+'.join(candidate.design.processors)}"
-
-
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown."""
-    yield (
-        "| network | processors | fastest alone, ms | exact, ms | gain | how | "
-        "stretched, ms | gain | capacity | how |"
-    )
-    yield "|" + " --- |" * 10
-    for row in (_at_best(rows, row) for row in rows):
-        exact, stretched = (row["alone_ms"] / row[f"{kind}_ms"] for kind in KINDS)
-        yield (
-            f"| {row['network']} | {row['processors']} | {row['alone_ms']:.1f} "
-            f"({row['alone'].split()[0]}) | {row['exact_ms']:.1f} | x{exact:.2f} | {row['exact']} "
-            f"| {row['stretched_ms']:.1f} | x{stretched:.2f} | {row['work']:.0%}, "
-            f"{row['parameters']:.0%} | {row['stretched']} |"
-        )
+    heads = "network", "processors", "fastest alone, ms", "exact, ms", "gain", "how"
+    every = (_cells(_at_best(rows, row)) for row in rows)
+    yield from markdown((*heads, "stretched, ms", "gain", "capacity", "how"), every)
+
+
+def _cells(row: Row) -> Iterator[str]:
+    exact, stretched = (row["alone_ms"] / row[f"{kind}_ms"] for kind in KINDS)
+    yield from (row["network"], row["processors"])
+    yield f"{row['alone_ms']:.1f} ({row['alone'].split()[0]})"
+    yield from (f"{row['exact_ms']:.1f}", f"x{exact:.2f}", row["exact"])
+    yield from (f"{row['stretched_ms']:.1f}", f"x{stretched:.2f}")
+    yield from (f"{row['work']:.0%}, {row['parameters']:.0%}", row["stretched"])
 
 
 def _at_best(rows: Sequence[Row], row: Row) -> Row:
@@ -354,41 +342,37 @@ def _at_best(rows: Sequence[Row], row: Row) -> Row:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("calibrate")
-    one.add_argument("rows", type=Path, nargs="?", help="model,processor,latency_ms")
-    one.add_argument("-o", "--output", type=Path, help="write the profile")
-    two = commands.add_parser("check")
-    two.add_argument("designs", type=Path, nargs="?", help="published designs, as JSON")
-    two.add_argument("rows", type=Path, nargs="?", help="model,latency_ms of designs")
-    three = commands.add_parser("table")
-    three.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
-    three.add_argument("--json", type=Path, help="keep all rows here, and go on from there")
-    three.add_argument("--profile", default=DEVICE, help="another one, as a file")
-    five = commands.add_parser("energy")
-    five.add_argument("designs", type=Path, nargs="?", help="published designs, as JSON")
-    four = commands.add_parser("packets")
-    four.add_argument("rows", type=Path, help="model,processor,latency_ms; made if it is not there")
-    four.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
-    four.add_argument("-o", "--output", type=Path, help="write the profile")
-    arguments = parser.parse_args()
-    if arguments.command == "calibrate":
-        _calibrate(arguments.rows, arguments.output)
-    elif arguments.command == "check":
-        check(arguments.designs, arguments.rows)
-    elif arguments.command == "energy":
-        print("\n".join(energy_rows(arguments.designs)))
-    elif arguments.command == "packets":
-        found = packets(arguments.rows, arguments.networks)
-        print(found)
-        if arguments.output is not None:
-            found.write(arguments.output)
-    else:
-        _table(arguments.networks, arguments.json, arguments.profile)
+    commands: dict[str, Callable[[Any], None]] = {
+        "calibrate": lambda args: _calibrate(args.o, *map(Path, args.given)),
+        "check": lambda args: check(*map(Path, args.given)),
+        "energy": lambda args: energy(*map(Path, args.given)),
+        "table": lambda args: _table(args.given or [*NETWORKS.values()], args.json, args.profile),
+        "packets": lambda args: _packets(args.o, *args.given),
+    }
+    args = options(
+        *(__doc__, None, ("what", str), ("given*", (), "files or networks, see above")),
+        ("-o", Path, "write the profile there"),
+        ("--json", Path, "keep all rows of `table` here, and go on from there"),
+        ("--profile", DEVICE, "another one for `table`, as a file"),
+        what=commands,
+    )
+    commands[args.what](args)
 
 
-def _calibrate(rows: Path | None, output: Path | None) -> None:
+def energy(designs: Path | None = None) -> None:
+    """Print figure 10's statements."""
+    heads = "NN-Stretch, Xiaomi 9", "figure 10", "twin"
+    print("\n".join(markdown(heads, energy_rows(designs))))
+
+
+def _packets(output: Path | None, rows: str, *names: str) -> None:
+    found = packets(Path(rows), names or [*NETWORKS.values()])
+    print(found)
+    if output is not None:
+        found.write(output)
+
+
+def _calibrate(output: Path | None, rows: Path | None = None) -> None:
     found = calibration(published_latencies() if rows is None else read_latencies(rows))
     print(found)
     if output is not None:
@@ -399,16 +383,13 @@ def _calibrate(rows: Path | None, output: Path | None) -> None:
 
 
 def _table(networks: Sequence[str], kept: Path | None, device: str) -> None:
-    known = json.loads(kept.read_text()) if kept and kept.exists() else []
-    rows = {(row["network"], row["processors"]): row for row in known}
+    known = Rows(kept)
     for name in networks:
-        for team in TEAMS:
-            if (name, "+".join(team)) not in rows:
-                rows[name, "+".join(team)] = plan_row(name, team, device)
-                print(list(table(list(rows.values())))[-1], flush=True)
-                if kept:
-                    kept.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
-    wanted = [rows[name, "+".join(team)] for name in networks for team in TEAMS]
+        for team in map("+".join, TEAMS):
+            if f"{name} {team}" not in known.of:
+                known.record(f"{name} {team}", plan_row(name, team.split("+"), device))
+                print(list(table([*known.of.values()]))[-1], flush=True)
+    wanted = [known.of[f"{name} {team}"] for name in networks for team in map("+".join, TEAMS)]
     print("\n".join(["", *table(wanted)]))
 
 

@@ -26,19 +26,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import tvm
-from tvm import relax
 
 import tvm_stretch as ts
-from benchmarks.commands import options
-from benchmarks.engines import Target
+from benchmarks.commands import Table, options
+from benchmarks.engines import Target, own_cpu
 from benchmarks.harness import check, model_of
-from benchmarks.harness import cpu as own_cpu
-from benchmarks.peers import PAPER_MODELS
+from benchmarks.kernel_code import SIX
 from tutorials import zoo
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.stretching import Stretching
-from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.contest import Outcome, compare
 from tvm_stretch.plan.search.costs import planning_costs
@@ -58,7 +54,7 @@ class Timed(Outcome):
 
 
 def measure_network(
-    name: str, size: int, rounds: int, stretched: bool, cpu: Target
+    name: str, size: int, rounds: int, stretched: bool, cpu: Target, table: Table
 ) -> dict[str, Timed]:
     """Latencies of one network on the CPU, on OpenCL and on both; and of its stretched form."""
     network = zoo.build(name, size=size)
@@ -82,18 +78,19 @@ def measure_network(
     alone = outcomes["cpu"]
     pace = alone.seconds / (alone.predicted_seconds or float("nan"))
     singles = [outcomes[key] for key in ("cpu", "opencl")]
+    gain = outcomes["opencl"].ratio
     for key in pairs:
         both = outcomes[key]
         predicted = both.predicted_seconds or float("nan")
-        print(
-            f"{name + (' stretched' if key == 'stretched' else ''):30}"
-            + "".join(f"{each.seconds * 1e3:10.2f}" for each in (*singles, both))
-            + f"{predicted * 1e3:13.2f}{predicted / both.seconds - 1:8.1%}"
-            + f"{predicted * pace / both.seconds - 1:14.1%}"
-            + f"{predicted / both.quiet_seconds - 1:8.1%}"
-            + f"{outcomes['opencl'].ratio:12.2f}"
-            + f"{min(1.0, outcomes['opencl'].ratio) / both.ratio:10.2f}",
-            flush=True,
+        wrong = predicted / both.seconds, predicted * pace / both.seconds
+        table.row(
+            name + (" stretched" if key == "stretched" else ""),
+            *(
+                1e3 * seconds
+                for seconds in (*(s.seconds for s in singles), both.seconds, predicted)
+            ),
+            *(f"{ratio - 1:.1%}" for ratio in (*wrong, predicted / both.quiet_seconds)),
+            *(gain, min(1.0, gain) / both.ratio),
         )
     return outcomes
 
@@ -145,75 +142,24 @@ def _predicted_alone(network: object, targets: list[Target]) -> dict[str, int | 
     return {single.plan.regions[0].processor: single.cost.ns for single in found.singles}
 
 
-def measure_branches(
-    rounds: int, cpu: Target, layers: int = 8, channels: int = 64
-) -> dict[str, Outcome]:
-    """Two equal branches: each alone, and both, one on each processor.
-
-    Their weights fit into a shared cache together, so that the processors do not meet there.
-    """
-    generator = np.random.default_rng(0)
-    shape = relax.TensorType((1, channels, 56, 56), "float32")
-
-    def network(branches: int) -> tvm.IRModule:
-        builder = relax.BlockBuilder()
-        x = relax.Var("x", shape)
-        with builder.function("main", [x]):
-            with builder.dataflow():
-                ends = []
-                for _ in range(branches):
-                    y = x
-                    for _ in range(layers):
-                        weight = generator.standard_normal((channels, channels, 3, 3)) / 40
-                        constant = relax.const(weight.astype("float32"))
-                        y = builder.emit(relax.op.nn.conv2d(y, constant, padding=1))
-                    ends.append(builder.emit_output(y))
-            builder.emit_func_output(relax.Tuple(ends))
-        return builder.get()
-
-    names = ["conv2d", *(f"conv2d{i}" for i in range(1, 2 * layers))]
-    halves = (names[:layers], names[layers:])
-    regions = tuple(
-        PlannedRegion(f"r{i}", processor, tuple(half))
-        for i, (processor, half) in enumerate(zip(("cpu", "opencl"), halves, strict=True))
-    )
-    plan = Plan(("cpu", "opencl"), regions)
-    models = {
-        "cpu": ts.compile(network(1), [cpu], cpu_threads=1),
-        "opencl": ts.compile(network(1), ["opencl"]),
-        "both": ts.compile(network(2), [cpu, "opencl"], plan=plan),
-    }
-    outcomes = dict(zip(models, compare(list(models.values()), rounds), strict=True))
-    slower = max(outcomes["cpu"].seconds, outcomes["opencl"].seconds)
-    print(
-        f"two equal branches: cpu {outcomes['cpu'].seconds * 1e3:.2f} ms, opencl "
-        f"{outcomes['opencl'].seconds * 1e3:.2f} ms, both {outcomes['both'].seconds * 1e3:.2f} ms, "
-        f"{outcomes['both'].seconds / slower:.3f} of the slower"
-    )
-    return outcomes
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     args = options(
         __doc__,
         arguments,
-        ("models*", PAPER_MODELS),
+        ("models*", SIX),
         ("--size", 224),
         ("--rounds", 25),
         ("--mcpu", "", "compile the CPU's kernels for this core"),
         ("--stretched", False, "a stretched design as well"),
-        ("--branches", False, "two equal branches as well"),
         ("--json", Path),
     )
-    header = f"{'model':30}{'cpu ms':>10}{'opencl ms':>10}{'both ms':>10}{'predicted ms':>13}"
-    print(f"{header}{'error':>8}{'at this pace':>14}{'quiet':>8}{'opencl/cpu':>12}{'speed-up':>10}")
+    times = "cpu ms", "opencl ms", "both ms", "predicted ms"
+    table = Table("model", *times, "error", "at this pace", "quiet", "opencl/cpu", "speed-up")
     results: dict[str, Mapping[str, Outcome]] = {}
     cpu = own_cpu(args.mcpu)
-    if args.branches:
-        results["branches"] = measure_branches(args.rounds, cpu)
     for name in args.models:
-        outcomes = measure_network(name, args.size, args.rounds, args.stretched, cpu)
+        outcomes = measure_network(name, args.size, args.rounds, args.stretched, cpu, table)
         results[name] = outcomes
         if args.json:
             data = {n: {k: asdict(o) for k, o in found.items()} for n, found in results.items()}

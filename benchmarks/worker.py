@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import only_avx2
-from benchmarks.engines import PHONES, SAID, Run, load, python_of, setup_of
-from benchmarks.models import Tensors
+from benchmarks.commands import turns
+from benchmarks.engines import ENGINES, load, python_of, setup_of
+from benchmarks.models import Model
 
 
 class Worker:
@@ -34,7 +35,7 @@ class Worker:
     def __init__(
         self,
         engine: str,
-        model: Any,  # a `BenchModel`, or one of `gpu_models`
+        model: Model,
         threads: int,
         cores: list[int],
         mcpu: str = "",
@@ -55,10 +56,7 @@ class Worker:
         )
         theirs.close()
         try:
-            self.load_seconds: float
-            self.said: dict[str, Any]
-            request = engine, model, threads, cores, mcpu
-            self.load_seconds, self.said = self._exchange(request)
+            self.load_seconds: float = self._exchange((engine, model, threads, cores, mcpu))
         except RuntimeError:
             self.close()
             raise
@@ -116,7 +114,7 @@ def _environment(engine: str, threads: int) -> dict[str, str]:
     """Variables that thread pools read when their library is loaded, and none of our paths."""
     count = str(threads)
     pools = {"OMP_NUM_THREADS": count, "TVM_NUM_THREADS": count, "TVM_BIND_THREADS": "0"}
-    ours = ("PYTHONPATH", "PYTHONHOME") if engine in PHONES else ()
+    ours = ("PYTHONPATH", "PYTHONHOME") if ENGINES[engine].is_for_phones else ()
     return {name: value for name, value in os.environ.items() if name not in ours} | pools
 
 
@@ -129,9 +127,9 @@ def _serve(pipe: Connection) -> None:
     try:
         begin = time.perf_counter()
         run = load(engine, model, threads, mcpu)
-        inputs = model.random_inputs()
+        inputs = dict(model.inputs)
         run(inputs)
-        pipe.send((True, (time.perf_counter() - begin, SAID)))
+        pipe.send((True, time.perf_counter() - begin))
     except ImportError as error:
         pipe.send((False, f"{error}; {setup_of(engine)}"))
         return
@@ -146,20 +144,10 @@ def _serve(pipe: Connection) -> None:
             elif what == "share of AVX-512":
                 pipe.send((True, only_avx2.share_of_avx512(lambda: run(inputs))))
             else:
-                pipe.send((True, _time_calls(run, inputs, warmup, runs)))
+                samples = turns({"": lambda: run(inputs)}, 1, warm_up=warmup, times=runs)
+                pipe.send((True, samples.of[""]))
         except Exception as error:
             pipe.send((False, f"{type(error).__name__}: {error}"))
-
-
-def _time_calls(run: Run, inputs: Tensors, warmup: int, runs: int) -> list[float]:
-    for _ in range(warmup):
-        run(inputs)
-    samples = []
-    for _ in range(runs):
-        begin = time.perf_counter_ns()
-        run(inputs)
-        samples.append((time.perf_counter_ns() - begin) / 1e6)
-    return samples
 
 
 def _silence() -> None:

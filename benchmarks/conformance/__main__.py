@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.commands import options
 from benchmarks.conformance.page import page, summary
 from benchmarks.conformance.workers import Line, run, suite_of
 
@@ -14,29 +16,20 @@ SUITES = ("op_db", "module_db", "onnx", "architectures")
 PAGE = Path("docs/conformance.md")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a suite, or write the page of what was run before."""
-    parser = argparse.ArgumentParser(prog="benchmarks.conformance", description=__doc__)
-    parser.add_argument(
-        "suite",
-        choices=(*SUITES, "page"),
-        help="`page` runs nothing: it writes a page of all files",
+    args = options(
+        *(__doc__, arguments, ("suite", str, "`page` runs nothing: it writes a page of all files")),
+        *(("--target", "llvm"), ("--only", (), "groups, such as operators' names")),
+        ("--part", "1/1", "3/16: the third of 16 parts of all groups"),
+        *(("--samples", 0, "the most of a group"), ("--jobs", 1, "processes")),
+        ("--seconds", 300.0, "a process is dead after those"),
+        ("--json+", Path, "files of lines; new ones go to the first, known cases are not run"),
+        ("--page", PAGE, "where `page` writes"),
+        suite=(*SUITES, "page"),
+        target=("llvm", "opencl"),
     )
-    parser.add_argument("--target", default="llvm", choices=("llvm", "opencl"))
-    parser.add_argument("--only", action="append", help="a group, such as an operator's name")
-    parser.add_argument("--part", default="1/1", help="3/16: the third of 16 parts of all groups")
-    parser.add_argument("--samples", type=int, default=0, help="the most of a group")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seconds", type=float, default=300, help="a process is dead after those")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        nargs="+",
-        default=[],
-        help="files of lines; new ones are added to the first, and known cases are not run",
-    )
-    parser.add_argument("--page", type=Path, default=PAGE, help="where `page` writes")
-    args = parser.parse_args()
+    args.json = args.json or []
     lines = [line for path in args.json for line in _read(path)]
     if args.suite != "page":
         _run(args, lines)
@@ -51,7 +44,7 @@ def _read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _run(args: argparse.Namespace, lines: list[Line]) -> None:
+def _run(args: Namespace, lines: list[Line]) -> None:
     part, parts = map(int, args.part.split("/"))
     groups = suite_of(args.suite).groups()[part - 1 :: parts]
     known = [x for x in lines if (x["suite"], x["target"]) == (args.suite, args.target)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
+from benchmarks.commands import options
 from benchmarks.papers.catalogue import DRAWINGS, PAPERS, PARTS, Part, parts
 from tvm_stretch.base.files import write_whole
 from tvm_stretch.plan.cost.fingerprint import local_machine
@@ -82,21 +82,22 @@ def listed(chosen: Sequence[Part]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     kinds = list(dict.fromkeys(part.number.partition(" ")[0] for part in PARTS))
-    parser.add_argument("paper", nargs="?", choices=[*PAPERS, "all"])
-    parser.add_argument("kind", nargs="?", choices=kinds)
-    parser.add_argument("number", nargs="?", help="of the table or figure; without it all")
-    parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="of the page")
-    parser.add_argument("--again", action="store_true", help="run what was run before, too")
-    arguments = parser.parse_args()
+    arguments = options(
+        *(__doc__, None, ("paper?", str), ("kind?", str)),
+        ("number?", str, "of the table or figure; without it all"),
+        ("--folder", Path("build/papers"), "of the page"),
+        ("--again", False, "run what was run before, too"),
+        paper=[*PAPERS, "all"],
+        kind=kinds,
+    )
     if arguments.paper is None:
         print("\n".join(listed(PARTS)))
         return
     paper = "" if arguments.paper == "all" else arguments.paper
     chosen = list(parts(paper, arguments.kind or "", arguments.number or ""))
     if not chosen:
-        parser.error("expected a table or figure of the list, got another one; run it without any")
+        sys.exit("expected a table or figure of the list, got another one; run it without any")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for part in chosen:

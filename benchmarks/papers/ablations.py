@@ -20,19 +20,13 @@ from functools import partial
 from typing import TypeAlias
 
 from benchmarks.baselines.hope import schedule_hope_gs, schedule_hope_lp
-from benchmarks.baselines.parts import check_schedule
-from benchmarks.commands import options
-from benchmarks.scheduling_profiles import RATIOS, synthetic_problem, whole
-from tutorials import zoo
-from tvm_stretch.network.operator_graph import OperatorGraph
+from benchmarks.commands import markdown, options
+from benchmarks.scheduling_profiles import RATIOS, graph_of, spans, synthetic_problem, whole
 from tvm_stretch.plan.scheduling import Problem
 from tvm_stretch.plan.scheduling.result import Scheduler
-from tvm_stretch.read import load_network
 
 Variant: TypeAlias = tuple[str, Scheduler | None, Scheduler | None, bool]
 """Name, both schedulers (None: nothing changes for it), whether tensors are cached."""
-
-PAPER: Variant = ("as in the paper", schedule_hope_lp, schedule_hope_gs, True)
 
 
 def variants() -> Iterator[Variant]:
@@ -53,26 +47,17 @@ def variants() -> Iterator[Variant]:
         yield f"K = {width}", None, partial(schedule_hope_gs, width=width), True
 
 
-def latency(scheduler: Scheduler, problem: Problem) -> int:
-    """Nanoseconds of a checked schedule."""
-    result = scheduler(problem)
-    check_schedule(problem, result)
-    return result.makespan
-
-
 def rows(problem: Problem) -> Iterator[tuple[str, str, str]]:
     """Name and both cells of each row; the first has milliseconds."""
-    _, lp, gs, _ = PAPER
-    assert lp is not None and gs is not None
-    usual = latency(lp, problem), latency(gs, problem)
-    yield PAPER[0], f"{usual[0] / 1e6:.2f} ms", f"{usual[1] / 1e6:.2f} ms"
+    usual = list(spans(problem, {"lp": schedule_hope_lp, "gs": schedule_hope_gs}).values())
+    yield "as in the paper", f"{usual[0] / 1e6:.2f} ms", f"{usual[1] / 1e6:.2f} ms"
     for name, *schedulers, caches in variants():
         given = replace(problem, caching=caches)
-        cells = [
-            "" if scheduler is None else f"{latency(scheduler, given) / before:.3f}"
+        lp, gs = (
+            f"{spans(given, {name: scheduler})[name] / before:.3f}" if scheduler else ""
             for scheduler, before in zip(schedulers, usual, strict=True)
-        ]
-        yield name, cells[0], cells[1]
+        )
+        yield name, lp, gs
 
 
 def main() -> None:
@@ -84,12 +69,13 @@ def main() -> None:
         ("--profile", "1:3"),
         profile=RATIOS,
     )
-    lines = ["| network | HOPE | HOPE:LP | HOPE:GS |", "| --- " * 4 + "|"]
-    for network in args.networks:
-        graph = OperatorGraph(load_network(zoo.build(network), None)["main"])
-        for cells in rows(whole(synthetic_problem(graph, args.profile))):
-            lines.append(f"| {network} | {' | '.join(cells)} |")
-    print("\n".join(lines))  # together, because the solver prints, too
+    every = (
+        (network, *cells)
+        for network in args.networks
+        for cells in rows(whole(synthetic_problem(graph_of(network), args.profile)))
+    )
+    lines = markdown(("network", "HOPE", "HOPE:LP", "HOPE:GS"), every)
+    print("\n".join(list(lines)))  # together, because the solver prints, too
 
 
 if __name__ == "__main__":

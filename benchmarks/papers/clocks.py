@@ -21,9 +21,8 @@ from benchmarks.baselines import (
     schedule_single,
     schedule_starpu,
 )
-from benchmarks.baselines.parts import check_schedule
-from benchmarks.commands import options
-from benchmarks.scheduling_profiles import host_problem, transfers_between, whole
+from benchmarks.commands import markdown, options
+from benchmarks.scheduling_profiles import host_problem, spans, transfers_between, whole
 from tutorials import zoo
 from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.scheduling.result import Scheduler
@@ -44,41 +43,35 @@ THEIRS = (("highest", 22.1, 10.3), ("medium", 17.5, 9.3), ("lowest", 19.2, 10.8)
 """By how many percent HOPE:LP's latencies are below MOSAIC's and StarPU's, at each clock."""
 
 
-def spans(name: str, mhz: float) -> dict[str, int]:
+def latencies(name: str, mhz: float) -> dict[str, int]:
     """Nanoseconds of each scheduler's plan."""
     profile = load_profile(f"{DEVICE}@cpu={mhz:g}")
     costs = twin_costs(profile, twin_processors(profile, TEAM)[0])
     problem = whole(host_problem(load_network(zoo.build(name)), costs))
-    problem = replace(problem, transfers=transfers_between(len(TEAM), _HALVES))
-    found = {}
-    for scheduler, schedule in SCHEDULERS.items():
-        result = schedule(problem)
-        check_schedule(problem, result)
-        found[scheduler] = result.makespan
-    return found
+    return spans(replace(problem, transfers=transfers_between(len(TEAM), _HALVES)), SCHEDULERS)
 
 
 def table(names: Sequence[str]) -> Iterator[str]:
     """Markdown: milliseconds, and means beside the paper's."""
     clocks = load_profile(DEVICE).processor("cpu").mhz
     chosen = (clocks[0], clocks[len(clocks) // 2], clocks[-1])
-    yield f"| network | MHz of the CPU | {' | '.join(SCHEDULERS)} |"
-    yield "|" + " --- |" * (2 + len(SCHEDULERS))
-    gains: dict[float, list[tuple[float, float]]] = {clock: [] for clock in chosen}
-    for name in names:
-        for clock in chosen:
-            found = spans(name, clock)
-            cells = [f"{ns / 1e6:.2f}" for ns in found.values()]
-            yield f"| {name} | {clock:g} | {' | '.join(cells)} |"
-            best = found["HOPE:LP"]
-            gains[clock].append((1 - best / found["MOSAIC"], 1 - best / found["StarPU"]))
+    found = {(name, clock): latencies(name, clock) for name in names for clock in chosen}
+    rows = (
+        (name, f"{clock:g}", *(ns / 1e6 for ns in own.values()))
+        for (name, clock), own in found.items()
+    )
+    yield from markdown(("network", "MHz of the CPU", *SCHEDULERS), rows)
     yield ""
-    yield "| clock | HOPE:LP below MOSAIC: ours, paper | below StarPU: ours, paper |"
-    yield "|" + " --- |" * 3
-    for (label, *theirs), own in zip(THEIRS, gains.values(), strict=True):
-        means = [mean(column) for column in zip(*own, strict=True)]
-        cells = [f"{gain:.1%}, {their}%" for gain, their in zip(means, theirs, strict=True)]
-        yield f"| {label} | {' | '.join(cells)} |"
+    means = []
+    for (label, *theirs), clock in zip(THEIRS, chosen, strict=True):
+        own = [found[name, clock] for name in names]
+        cells = [label]
+        for other, their in zip(("MOSAIC", "StarPU"), theirs, strict=True):
+            gain = mean(1 - each["HOPE:LP"] / each[other] for each in own)
+            cells.append(f"{gain:.1%}, {their}%")
+        means.append(cells)
+    heads = "clock", "HOPE:LP below MOSAIC: ours, paper", "below StarPU: ours, paper"
+    yield from markdown(heads, means)
 
 
 def main() -> None:

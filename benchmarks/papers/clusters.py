@@ -32,12 +32,11 @@ from benchmarks.baselines import (
 )
 from benchmarks.baselines.parts import check_schedule
 from benchmarks.carried_out import Carrier, in_turns
-from benchmarks.commands import options
+from benchmarks.commands import markdown, options
 from benchmarks.harness import check
 from benchmarks.schedulers import NETWORKS
-from benchmarks.scheduling_profiles import CLUSTERS, synthetic_problem, whole
+from benchmarks.scheduling_profiles import CLUSTERS, graph_of, spans, synthetic_problem, whole
 from tutorials import zoo
-from tvm_stretch.network.operator_graph import OperatorGraph
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling.result import Scheduler
 from tvm_stretch.plan.search import search
@@ -75,20 +74,14 @@ while True:
 
 def counted(names: Sequence[str]) -> Iterator[str]:
     """Markdown: latencies in ms of every scheduler, and HOPE:LP over StarPU."""
-    heads = ["network", "big alone", *SCHEDULERS, "HOPE:LP below StarPU", "in the paper"]
-    yield f"| {' | '.join(heads)} |"
-    yield "|" + " --- |" * len(heads)
+    rows = []
     for name in names:
-        graph = OperatorGraph(load_network(zoo.build(name), None)["main"])
-        problem = whole(synthetic_problem(graph, CLUSTERS))
-        spans = {}
-        for scheduler, schedule in {"big alone": schedule_single, **SCHEDULERS}.items():
-            result = schedule(problem)
-            check_schedule(problem, result)
-            spans[scheduler] = result.makespan
-        cells = [f"{ns / 1e6:.2f}" for ns in spans.values()]
-        gain = 1 - spans["HOPE:LP"] / spans["StarPU"]
-        yield f"| {name} | {' | '.join(cells)} | {gain:.1%} | {THEIRS.get(name, 0):.1f}% |"
+        problem = whole(synthetic_problem(graph_of(name), CLUSTERS))
+        own = spans(problem, {"big alone": schedule_single, **SCHEDULERS})
+        gain = f"{1 - own['HOPE:LP'] / own['StarPU']:.1%}", f"{THEIRS.get(name, 0):.1f}%"
+        rows.append((name, *(ns / 1e6 for ns in own.values()), *gain))
+    heads = "network", "big alone", *SCHEDULERS, "HOPE:LP below StarPU", "in the paper"
+    yield from markdown(heads, rows)
 
 
 @contextlib.contextmanager
@@ -142,8 +135,8 @@ def targets(core: int) -> list[object]:
     return ["llvm", {"kind": "little-cores", "cores": str(core)}]
 
 
-def measured(name: str, size: int | None, rounds: int) -> Iterator[str]:
-    """Markdown: predicted and measured milliseconds of each plan."""
+def measured(name: str, size: int | None, rounds: int) -> Iterator[Sequence[object]]:
+    """Rows: predicted and measured milliseconds of each plan."""
     core = max(os.sched_getaffinity(0))
     mod, plans = plans_of(name, size, core)
     models = {
@@ -155,8 +148,8 @@ def measured(name: str, size: int | None, rounds: int) -> Iterator[str]:
         samples = in_turns(models, rounds)
     for label in models:
         ratio, least = (f(label, "big alone") for f in (samples.ratio, samples.least_ratio))
-        cells = f"{plans[label][1] / 1e6:.2f} | {samples.median(label):.2f}"
-        yield f"| {name} | {label} | {cells} | {ratio:.2f} ({least:.2f}) |"
+        times = plans[label][1] / 1e6, samples.median(label)
+        yield name, label, *times, f"{ratio:.2f} ({least:.2f})"
 
 
 def check_answers(models: Sequence[ts.Model]) -> None:
@@ -180,10 +173,10 @@ def main() -> None:
     )
     lines = [] if args.how == "measured" else list(counted(args.networks or NETWORKS))
     if args.how != "counted":
-        lines += ["", "| network | plan | predicted ms | measured ms | of the big core (least) |"]
-        lines.append("|" + " --- |" * 5)
-        for name in args.networks or MEASURED:
-            lines += measured(name, args.size, args.rounds)
+        heads = "network", "plan", "predicted ms", "measured ms", "of the big core (least)"
+        names = args.networks or MEASURED
+        rows = (row for name in names for row in measured(name, args.size, args.rounds))
+        lines += ["", *markdown(heads, rows)]
     print("\n".join(lines))  # together, because the solver prints, too
 
 

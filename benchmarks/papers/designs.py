@@ -15,32 +15,33 @@ meeting from the paper's table 3. Trainings stay in the folder: the same command
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-import torch
-
 import tvm_stretch as ts
-from benchmarks.accuracy import interval
+from benchmarks.accuracy import (
+    Schedule,
+    batches_of,
+    fresh,
+    interval,
+    percent,
+    silent,
+    trainings,
+)
 from benchmarks.accuracy_networks import NETWORKS, Small
 from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, shapes
-from benchmarks.accuracy_trials import Schedule, batches_of, fresh
+from benchmarks.commands import Table, options
 from benchmarks.papers.meetings import branched, predicted
 from benchmarks.stretched import equal_capacity
 from tutorials.zoo.shufflenet import unit
-from tvm_stretch.base.files import write_whole
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.segments import Run
 from tvm_stretch.lab.stretching.stretching import Stretching
-from tvm_stretch.lab.training import Batches, Training, accuracy, fit
+from tvm_stretch.lab.training import Training, fit
 from tvm_stretch.lab.training.exchange import graph_of
 from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
@@ -185,37 +186,23 @@ def accuracies(
     rows: Sequence[Row], folder: Path, seeds: int, schedule: Schedule, workers: int
 ) -> list[list[float]]:
     """Percent of each row and seed; finished trainings are read from the folder."""
-    jobs = [(row.graph, seed, schedule) for seed in range(seeds) for row in rows]
-    paths = [folder / f"design.{graph.fingerprint}.{seed}.json" for graph, seed, _ in jobs]
-    missing = [i for i, path in enumerate(paths) if _kept(path, schedule) is None]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, torch.set_num_threads, (1,)) as pool:
-        trained = pool.imap(right, [jobs[i] for i in missing])
-        for number, (i, percent) in enumerate(zip(missing, trained, strict=True), 1):
-            data = {"schedule": asdict(schedule), "percent": percent}
-            write_whole(paths[i], json.dumps(data))
-            told = f"{number} of {len(missing)}: {rows[i % len(rows)].name}: {percent:.2f} %"
-            print(told, file=sys.stderr, flush=True)
-    found = [_kept(path, schedule) or 0.0 for path in paths]
+    jobs = {
+        folder / f"design.{row.graph.fingerprint}.{seed}.json": (row.graph, seed, schedule)
+        for seed in range(seeds)
+        for row in rows
+    }
+    found = [float(row["percent"]) for row in trainings(jobs, trained, schedule, workers)]
     return [found[i :: len(rows)] for i in range(len(rows))]
 
 
-def _kept(path: Path, schedule: Schedule) -> float | None:
-    if not path.exists():
-        return None
-    data = json.loads(path.read_text())
-    return float(data["percent"]) if data["schedule"] == asdict(schedule) else None
-
-
-def right(job: tuple[Graph, int, Schedule]) -> float:
+def trained(job: tuple[Graph, int, Schedule]) -> dict[str, float]:
     """Percent of the tests that a network classifies correctly after training from a seed."""
     graph, seed, schedule = job
     data = _data(seed, schedule)
-    how = Training(epochs=schedule.epochs, rate=schedule.rate, seed=seed, progress=_unheard)
+    how = Training(epochs=schedule.epochs, rate=schedule.rate, seed=seed, progress=silent)
     net = fresh(graph, seed)
     fit(net, batches_of(data, schedule), how)
-    tests = Batches(data.test_images, data.test_labels, 1000, shuffled=False)
-    return 100 * accuracy(net, tests)
+    return {"percent": percent(net, data)}
 
 
 @cache
@@ -223,46 +210,36 @@ def _data(seed: int, schedule: Schedule) -> Data:
     return shapes(seed, schedule.trained, schedule.tested)
 
 
-def _unheard(_line: str) -> None:
-    """A training is one line."""
-
-
 # --- the page -------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row], found: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Markdown: the first row's accuracy, and paired differences to it."""
-    heads = "accuracy, points | ms | times as fast | M multiply-adds | k parameters | paper"
-    yield f"| branches | {heads} |"
-    yield "|" + " --- |" * 7
-    first, base = rows[0], found[0]
+def show(rows: Sequence[Row], found: Sequence[Sequence[float]]) -> None:
+    """Print the first row's accuracy, and paired differences to it."""
+    heads = "branches", "accuracy, points", "ms", "times as fast", "M multiply-adds"
+    table, first, base = Table(*heads, "k parameters", "paper"), rows[0], found[0]
     for row, percents in zip(rows, found, strict=True):
         told = f"{sum(base) / len(base):.2f} %"
         if row is not first:
             mean, half = interval([one - other for one, other in zip(percents, base, strict=True)])
             sure = len(base) > 1
             told = f"{mean:+.2f}" + (f" [{mean - half:+.2f}, {mean + half:+.2f}]" if sure else "")
-        size = f"{row.multiply_adds / 1e6:.1f} | {row.parameters / 1e3:.0f}"
-        speed = f"{row.ns / 1e6:.2f} | {first.ns / row.ns:.2f}"
-        yield f"| {row.name} | {told} | {speed} | {size} | {row.theirs} |"
+        size = f"{row.multiply_adds / 1e6:.1f}", f"{row.parameters / 1e3:.0f}"
+        table.row(row.name, told, row.ns / 1e6, first.ns / row.ns, *size, row.theirs)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--folder", type=Path, default=Path("build/papers"), help="of trainings")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    for name, value in asdict(SCHEDULE).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    given = parser.parse_args(argv)
-    schedule = Schedule(**{name: getattr(given, name) for name in asdict(SCHEDULE)})
-    given.folder.mkdir(parents=True, exist_ok=True)
-    rows = list(TABLES[given.table]())
-    found = accuracies(rows, given.folder, given.seeds, schedule, given.workers)
-    print(f"{given.seeds} seeds, {schedule.trained} images, {schedule.epochs} epochs")
-    print("\n".join(table(rows, found)))
+    args = options(
+        *(__doc__, arguments, ("table", str), ("--folder", Path("build/papers"), "of trainings")),
+        *(("--seeds", 3), ("--workers", len(os.sched_getaffinity(0))), *SCHEDULE.words),
+        table=TABLES,
+    )
+    schedule = Schedule.of_words(args)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    rows = list(TABLES[args.table]())
+    found = accuracies(rows, args.folder, args.seeds, schedule, args.workers)
+    print(f"{args.seeds} seeds, {schedule.trained} images, {schedule.epochs} epochs")
+    show(rows, found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ driver's C functions, and on PoCL its kernels run on one thread on the last core
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -22,6 +21,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from benchmarks.commands import options
 
 WIDTH, HEIGHT = 640, 360
 TICK_S = 1 / 60
@@ -196,11 +197,11 @@ def calibrated(window: Window, milliseconds: float) -> int:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["calibrate", "draw"])
-    parser.add_argument("amount", type=float, help="milliseconds of a picture, or its rounds")
-    parser.add_argument("seconds", type=float, nargs="?", default=10)
-    arguments = parser.parse_args()
+    arguments = options(
+        *(__doc__, None, ("what", str), ("amount", float, "milliseconds of a picture, or rounds")),
+        ("seconds?", 10.0),
+        what=("calibrate", "draw"),
+    )
     window = Window()
     if arguments.what == "calibrate":
         print(calibrated(window, arguments.amount))

@@ -8,10 +8,9 @@ that.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
-from collections.abc import Iterator
 
+from benchmarks.commands import Table, options
 from tutorials import zoo
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.read import load_network
@@ -81,25 +80,18 @@ def _name(operator: Operator) -> str:
     )
 
 
-def rows() -> Iterator[str]:
-    """Markdown: the share of refused operators, and which they are."""
-    yield "| network | operators | GPU refuses | DSP refuses | refused by the GPU |"
-    yield "|" + " --- |" * 5
+def main() -> None:
+    """Print the share of refused operators, and which they are."""
+    options(__doc__, None)
+    table = Table("network", "operators", "GPU refuses", "DSP refuses", "refused by the GPU")
     for name in NETWORKS:
         found = tflite_operators(name)
-        total = found.total()
         shares = [
-            sum(count for kind, count in found.items() if kind not in known) / total
+            sum(count for kind, count in found.items() if kind not in known) / found.total()
             for known in (GPU, HEXAGON)
         ]
         refused = ", ".join(f"{n} {kind}" for kind, n in found.items() if kind not in GPU)
-        yield f"| {name} | {total} | {shares[0]:.0%} | {shares[1]:.0%} | {refused} |"
-
-
-def main() -> None:
-    """Run from the command line."""
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    print("\n".join(rows()))
+        table.row(name, found.total(), *(f"{share:.0%}" for share in shares), refused)
 
 
 if __name__ == "__main__":

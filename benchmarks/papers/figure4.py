@@ -11,7 +11,8 @@
 Competitors are processes that only count, pinned to a core of one processor; with PoCL, OpenCL is
 the upper half of the cores. All plans and the changing model run in blocks that alternate. Answers
 of all plans are compared first. The last two columns are the changing model's mean latency over
-that of the best plan, and the plan that it used most.
+that of the best plan, in which trials of slow plans count, and the plan that it used most. With one
+competitor that is NN-Stretch's figure 13, too.
 """
 
 from __future__ import annotations
@@ -19,19 +20,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from statistics import mean, median
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.adaptation import busy, pinned
 from benchmarks.baselines import schedule_codl
 from benchmarks.baselines.hope import schedule_hope_gs
 from benchmarks.carried_out import TARGETS, Carrier
-from benchmarks.commands import options
+from benchmarks.commands import Table, beside, options, turns
 from benchmarks.harness import check
-from benchmarks.papers.table3 import in_turns
 from benchmarks.scheduling_profiles import whole
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
@@ -40,7 +39,8 @@ from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 
-_CHANGING, _WARM_UP, _ROUNDS = "changing", 40, 10
+_CHANGING, _WARM_UP, _ROUNDS, _BLOCK = "changing", 40, 10, 6
+_BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
 def plans_of(name: str, size: int) -> tuple[object, dict[str, Plan]]:
@@ -68,13 +68,20 @@ def check_answers(model: ts.Model) -> None:
         check(name, answers[-1], answers[:1])
 
 
-@contextlib.contextmanager
-def competing(core: int, count: int) -> Iterator[None]:
-    """Context in which ``count`` processes keep a core busy."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            stack.enter_context(busy(core))
-        yield
+def pinned(model: ts.Model) -> dict[str, Callable[[], float]]:
+    """Runs of each plan alone, which return their seconds."""
+    found = {}
+    for name in model.plans:
+        instance = model.create_instance()
+        instance.use(name)
+        found[name] = instance.timed_run()
+    return found
+
+
+def blocks(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of runs that take turns in blocks: a process that slept gets more of a busy core."""
+    samples = turns(runs, rounds, warm_up=0, times=_BLOCK)
+    return {name: [ms / 1e3 for ms in taken] for name, taken in samples.of.items()}
 
 
 def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
@@ -87,10 +94,12 @@ def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], fl
         used.append(model.in_use)
         return run()
 
-    with competing(core, count):
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(beside(_BURN, core))
         for _ in range(_WARM_UP):
             run()
-        taken = in_turns({_CHANGING: changing, **pinned(model)}, _ROUNDS)
+        taken = blocks({_CHANGING: changing, **pinned(model)}, _ROUNDS)
     own = mean(taken.pop(_CHANGING))
     best = min(mean(times) for times in taken.values())
     medians = {name: 1e3 * median(times) for name, times in taken.items()}
@@ -113,15 +122,14 @@ def main() -> None:
         check_answers(model)
         names = list(model.plans)
         print(f"\n{network}, {args.size} pixels, ms\n")
-        print(f"| competitors | {' | '.join(names)} | changing over the best | it used |")
-        print("|" + " --- |" * (len(names) + 3), flush=True)
+        table = Table("competitors", *names, "changing over the best", "it used")
         for count in args.competitors:
             for where, core in cores.items() if count else [("nobody", 0)]:
                 medians, cost, used = row(model, core, count)
                 fastest = min(medians.values())
                 cells = [f"**{t:.2f}**" if t == fastest else f"{t:.2f}" for t in medians.values()]
                 told = f"{count} on the {where}" if count else "none"
-                print(f"| {told} | {' | '.join(cells)} | {cost:.2f} | {used} |", flush=True)
+                table.row(told, *cells, cost, used)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from statistics import median
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import options
+from benchmarks.commands import Table, options
 from benchmarks.harness import check
 from benchmarks.papers.drawing_app import Drawn
 from tutorials import zoo
@@ -143,21 +143,23 @@ def app(*words: str) -> str:
     return done.stdout.strip()
 
 
-def rows(artifacts: dict[Way, Path], rounds: str, seconds: float) -> Iterator[str]:
-    """The table's rows, as they are measured."""
+def show(artifacts: dict[Way, Path], rounds: str, seconds: float) -> None:
+    """Print the table's rows as they are measured."""
+    heads = "the network on", "ms a run", "pictures dropped, %", "ms a picture (largest)"
+    table = Table(*heads)
 
     def drawn() -> Drawn:
         return Drawn(**json.loads(app("draw", rounds, str(seconds))))
 
-    alone = drawn()
-    yield f"| nothing | | {alone.percent:.1f} | {alone.median_ms:.1f} ({alone.largest_ms:.1f}) |"
+    def row(name: str, taken: str, own: Drawn) -> None:
+        pictures = f"{own.percent:.1f}", f"{own.median_ms:.1f} ({own.largest_ms:.1f})"
+        table.row(name, taken, *pictures)
+
+    row("nothing", "", drawn())
     for way, path in artifacts.items():
         with running(path, is_low=way.is_low) as taken:
             own = drawn()
-        yield (
-            f"| {way.name} | {taken[0]:.1f} | {own.percent:.1f} "
-            f"| {own.median_ms:.1f} ({own.largest_ms:.1f}) |"
-        )
+        row(way.name, f"{taken[0]:.1f}", own)
 
 
 def main() -> None:
@@ -177,10 +179,7 @@ def main() -> None:
         artifacts = exported(args.network, args.size, Path(folder))
         rounds = app("calibrate", str(_PICTURE_MS))
         print(f"{args.network}, {args.size} pixels; a picture of {rounds} rounds\n")
-        print("| the network on | ms a run | pictures dropped, % | ms a picture (largest) |")
-        print("| --- | --- | --- | --- |", flush=True)
-        for row in rows(artifacts, rounds, args.seconds):
-            print(row, flush=True)
+        show(artifacts, rounds, args.seconds)
 
 
 if __name__ == "__main__":

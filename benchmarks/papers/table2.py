@@ -23,7 +23,7 @@ import numpy as np
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
 from benchmarks.carried_out import TARGETS, Carrier, in_turns
-from benchmarks.commands import options
+from benchmarks.commands import markdown, options
 from benchmarks.harness import check
 from benchmarks.papers.table2_accuracy import (
     BOTH,
@@ -221,15 +221,9 @@ def figures(
 
 def table(found: Mapping[Row, Figures]) -> Iterator[str]:
     """Ours, and the paper's table below it."""
-    tasks = " | ".join(f"{task}: fitted, trained" for task in TASKS)
-    yield f"| ours | {tasks} | MiB | ms (least) | of {BASELINE.name} (least) |"
-    yield "|" + " --- |" * (4 + len(TASKS))
-    for row, own in found.items():
-        right = " | ".join("{:.1f}, {:.1f}".format(*own.percent[task]) for task in TASKS)
-        yield (
-            f"| {row.name} | {right} | {own.mib:.1f} | {own.ms:.1f} ({own.least_ms:.1f}) "
-            f"| {own.ratio:.2f} ({own.least_ratio:.2f}) |"
-        )
+    tasks = (f"{task}: fitted, trained" for task in TASKS)
+    heads = "ours", *tasks, "MiB", "ms (least)", f"of {BASELINE.name} (least)"
+    yield from markdown(heads, (_cells(row, own) for row, own in found.items()))
     given = found[BASELINE]
     combined = [row for row in found if row.is_fused and row.is_planned and row.form.how]
     best = min(combined, key=lambda row: (found[row].lost(given) > 3, found[row].ratio))
@@ -239,20 +233,32 @@ def table(found: Mapping[Row, Figures]) -> Iterator[str]:
         f"{found[best].lost(given):.1f} points lost."
     )
     yield ""
-    yield "| paper (Snapdragon 855) | accuracy | MB | ms | of CoDL alone |"
-    yield "|" + " --- |" * 5
-    for name, (right_, size, ms) in THEIRS.items():
-        yield f"| {name} | {right_} | {size} | {ms} | {ms / THEIRS['CoDL'][2]:.2f} |"
+    heads = "paper (Snapdragon 855)", "accuracy", "MB", "ms", "of CoDL alone"
+    rows = ((name, *own, own[2] / THEIRS["CoDL"][2]) for name, own in THEIRS.items())
+    yield from markdown(heads, rows)
+
+
+def _cells(row: Row, own: Figures) -> Iterator[str]:
+    yield row.name
+    yield from ("{:.1f}, {:.1f}".format(*own.percent[task]) for task in TASKS)
+    yield f"{own.mib:.1f}"
+    yield f"{own.ms:.1f} ({own.least_ms:.1f})"
+    yield f"{own.ratio:.2f} ({own.least_ratio:.2f})"
 
 
 def on_the_phone(made: Mapping[Form, Network]) -> Iterator[str]:
     """What the phone's profile predicts for each form, in ms."""
-    yield f"| ours on {_PHONE}, predicted ms | {' | '.join(_TEAMS)} |"
-    yield "|" + " --- |" * (1 + len(_TEAMS))
-    for form in FORMS:
-        plans = [ts.plan_for(made[form], targets, device=_PHONE) for targets in _TEAMS.values()]
-        cells = " | ".join(f"{plan.predicted_ns / 1e6:.1f}" for plan in plans)
-        yield f"| {form.name or 'given'} | {cells} |"
+    rows = (
+        (
+            form.name or "given",
+            *(
+                f"{ts.plan_for(made[form], targets, device=_PHONE).predicted_ns / 1e6:.1f}"
+                for targets in _TEAMS.values()
+            ),
+        )
+        for form in FORMS
+    )
+    yield from markdown((f"ours on {_PHONE}, predicted ms", *_TEAMS), rows)
 
 
 def main() -> None:

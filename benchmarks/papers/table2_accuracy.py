@@ -24,11 +24,11 @@ import torch
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.accuracy_tasks import Data, digits, shapes, write_digits
-from benchmarks.accuracy_trials import Schedule, batches_of, fresh, weights_of
+from benchmarks.accuracy import Schedule, batches_of, fresh, percent, silent
+from benchmarks.accuracy_tasks import Data, digits, shapes
 from tutorials import zoo
-from tvm_stretch.lab.training import Batches, Training, accuracy, fit, load_torch, to_torch
-from tvm_stretch.lab.training.exchange import graph_of, with_weights
+from tvm_stretch.lab.training import Training, fit, load_torch, to_torch
+from tvm_stretch.lab.training.exchange import graph_of
 from tvm_stretch.read import load_trainable
 
 CLASSES, SMALL = 10, 32
@@ -105,14 +105,15 @@ def quantised(form: Form) -> Form:
 def trained(task: str, folder: Path, seed: int) -> tvm.IRModule:
     """ResNet-18 for a task; its weights stay in the folder."""
     mod = load_trainable(zoo.build("resnet18", size=SMALL, classes=CLASSES))
-    path = folder / f"resnet18.{task}.{seed}.npz"
-    if not path.exists():
+    net, path = fresh(graph_of(mod)[0], seed), folder / f"resnet18.{task}.{seed}.pt"
+    if path.exists():
+        net.load_state_dict(torch.load(path, weights_only=True))
+    else:
         schedule = Schedule()
-        net = fresh(graph_of(mod)[0], seed)
         batches = batches_of(_data(task, folder, seed), schedule)
         fit(net, batches, _training(schedule.epochs, schedule.rate))
-        np.savez(path, **weights_of(net))
-    return with_weights(mod, dict(np.load(path)))
+        torch.save(net.state_dict(), path)
+    return load_torch(mod, net)
 
 
 def _accuracies(mod: tvm.IRModule, form: Form, data: Data) -> Mapping[str, tuple[float, float]]:
@@ -127,13 +128,9 @@ def _accuracies(mod: tvm.IRModule, form: Form, data: Data) -> Mapping[str, tuple
     pair = (fitted, longer)
     few = images[:_CALIBRATED]
     return {
-        form.name: tuple(_right(to_torch(one), data) for one in pair),
+        form.name: tuple(percent(to_torch(one), data) for one in pair),
         quantised(form).name: tuple(_right_in_8_bits(in_8_bits(one, few), data) for one in pair),
     }
-
-
-def _right(net: torch.nn.Module, data: Data) -> float:
-    return 100 * accuracy(net, Batches(data.test_images, data.test_labels, 1000, shuffled=False))
 
 
 def _right_in_8_bits(network: onnx.ModelProto, data: Data) -> float:
@@ -145,10 +142,7 @@ def _right_in_8_bits(network: onnx.ModelProto, data: Data) -> float:
 def _data(task: str, folder: Path, seed: int) -> Data:
     if task == "shapes":
         return shapes(seed, Schedule().trained, _TESTED)
-    path = folder / "digits.pt"
-    if not path.exists():
-        write_digits(path)
-    found = digits(path, seed)
+    found = digits(folder / "digits.pt", seed)
     return Data(_large(found.images), found.labels, _large(found.test_images), found.test_labels)
 
 
@@ -159,4 +153,4 @@ def _large(images: torch.Tensor) -> torch.Tensor:
 
 
 def _training(epochs: int, rate: float) -> Training:
-    return Training(epochs=epochs, rate=rate, device="cpu", progress=lambda _line: None)
+    return Training(epochs=epochs, rate=rate, device="cpu", progress=silent)

@@ -24,10 +24,7 @@ and over that of its best plan, both pinned. Trials of slow plans count.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -35,18 +32,19 @@ from statistics import mean, median
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.adaptation import pinned, three_plans
-from benchmarks.carried_out import Carrier
-from benchmarks.commands import options, turns
+from benchmarks.carried_out import TARGETS, Carrier
+from benchmarks.commands import Table, beside, options
+from benchmarks.papers.figure4 import blocks, pinned
 from benchmarks.replayed import device_of, lasting, moved
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling import Result
 from tvm_stretch.plan.scheduling.simulate import run_sequence
 from tvm_stretch.plan.search import search
-from tvm_stretch.plan.search.costs import Costs
+from tvm_stretch.plan.search.costs import Costs, planning_costs
 from tvm_stretch.plan.search.decision import FASTEST
 from tvm_stretch.plan.search.twin import twin_costs, twin_processors
 from tvm_stretch.read import load_network
@@ -65,15 +63,15 @@ MHZ = {"σ0": 585, "σ1": 499, "σ2": 427}
 
 GPU, BOTH, HALF, CHANGING = "opencl", "both", "half", "change"
 _TIMES = 8.0
-_WARM_UP, _BLOCK = 70, 6
-"""Runs before any counts, of which two are traced; runs in a row, as a process that slept gets more
-of a busy core."""
+_WARM_UP = 70
+"""Runs before any counts, of which two are traced."""
 
 _SCRIPTED, _HERE = 3, 16
 """Rounds of such blocks: scripted devices hardly differ from run to run."""
 
 _THRASHER = (
-    "import numpy as np\na = np.ones({size} >> 3)\nb = np.empty_like(a)\nwhile True: b[:] = a"
+    "import numpy as np, sys\na = np.ones(int(sys.argv[1]) >> 3)\n"
+    "b = np.empty_like(a)\nwhile True: b[:] = a"
 )
 
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -175,7 +173,7 @@ def under(
         for _ in range(_WARM_UP):
             changing()
         predicted.clear()
-        taken = in_turns({CHANGING: changing, **pinned(model)}, rounds)
+        taken = blocks({CHANGING: changing, **pinned(model)}, rounds)
     own = mean(taken.pop(CHANGING))
     means = [mean(times) for times in taken.values()]
     found = {}
@@ -185,83 +183,62 @@ def under(
     return found | {CHANGING: (own / means[0], own / min(means))}
 
 
-def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of blocks of runs that take turns."""
-    samples = turns(runs, rounds, warm_up=0, times=_BLOCK)
-    return {name: [ms / 1e3 for ms in taken] for name, taken in samples.of.items()}
-
-
 def off(predicted: float, measured: float) -> float:
     """Percent by which the measured latency is above or below the prediction."""
     return 100 * abs(measured / predicted - 1)
 
 
-@contextlib.contextmanager
-def thrashing() -> Iterator[None]:
+def thrashing() -> contextlib.AbstractContextManager[None]:
     """Context in which a process copies four times the last-level cache."""
     size = 1 << 25
     with contextlib.suppress(OSError, ValueError):
         size = 1024 * int(_CACHE.read_text(encoding="ascii").strip().removesuffix("K"))
-    code = _THRASHER.format(size=min(4 * size, 1 << 29))
-    process = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        time.sleep(1.0)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    return beside(_THRASHER, min(4 * size, 1 << 29), seconds=1.0)
 
 
-def rows(name: str, size: int) -> Iterator[str]:
-    """The lines of a network."""
+def show(table: Table, name: str, size: int) -> None:
+    """Print the lines of a network."""
+
+    def lines(title: str, sigma: str, found: Mapping[str, Errors], labels: Sequence[str]) -> None:
+        for label in labels:
+            before, after = found[label]
+            is_first = label in (BOTH, FASTEST)
+            change = "{:.2f}, {:.2f}".format(*found[CHANGING]) if is_first else ""
+            table.row(title, sigma, label, f"{before:.0f}", f"{after:.0f}", change)
+
     scripted = Scripted(name)
     model = scripted.model
     for sigma, mhz in MHZ.items():
-        found = under(model, scripted.clock(mhz), _SCRIPTED)
-        yield from _lines(name, sigma, found, (GPU, BOTH))
-    offline = {plan.name: plan.expected_ns for plan in model.graph.plans}
-    half = median(in_turns(pinned(model), 1)[HALF])
+        lines(name, sigma, under(model, scripted.clock(mhz), _SCRIPTED), (GPU, BOTH))
+    offline = {plan.name: plan.expected_ns / 1e9 for plan in model.graph.plans}
+    half = median(blocks(pinned(model), 1)[HALF])
     for label in (GPU, BOTH):
-        yield (
-            f"| {name} | σ4 | {label} | {off(offline[label] / 1e9, half):.0f} | "
-            f"{off(offline[HALF] / 1e9, half):.0f} | |"
-        )
-    real, _ = three_plans(name, size)
+        errors = f"{off(offline[label], half):.0f}", f"{off(offline[HALF], half):.0f}"
+        table.row(name, "σ4", label, *errors, "")
+    mod = load_network(zoo.build(name, size=size))
+    best = search(mod, planning_costs(processors_of(None, TARGETS, None)[0])).rivals[0]
+    real = ts.compile(mod, TARGETS, plan=best.plan, plans=True)
     found = under(real, thrashing(), _HERE)
-    yield from _lines(f"{name}, {size} pixels, here", "σ3", found, tuple(real.plans))
-
-
-def _lines(
-    name: str, sigma: str, found: Mapping[str, Errors], labels: Sequence[str]
-) -> Iterator[str]:
-    for label in labels:
-        before, after = found[label]
-        change = "{:.2f}, {:.2f}".format(*found[CHANGING]) if label in (BOTH, FASTEST) else ""
-        yield f"| {name} | {sigma} | {label} | {before:.0f} | {after:.0f} | {change} |"
+    lines(f"{name}, {size} pixels, here", "σ3", found, tuple(real.plans))
 
 
 def main() -> None:
     """Run from the command line."""
-    arguments = options(
-        __doc__,
-        None,
-        ("networks*", ["mobilenet_v1", "squeezenet1_0"]),
+    args = options(
+        *(__doc__, None, ("networks*", ["mobilenet_v1", "squeezenet1_0"])),
         ("--size", 128, "of σ3's network"),
     )
-    print(
-        "| network | condition | plan | offline, % | corrected, % | change, of first, of best |",
-        flush=True,
-    )
-    print("|" + " --- |" * 6)
-    for name in arguments.networks:
+    heads = "network", "condition", "plan", "offline, %", "corrected, %"
+    table = Table(*heads, "change, of first, of best")
+    for name in args.networks:
         try:
-            for line in rows(name, arguments.size):
-                print(line, flush=True)
+            show(table, name, args.size)
         except UnsupportedError:
-            print(f"| {name} | no plan for both is predicted to be faster than one | | | | |")
-    print("\n| paper | GPU: σ1, σ2, σ3, σ4, % | CPU and GPU |\n| --- | --- | --- |")
-    for name, (gpu, both) in THEIRS.items():
-        print(f"| {name} | {', '.join(map(str, gpu))} | {', '.join(map(str, both))} |")
+            table.row(name, "no plan for both is predicted to be faster than one", *[""] * 4)
+    print()
+    theirs = Table("paper", "GPU: σ1, σ2, σ3, σ4, %", "CPU and GPU")
+    for name, errors in THEIRS.items():
+        theirs.row(name, *(", ".join(map(str, own)) for own in errors))
 
 
 if __name__ == "__main__":

@@ -1,60 +1,30 @@
-"""The benchmark of accuracy: weights are handed down as stretching does it, pairs are counted."""
+"""The benchmark of accuracy: a trial repeats, pairs are counted."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-import tvm
 from helpers.stretch_networks import BLOCKS, network
 
-from benchmarks.accuracy import MEASURES, interval, summary, table
-from benchmarks.accuracy_networks import prepared
+from benchmarks.accuracy import MEASURES, Schedule, interval, show, summary, trial
 from benchmarks.accuracy_tasks import CLASSES, Data, shapes
-from benchmarks.accuracy_trials import (
-    Schedule,
-    fresh,
-    inherit,
-    trial,
-    weights_of,
-)
-from tvm_stretch.lab.training.exchange import graph_of, with_weights
 from tvm_stretch.network.properties.repeated_blocks import detect_stages
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
-
-
-def design(mod: tvm.IRModule, merge: str) -> Design:
-    stages = detect_stages(mod)[-2:]
-    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output) for stage in stages]
-    return Design.of_lists(ends, ["cpu", "gpu"], [[1, 2], [2, 3]], [[12, 8], [16, 24]], merge)
-
-
-@pytest.mark.parametrize(
-    ("kind", "merge"), [("basic", "concat"), ("regnet", "restore"), ("mb_conv", "project")]
-)
-def test_weights_are_handed_down_as_stretching_does_it(kind: str, merge: str):
-    mod = network(BLOCKS[kind])
-    own = design(mod, merge)
-    found = prepared(kind, mod, own, "")
-    weights = weights_of(fresh(found.original, 3))
-    stretched = duplicate_and_scale(with_weights(mod, weights), own, noise=0)
-    expected = graph_of(stretched)[1]
-    got = inherit(found, weights, 0, noise=0)
-    assert set(got) == set(expected)
-    for name, values in expected.items():
-        np.testing.assert_allclose(got[name], values, rtol=1e-4, atol=1e-6)
 
 
 def test_a_trial():
     """One seed, tiny: every measure is a share of the tests, and the same again."""
     mod = network(BLOCKS["basic"])
-    found = prepared("basic", mod, design(mod, "concat"), "")
+    stages = detect_stages(mod)[-2:]
+    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output) for stage in stages]
+    widths = [[12, 8], [16, 24]]
+    design = Design.of_lists(ends, ["cpu", "gpu"], [[1, 2], [2, 3]], widths, "concat")
     random = torch.Generator().manual_seed(0)
     images = torch.randn(40, 3, 12, 12, generator=random)
     labels = torch.randint(5, (40,), generator=random)
     data = Data(images[:32], labels[:32], images[32:], labels[32:])
-    rows = [trial(found, data, Schedule(epochs=2, batch=16, steps=2), 1) for _ in range(2)]
+    rows = [trial(mod, design, data, Schedule(epochs=2, batch=16, steps=2), 1) for _ in range(2)]
     for row in rows:
         assert row.pop("seconds") > 0
         assert all(value in np.arange(9) * 12.5 for value in row.values())
@@ -70,7 +40,7 @@ def test_shapes():
     assert torch.bincount(data.test_labels, minlength=CLASSES).min() > 25
 
 
-def test_pairs():
+def test_pairs(capsys: pytest.CaptureFixture[str]):
     """Differences of pairs, not of means; Student's interval."""
     mean, half = interval([1.0, 2.0, 3.0, 4.0])
     assert (mean, half) == (2.5, pytest.approx(3.18 * 1.2909944 / 2))
@@ -81,4 +51,5 @@ def test_pairs():
     ]
     (row,) = summary(rows)
     assert row["alike"] == {"mean": -1.0, "low": -1.0, "high": -1.0} and row["original"] == 81
-    assert "| t | n | 3 | 81.00 | -1.00 [-1.00, -1.00] |" in list(table([row]))[2]
+    show([row])
+    assert "| t | n | 3 | 81.00 | -1.00 [-1.00, -1.00] |" in capsys.readouterr().out

@@ -20,7 +20,7 @@ def test_networks_and_batches(
     measure_all([TARGET], tmp_path, 60, 1, ["random0"])
     (network,) = read_networks(tmp_path, "cpu")
     assert (network.name, network.nanoseconds > 0) == ("random0", True)
-    assert capsys.readouterr().out.count("random0: ") == 2
+    assert capsys.readouterr().err.count("random0: ") == 2
     rows = Dataset.open(tmp_path / "cpu.jsonl").rows
     assert {row.network for row in rows if row.batch is None or row.batch < 0} == {"random0"}
     assert {row.batch for row in rows if not row.network} == {0}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from helpers.onnx_models import Net
@@ -36,13 +35,6 @@ def test_without_a_device_it_says_why_and_shows_the_cpu(tmp_path, capsys, monkey
     assert lines[0] == "OpenCL device: none" and "pocl-opencl-icd" in lines[1]
     assert (tmp_path / "out" / "report.html").is_file()
     assert not any("both" in line for line in lines)
-
-
-def test_a_wrong_answer_fails(capsys):
-    right = np.arange(4, dtype="float32")
-    demo.check(right, right, "cpu")
-    with pytest.raises(SystemExit, match=r"differs from ONNX Runtime's by 1\.0e\+00"):
-        demo.check(right[::-1], right, "cpu")
 
 
 needs_device = pytest.mark.skipif(demo.local_device() is None, reason="no OpenCL device")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy import Schedule
 from benchmarks.accuracy_networks import NETWORKS, Small
-from benchmarks.accuracy_trials import Schedule
 from benchmarks.papers import clocks, clusters, designs
 from benchmarks.papers.meetings import branched, predicted
 from tvm_stretch.network.operators import Operators
@@ -64,16 +64,18 @@ def test_trainings_are_kept_and_belong_to_a_schedule(tmp_path: Path) -> None:
     assert designs.accuracies(rows, tmp_path, 1, QUICK, 1) == [[77.5]]
     other = Schedule(trained=64, tested=40, epochs=1)
     assert designs.accuracies(rows, tmp_path, 1, other, 1) != [[77.5]]
-    assert designs.right((rows[0].graph, 1, QUICK)) == first[0][1], "a seed repeats"
+    assert designs.trained((rows[0].graph, 1, QUICK))["percent"] == first[0][1], "a seed repeats"
 
 
-def test_the_table_has_paired_differences() -> None:
+def test_the_table_has_paired_differences(capsys: pytest.CaptureFixture[str]) -> None:
     row = designs.Row("as it is", None, 2_000_000, 5_000_000, 3_000, "70 %")  # type: ignore[arg-type]
     other = designs.Row("half", None, 1_000_000, 4_000_000, 2_000, "69 %")  # type: ignore[arg-type]
-    *_, first, second = designs.table([row, other], [[90.0, 80.0], [91.0, 83.0]])
+    designs.show([row, other], [[90.0, 80.0], [91.0, 83.0]])
+    *_, first, second = capsys.readouterr().out.splitlines()
     assert first == "| as it is | 85.00 % | 2.00 | 1.00 | 5.0 | 3 | 70 % |"
     assert second == "| half | +2.00 [-10.71, +14.71] | 1.00 | 2.00 | 4.0 | 2 | 69 % |"
-    *_, alone = designs.table([row, other], [[90.0], [91.0]])
+    designs.show([row, other], [[90.0], [91.0]])
+    *_, alone = capsys.readouterr().out.splitlines()
     assert alone.startswith("| half | +1.00 | 1.00 |")  # one seed has no interval
 
 
@@ -106,7 +108,7 @@ print((time.process_time() - own) / (time.perf_counter() - wall))
 
 
 def test_a_lower_clock_takes_longer() -> None:
-    high, low = (clocks.spans("squeezenet1_0", mhz) for mhz in (2419, 710))
+    high, low = (clocks.latencies("squeezenet1_0", mhz) for mhz in (2419, 710))
     assert set(high) == set(low) == set(clocks.SCHEDULERS)
     assert all(low[name] > high[name] for name in high)
     assert low["HOPE:LP"] <= low["one processor"]

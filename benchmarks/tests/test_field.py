@@ -30,7 +30,7 @@ def test_outputs_come_from_the_schema_and_inputs_are_the_same_each_time() -> Non
 
 
 def test_every_line_can_be_read() -> None:
-    assert len(families()) == 8
+    assert len(families()) == 9
     for table in families().values():
         for operator in operators(table):
             assert operator.operands, operator
@@ -67,5 +67,5 @@ def test_times_are_those_of_one_run_however_often_it_is_repeated() -> None:
 
 
 def test_the_command_prints_a_row(capsys: pytest.CaptureFixture) -> None:
-    main(["operators", "Squeeze", "--turns", "1"])
+    main(["Squeeze", "--turns", "1"])
     assert "| Squeeze | 1x1280x1x1 =[2,3] |" in capsys.readouterr().out

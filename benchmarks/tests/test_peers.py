@@ -11,9 +11,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from benchmarks.models import BenchModel, prepare_model
+from benchmarks.models import Model, model_of
 from benchmarks.peers import Row, compare_engines
-from benchmarks.share_of_peak import chosen, network_cells
+from benchmarks.share_of_peak import network_cells
 from benchmarks.worker import Worker
 
 # An engine that takes a "model" of one number to add; it must come from its own environment.
@@ -27,12 +27,12 @@ class Interpreter:
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchModel:
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setenv("TVM_STRETCH_BENCH_CACHE", str(tmp_path / "cache"))
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 8] x) => (float[1, 8] y)
         <float one = {1}> { y = Add(x, one) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
-    return prepare_model(str(tmp_path / "net.onnx"), 8)
+    return model_of(str(tmp_path / "net.onnx"), 8)
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return python
 
 
-def compare(model: BenchModel) -> Row:
+def compare(model: Model) -> Row:
     cores = sorted(os.sched_getaffinity(0))[:1]
     _, row = compare_engines(model, ["ort", "litert"], 1, cores, rounds=1, rtol=1e-3)
     return row
 
 
-def carry(model: BenchModel, summand: str) -> None:
+def carry(model: Model, summand: str) -> None:
     """A converted model, where its converter is not."""
     model.path.with_name(f"{model.path.stem}-litert_torch1.0.tflite").write_text(summand)
 
@@ -103,13 +103,7 @@ def test_the_share_of_the_peak_counts_direct_operations():
     assert network_cells(turns, 2_000_000_000) == ["2.00", "40.00", "100", "200", "0.50", "0.90"]
 
 
-def test_layers_are_counted_by_their_plain_sums():
-    words = ["groups of 16", "24->1 ", "dense 1 x", "softmax 12"]
-    works = [work for _, _, work in chosen(words)]
-    assert works == [128 * 28 * 28 * 16 * 9, 24 * 320 * 320 * 4, 2048 * 1000, 12 * 197 * 197]
-
-
-def test_both_processors_are_not_one(model: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_processors_are_not_one(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a variable names no device, the compiler goes on without OpenCL: not this benchmark."""
     monkeypatch.setenv("TVM_STRETCH_OPENCL_DEVICE", "there is none such")
     cores = sorted(os.sched_getaffinity(0))[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,37 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from benchmarks import mi9, schedulers
-from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
+from benchmarks.schedulers import NETWORKS, Row, shortcomings, table
 from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tutorials import zoo
 from tvm_stretch.network.operator_graph import OperatorGraph
 
 PUBLISHED = Path(schedulers.__file__).with_name("schedulers.md")
+
+
+def read_table(text: str) -> Iterator[Row]:
+    """The rows of such a table, as exact as it shows them."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *body = (line.strip("| ").split(" | ") for line in lines)
+    last = head.index("lower bound")
+    for cells in body:
+        row = dict(zip(head, cells, strict=True))
+        ends = (part.split(" ") for part in row["pieces"].split(", "))
+        yield {
+            "network": row["network"],
+            "profile": row["profile"],
+            "operators": int(row["operators"]),
+            "latency_ms": {name: float(row[name]) for name in head[3:last]},
+            "lower_bound_ms": float(row["lower bound"]),
+            "gap": float(row["gap"].rstrip("%")) / 100,
+            "gap_without_transfers": float(row["gap if transfers were free"].rstrip("%")) / 100,
+            "pieces": {end: int(count) for count, end in ends},
+            "scheduling_cpu_s": {
+                name.removesuffix(", CPU s"): float(row[name])
+                for name in head
+                if name.endswith(", CPU s")
+            },
+        }
 
 
 def published() -> list[Row]:

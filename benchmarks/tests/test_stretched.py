@@ -35,7 +35,7 @@ def test_published_designs(tmp_path: Path, found: Stretching):
     """Those of several branches; the DSP is our hexagon."""
     path = tmp_path / "designs.json"
     path.write_text(json.dumps(DESIGNS), encoding="utf-8")
-    ((name, (original, data)),) = stretched.read_designs(path).items()
+    ((name, (original, data)),) = stretched.read_designs([str(path)]).items()
     assert (name, original) == ("R-34-CD", "resnet34")
     design = stretched.as_ours(found, data)
     assert design.segments[1].branches == (Branch("cpu", 4, 96), Branch("hexagon", 3, 64))

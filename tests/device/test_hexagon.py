@@ -324,8 +324,8 @@ def test_packets_of_kernels() -> None:
 def test_packets_of_products(shape: tuple[int, int, int, int]) -> None:
     """At most 0.75 for each vrmpy that a convolution needs, with its rounding and stores."""
     channels, outs, size, kernel = shape
-    once, thrice = (dsp.packets((*shape, 1), times) for times in (1, 3))
-    assert (thrice - once) / 2 <= 0.75 * channels * outs * size**2 * kernel**2 / 128
+    layer = dsp.Layer("conv", channels, size, kernel, outs=outs)
+    assert dsp.packets(layer) <= 0.75 * layer.vectors
 
 
 @pytest.mark.full

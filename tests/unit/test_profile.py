@@ -15,7 +15,7 @@ from helpers.cpu_targets import cpu_of
 from helpers.search_helpers import emit
 
 import tvm_stretch as ts
-from benchmarks import phone_figures, twin
+from benchmarks import stretched, twin
 from benchmarks.published_designs import (
     ORIGINALS,
     count,
@@ -195,13 +195,13 @@ def test_designs(phone: Profile) -> None:
 
 
 def test_figures_of_the_paper(phone: Profile) -> None:
-    speeds = [speed for _, speed in phone_figures.channels(phone)]
+    speeds = [speed for _, speed in stretched.channels(phone)]
     assert speeds == sorted(speeds) and speeds[-1] > 5 * speeds[0]
     mod = emit(["conv", "depthwise"], size=28)
-    names = [name for name, *_ in phone_figures.layers(mod, phone)]
+    names = [name for name, *_ in stretched.layers(mod, phone)]
     assert names == ["dense, 25088 -> 25088", "depthwise, 25088 -> 25088"]
-    assert all(over > cpu for _, cpu, _, over in phone_figures.layers(mod, phone))
-    (stage,) = phone_figures.stages(emit(["residual", "residual"], size=28))
+    assert all(over > cpu for _, cpu, _, over in stretched.layers(mod, phone))
+    (stage,) = stretched.stages(emit(["residual", "residual"], size=28))
     assert stage == (28, 2)
 
 

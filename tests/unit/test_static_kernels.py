@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from helpers.relax_helpers import module
 from tvm import relax, tirx
 from tvm.target import Target
 
-from benchmarks.kernel_code import SIX, HotLoop, build, forms, hot_loops, layers, loop_bytes
+from benchmarks.kernel_code import SIX, HotLoop, build, forms, hot_loops, layers
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.read import load_network
@@ -33,6 +37,28 @@ TARGETS = {
 Form = tuple[Any, ...]
 LEAST_SHARE = 0.44  # multiply-adds among instructions; four start in a cycle, two of them these
 MOST_BYTES = 2048  # of a loop that decoded instructions and the first-level cache hold easily
+
+
+def loop_bytes(loops: Sequence[HotLoop], triple: str) -> list[int]:
+    """The size of each loop's code; empty where nothing here can assemble it."""
+    if triple.startswith("aarch64"):
+        return [4 * len(loop.body) for loop in loops]
+    assembler, size = shutil.which("as"), shutil.which("size")
+    if not assembler or not size:
+        return []
+    parts = (f'.section .text.{i},"ax"\n{loop.text}' for i, loop in enumerate(loops))
+    # labels are local to a section here
+    text = "\n".join(p.replace(".Lbegin", f".Lbegin{i}") for i, p in enumerate(parts))
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        command = [assembler, "--64", "-o", file.name, "-"]
+        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+        if done.returncode:
+            return []
+        listed = subprocess.run(
+            [size, "-A", file.name], text=True, capture_output=True, check=True
+        ).stdout
+    found = dict(re.findall(r"^\.text\.(\d+)\s+(\d+)", listed, re.MULTILINE))
+    return [int(found[str(i)]) for i in range(len(loops))]
 
 
 def takes_heap(config: Template, machine: VectorMachine) -> bool:
