@@ -92,7 +92,7 @@ def evaluate(
             kept = _training_set(datasets[name], beginnings, unseen)
             if samples_only:
                 kept = Dataset(kept.path, kept.device, [r for r in kept.rows if not r.network])
-            over = [below] if below and processor.on_host_cores else []
+            over = [below] if below and processor.hardware.on_host_cores else []
             model = learn(kept, processor, over)
             below = below or model
             seconds = time.process_time() - start

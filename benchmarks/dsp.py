@@ -60,7 +60,9 @@ def native_dsp() -> Processor:
         return dsp_code(objects, Linker(("cc", "-w"), "host"), Launch("native"))
 
     host = cpu_processor(TARGET, 1)
-    return dataclasses.replace(host, name="hexagon", kind="dsp", build=build)
+    return dataclasses.replace(
+        host, name="hexagon", kind="dsp", code=dataclasses.replace(host.code, build=build)
+    )
 
 
 def addition() -> tvm.IRModule:

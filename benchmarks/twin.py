@@ -249,7 +249,7 @@ def packets_ms(name: str) -> float:
     compiled(images[:1])
     counted = int(compiled.health()["hexagon"]["packets"])
     hexagon = make_processors([target], 1)[1][0]
-    return counted * hexagon.packet_ns / 1e6
+    return counted * hexagon.hardware.packet_ns / 1e6
 
 
 def packets(rows: Path, names: Sequence[str]) -> Calibration:

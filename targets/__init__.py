@@ -8,7 +8,11 @@ from tvm_stretch.base.exports import exported
 __getattr__ = exported(
     __name__,
     {
+        "Arithmetic": "processor",
         "Attributes": "registry",
+        "Code": "processor",
+        "Hardware": "processor",
+        "Operators": "processor",
         "OpRule": "processor",
         "Processor": "processor",
         "ProcessorKind": "registry",

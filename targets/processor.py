@@ -37,7 +37,7 @@ HOST_ONLY = (
 
 def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
     raise TargetError(
-        "expected a function for Processor.build, got none; only the CPU's kernels are linked, any "
+        "expected a function for Code.build, got none; only the CPU's kernels are linked, any "
         "other processor needs a function that builds them"
     )
 
@@ -66,70 +66,76 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Processor:
-    """Something that runs kernels.
+class Operators:
+    """Which operators a processor runs."""
 
-    Attributes:
-        name: its name in plans and messages, ``cpu`` for example.
-        target: the TVM target for which its kernels are built.
-        threads: cores a kernel may use.
-        rules: operators with a row of their own.
-        refuse: reason for refusing a call that has no row; None to accept it.
-        foresee: receives all calls of a network before `refuse` does: what takes long to ask about
-            each can be asked about all.
-        remark: returns those of its calls that are slow there, by name, with the reason.
-        machine: the properties that its kernel templates need.
-        phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
-        schedule: the pass that gives the PrimFuncs their loop nests.
-        speed: of typical processors of this kind.
-        kind: the part of the executor that drives it (native/processor.h).
-        build: makes the executor's module from its kernels, by name, and `schedule`.
-        runs_host_code: whether its kernels are linked with the CPU's.
-        runs_here: whether it is a processor of this machine, so that plans can be measured.
-        on_host_cores: whether it consists of the CPU's own cores: the cost model of the CPU's loop
-            nests holds for it, and they share caches.
-        packet_ns: time of an instruction packet if the processor is emulated here: its kernels are
-            timed by counting packets, because an emulator's own time says nothing. Otherwise 0.
-        model: writes a region as the one model that an engine (a vendor's runtime) runs; None for
-            processors whose regions are kernels. Its phases and schedule only serve to predict.
-        driver: anything else on which its measurements depend, besides the machine and the above.
-        cores: the CPU's cores that it uses exclusively.
-        computes_half: whether it has instructions for float16 arithmetic.
-        computes_bfloat: whether it has fast instructions for products in bfloat16.
-        prefers_half: whether float16 is faster there than integers, as on GPUs.
-        integers: the precision in which it computes integer operators: ``float16``, or
-            ``float16+float32`` with float32 sums; empty for exact integers.
-        max_share: the share of the time for which it may be busy; the executor pauses for the rest.
-        device: name of its device, if that is reached by RPC; empty for this machine and for
-            processors that are only known by their target.
-    """
-
-    name: str
-    target: tvm.target.Target
-    threads: int
-    rules: tuple[OpRule, ...]
-    refuse: Check
-    machine: VectorMachine
-    phases: tuple[tvm.transform.Pass, ...]
-    schedule: tvm.transform.Pass
-    speed: Speed
-    kind: str = "cpu"
-    build: Build = _host_code
-    runs_host_code: bool = False
-    runs_here: bool = True
-    on_host_cores: bool = False
-    driver: str = ""
-    cores: tuple[int, ...] = ()
-    computes_half: bool = False
-    computes_bfloat: bool = False
-    prefers_half: bool = False
-    integers: str = ""
-    max_share: float = 1.0
-    device: str = ""
-    packet_ns: float = 0.0
-    model: ModelWriter | None = None
-    remark: Remark = lambda _calls: {}
+    rules: tuple[OpRule, ...] = ()  # operators with a row of their own
+    # the reason for refusing a call that has no row; None to accept it
+    refuse: Check = lambda _call: None
+    # receives all calls of a network before `refuse` does, where one question about all is faster
     foresee: Foresee = lambda _calls: None
+    remark: Remark = lambda _calls: {}  # those of its calls that are slow there, with the reason
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a processor's regions become code."""
+
+    # passes from Relax with kernel templates (BlockChannels) to kernel-level Relax
+    phases: tuple[tvm.transform.Pass, ...]
+    schedule: tvm.transform.Pass  # gives the PrimFuncs their loop nests
+    build: Build = _host_code  # makes the executor's module from its kernels and `schedule`
+    runs_host_code: bool = False  # whether its kernels are linked with the CPU's
+    # writes a region as the one model that an engine (a vendor's runtime) runs; None for processors
+    # whose regions are kernels. Phases and schedule of an engine only serve to predict
+    model: ModelWriter | None = None
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The types in which a processor computes."""
+
+    half: bool = False  # whether it has instructions for float16
+    bfloat: bool = False  # whether it has fast instructions for products in bfloat16
+    prefers_half: bool = False  # whether float16 is faster there than integers, as on GPUs
+    # the precision in which it computes integer operators: ``float16``, or ``float16+float32`` with
+    # float32 sums; empty for exact integers
+    integers: str = ""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The device of a processor."""
+
+    runs_here: bool = True  # whether it is in this machine, so that plans can be measured
+    # the name of its device, if that is reached by RPC; empty for this machine and for processors
+    # that are only known by their target
+    device: str = ""
+    driver: str = ""  # what else its measurements depend on, besides the machine and the device
+    # whether it consists of the CPU's own cores: the cost model of the CPU's loop nests holds for
+    # it, and they share caches
+    on_host_cores: bool = False
+    cores: tuple[int, ...] = ()  # the CPU's cores that it uses exclusively
+    # time of an instruction packet if it is emulated here: its kernels are timed by counting
+    # packets, because an emulator's own time says nothing. Otherwise 0
+    packet_ns: float = 0.0
+    max_share: float = 1.0  # of the time in which it may be busy; the executor pauses for the rest
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Something that runs kernels."""
+
+    name: str  # in plans and messages, ``cpu`` for example
+    target: tvm.target.Target  # for which its kernels are built
+    threads: int  # cores that a kernel may use
+    machine: VectorMachine  # the properties that its kernel templates need
+    code: Code
+    speed: Speed  # of typical processors of this kind
+    operators: Operators = Operators()
+    kind: str = "cpu"  # the part of the executor that drives it (native/processor.h)
+    arithmetic: Arithmetic = Arithmetic()
+    hardware: Hardware = Hardware()
 
     @property
     def is_host(self) -> bool:
@@ -139,10 +145,10 @@ class Processor:
     def why_not(self, call: relax.Call) -> str | None:
         """Why this processor refuses ``call``; None if it runs it."""
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else "call"
-        for rule in self.rules:
+        for rule in self.operators.rules:
             if rule.op == name:
                 dtype = str(getattr(call.ty, "dtype", ""))
                 if rule.dtypes and dtype not in rule.dtypes:
                     return f"{name} runs in {', '.join(rule.dtypes)}, not {dtype}"
                 return rule.check(call)
-        return self.refuse(call)
+        return self.operators.refuse(call)

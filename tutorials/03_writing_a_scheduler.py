@@ -40,7 +40,7 @@ def second_processor() -> Processor:
     found = fake_processor("second", refuse=refuse)
     slow = found.speed
     speed = Speed(2 * slow.cycles_per_ns, 2 * slow.bytes_per_ns, slow.start_ns + 2_000, 5_000.0)
-    return dataclasses.replace(found, rules=(), speed=speed)
+    return dataclasses.replace(found, speed=speed)
 
 
 section("1. The problem")

@@ -23,6 +23,8 @@ from tvm_stretch.read import load_network
 from tvm_stretch.run.testing import fake_code
 from tvm_stretch.targets import (
     Attributes,
+    Hardware,
+    Operators,
     OpRule,
     Processor,
     ProcessorKind,
@@ -87,12 +89,10 @@ def npu_processor(target: Attributes, host: Processor) -> Processor:
         host,
         name="systolic",
         kind="fake",
-        rules=rules(target.get("largest_kernel", 3)),
-        refuse=refuse,
-        build=build,
+        operators=Operators(rules(target.get("largest_kernel", 3)), refuse),
+        code=dataclasses.replace(host.code, build=build, runs_host_code=True),
         speed=SPEED,
-        runs_host_code=True,
-        on_host_cores=False,
+        hardware=Hardware(),
     )
 
 

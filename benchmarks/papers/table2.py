@@ -176,9 +176,9 @@ def _unfused(processor: Processor) -> Processor:
     """The processor with a kernel of its own for what would be an epilogue of another."""
     phases = (
         MarkPatterns(epilogues=False) if isinstance(phase, MarkPatterns) else phase
-        for phase in processor.phases
+        for phase in processor.code.phases
     )
-    return replace(processor, phases=tuple(phases))
+    return replace(processor, code=replace(processor.code, phases=tuple(phases)))
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tvm_stretch.network.codec import target_data
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import CORES, KIB, Core, VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
-from tvm_stretch.targets.processor import Processor, Speed
+from tvm_stretch.targets.processor import Arithmetic, Code, Hardware, Operators, Processor, Speed
 from tvm_stretch.targets.registry import ProcessorKind, register
 
 HOST = "llvm"
@@ -63,16 +63,15 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         name="cpu",
         target=target,
         threads=threads,
-        rules=(),
-        refuse=_refuse,
         machine=machine,
-        phases=kernel_phases(expand_math=True, doubles=True),
-        schedule=ScheduleKernels(machine),
+        code=Code(kernel_phases(expand_math=True, doubles=True), ScheduleKernels(machine)),
         speed=speed_of_cores(threads),
-        runs_here=not _names_other_machine(target.attrs),
-        on_host_cores=True,
-        computes_half=_computes_half(target),
-        computes_bfloat=all(codegen.target_has_features(name, target) for name in TILES),
+        operators=Operators(refuse=_refuse),
+        arithmetic=Arithmetic(
+            half=_computes_half(target),
+            bfloat=all(codegen.target_has_features(name, target) for name in TILES),
+        ),
+        hardware=Hardware(not _names_other_machine(target.attrs), on_host_cores=True),
     )
 
 

@@ -71,12 +71,14 @@ def little_processor(target: Target, host: Processor, cluster: _Cluster) -> Proc
         alike,
         name=NAME,
         kind="cluster",
-        build=build,
-        runs_host_code=True,
-        runs_here=host.runs_here and alike.runs_here,
+        code=replace(alike.code, build=build, runs_host_code=True),
         speed=speed,
-        driver=f"cores {numbers}",
-        cores=cluster.cores,
+        hardware=replace(
+            alike.hardware,
+            runs_here=host.hardware.runs_here and alike.hardware.runs_here,
+            driver=f"cores {numbers}",
+            cores=cluster.cores,
+        ),
     )
 
 

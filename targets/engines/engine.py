@@ -36,7 +36,15 @@ from tvm_stretch.targets.engines.code.engine_code import (
 )
 from tvm_stretch.targets.engines.code.onnx_operators import onnx_of, why_not_onnx
 from tvm_stretch.targets.phases import kernel_phases
-from tvm_stretch.targets.processor import Check, Kernels, Processor, Speed
+from tvm_stretch.targets.processor import (
+    Check,
+    Code,
+    Hardware,
+    Kernels,
+    Operators,
+    Processor,
+    Speed,
+)
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 KIND = "engine"
@@ -156,25 +164,18 @@ class Provider:
 
         # only the device can open an artifact for another architecture: the engine is there
         code = replace(engine, runs_here=engine.runs_here or not _is_of_this_machine(host))
+        driver = describe(engine) if engine.runs_here else ""
+        phases = kernel_phases(expand_math=True, doubles=True)
         return replace(
             host,
             name=self.kind,
             kind=KIND,
             threads=1,
-            rules=(),
-            refuse=lambda call: judge([call])[0],
-            foresee=judge,
-            build=build,
-            model=onnx_of,
-            phases=kernel_phases(expand_math=True, doubles=True),
-            schedule=ScheduleKernels(host.machine),
+            code=Code(phases, ScheduleKernels(host.machine), build, model=onnx_of),
             speed=self.speed,
-            runs_host_code=False,
-            on_host_cores=False,
-            computes_half=self.half,
-            runs_here=engine.runs_here and not self.emulated,
-            remark=remark,
-            driver=describe(engine) if engine.runs_here else "",
+            operators=Operators((), lambda call: judge([call])[0], judge, remark),
+            arithmetic=replace(host.arithmetic, half=self.half),
+            hardware=Hardware(engine.runs_here and not self.emulated, driver=driver),
         )
 
 

@@ -40,7 +40,17 @@ from tvm_stretch.targets.hexagon.code.dsp_code import Launch, dsp_code, has_zig,
 from tvm_stretch.targets.kernels.float_bits import CONVERTING, scalar_calls
 from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
-from tvm_stretch.targets.processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
+from tvm_stretch.targets.processor import (
+    HOST_ONLY,
+    Check,
+    Code,
+    Hardware,
+    Kernels,
+    Operators,
+    OpRule,
+    Processor,
+    Speed,
+)
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 from .chips import Chip
@@ -126,22 +136,21 @@ def _processor(given: Attributes, host: Processor) -> Processor:
         objects = compile_kernels(kernels, schedule, target)
         return dsp_code(objects, hexagon_linker(), launch)
 
+    def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
+        return scalar_calls(calls, version.cpu[7:], has_floats=version.vector_float)
+
+    phases = (UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False, fences=False))
+    emulated = Hardware(driver=EMULATOR, packet_ns=1 / version.ghz)
     return Processor(
         name="hexagon",
         kind="dsp",
         target=target,
         threads=1,
-        rules=_rules(refuse),
-        refuse=refuse,
         machine=vectors,
-        phases=(UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False, fences=False)),
-        schedule=ScheduleKernels(vectors),
-        build=build,
+        code=Code(phases, ScheduleKernels(vectors), build),
         speed=_speed(version, host, emulated=launch.runs_here),
-        runs_here=launch.runs_here,
-        driver=EMULATOR if launch.runs_here else "",
-        packet_ns=1 / version.ghz if launch.runs_here else 0.0,
-        remark=lambda calls: scalar_calls(calls, version.cpu[7:], has_floats=version.vector_float),
+        operators=Operators(_rules(refuse), refuse, remark=remark),
+        hardware=emulated if launch.runs_here else Hardware(runs_here=False),
     )
 
 

@@ -26,7 +26,17 @@ from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
 from tvm_stretch.targets.opencl.kernels.groups import QUAD
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 from tvm_stretch.targets.phases import kernel_phases
-from tvm_stretch.targets.processor import HOST_ONLY, Kernels, OpRule, Processor, Speed
+from tvm_stretch.targets.processor import (
+    HOST_ONLY,
+    Arithmetic,
+    Code,
+    Hardware,
+    Kernels,
+    Operators,
+    OpRule,
+    Processor,
+    Speed,
+)
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register, tvm_target
 
 from .device import (
@@ -57,6 +67,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
     """
     on_cpu = device.type == "cpu"
     is_real = bool(device.driver) or not names_device(target)
+    driver = f"{device.name} {device.driver}".rstrip() if is_real else ""
     machine = replace(
         host.machine,
         threads=device.compute_units if on_cpu else 1,
@@ -77,18 +88,12 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         kind="opencl",
         target=target,
         threads=machine.threads,
-        rules=_rules(),
-        refuse=lambda call: _refuse(call, device),
         machine=machine,
-        phases=_phases(machine.gpu),
-        schedule=ScheduleKernels(machine),
-        build=build,
+        code=Code(_phases(machine.gpu), ScheduleKernels(machine), build),
         speed=_speed(device),
-        runs_here=not names_device(target),
-        on_host_cores=on_cpu,
-        driver=f"{device.name} {device.driver}".rstrip() if is_real else "",
-        computes_half=device.fp16,
-        prefers_half=device.fp16 and not on_cpu,
+        operators=Operators(_rules(), lambda call: _refuse(call, device)),
+        arithmetic=Arithmetic(half=device.fp16, prefers_half=device.fp16 and not on_cpu),
+        hardware=Hardware(not names_device(target), driver=driver, on_host_cores=on_cpu),
     )
 
 

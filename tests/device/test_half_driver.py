@@ -32,12 +32,13 @@ from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.opencl.device import device_of, local_device
+from tvm_stretch.targets.processor import Arithmetic
 
 assert local_device().fp16, local_device()
 target = tvm.target.Target({"kind": "opencl", "device": "gpu"})
 gpu = opencl_processor(target, cpu_processor(TARGET, 1), device_of(target))
-gpu = dataclasses.replace(gpu, runs_here=True)
-emulated = dataclasses.replace(cpu_processor(TARGET, 1), computes_half=True)
+gpu = dataclasses.replace(gpu, hardware=dataclasses.replace(gpu.hardware, runs_here=True))
+emulated = dataclasses.replace(cpu_processor(TARGET, 1), arithmetic=Arithmetic(half=True))
 """
 
 FLOATS = """

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from helpers.fake_targets import TARGET, fake_processor
+from helpers.small_models import build_model
 from tvm import relax, s_tir, te, topi
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import RunError
-from tvm_stretch.make.assemble import build_model
 
 X = np.arange(64, dtype="float32")
 

@@ -79,7 +79,7 @@ def check_answers(mod: tvm.IRModule, known: Costs) -> None:
 def on_this_machine(known: Costs) -> Costs:
     """The same costs of processors whose kernels run here."""
     fakes = [
-        dataclasses.replace(fake_processor(p.name), rules=p.rules, refuse=p.refuse)
+        dataclasses.replace(fake_processor(p.name), operators=p.operators)
         for p in known.processors[1:]
     ]
     return dataclasses.replace(known, processors=(cpu_processor(TARGET, 1), *fakes))

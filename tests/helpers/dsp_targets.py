@@ -22,7 +22,7 @@ from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.hexagon.code.dsp_code import Launch, Linker, dsp_code
-from tvm_stretch.targets.processor import Check, Kernels, Processor
+from tvm_stretch.targets.processor import Check, Kernels, Operators, Processor
 
 HOST_LINKER = Linker(("cc", "-w"), "host")
 
@@ -42,9 +42,9 @@ def dsp_processor(
         load_native_library()
         return dsp_code(compile_kernels(kernels, schedule, TARGET), HOST_LINKER, launch)
 
-    return dataclasses.replace(
-        host, name="dsp", kind="dsp", build=build, refuse=refuse or host.refuse
-    )
+    code = dataclasses.replace(host.code, build=build)
+    operators = Operators(refuse=refuse or host.operators.refuse)
+    return dataclasses.replace(host, name="dsp", kind="dsp", code=code, operators=operators)
 
 
 @functools.cache

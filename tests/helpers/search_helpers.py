@@ -15,7 +15,7 @@ from tvm_stretch.plan.cost.prediction import AnalyticModel
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Operators, Processor
 
 _USUAL_LANES = 8
 
@@ -38,7 +38,7 @@ def costs(
         host = cpu_processor(target, 1)
         processor = fake_processor(f"p{place}", target=target) if place else host
         if place in refuse:
-            processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
+            processor = dataclasses.replace(processor, operators=Operators(refuse=refuse[place]))
         processors.append(processor)
     base = CORE
     models = {

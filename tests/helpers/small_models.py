@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
@@ -11,8 +12,9 @@ from helpers.relax_helpers import module, random_const
 from tvm import relax, te, topi
 
 import tvm_stretch as ts
-from tvm_stretch.make.assemble import build_model
+from tvm_stretch.make.assemble import Planned, assemble
 from tvm_stretch.run.model import Model
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 SHAPE = (1, 8, 16, 16)
 WEIGHT = np.random.default_rng(7).standard_normal((8, 16)).astype("float32")
@@ -21,10 +23,20 @@ WEIGHT = np.random.default_rng(7).standard_normal((8, 16)).astype("float32")
 def build(
     emit: Callable[[relax.BlockBuilder, list[relax.Var]], list[relax.Expr]],
     inputs: dict[str, tuple[tuple[int, ...], str]],
-    **options: object,
+    output_names: Sequence[str] = (),
 ) -> Model:
     """A model of the function that `emit` writes."""
-    return build_model(kernel_ir(emit, inputs), TARGET, **options)
+    mod = kernel_ir(emit, inputs)
+    mod["main"] = mod["main"].with_attr("output_names", [*output_names])
+    return build_model(mod, TARGET)
+
+
+def build_model(mod: tvm.IRModule, target: tvm.target.Target, threads: int = 1) -> Model:
+    """A model of kernels that have their loop nests; those for one thread must be serial."""
+    host = cpu_processor(tvm.target.Target("llvm"), threads)
+    code = dataclasses.replace(host.code, schedule=None)  # type: ignore[arg-type]
+    host = dataclasses.replace(host, target=target, code=code)
+    return Model.from_parts(assemble([Planned(mod)], [host]))
 
 
 def kernel_ir(

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "duty_cycle.h"
+#include "pauses.h"
 
 namespace tvm_stretch {
 namespace {

@@ -50,7 +50,7 @@ from tvm_stretch.plan.measuring.workshop import Workshop, recording
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Hardware, Processor
 
 
 def rows(count: int, **settings: Any) -> list[Row]:
@@ -310,7 +310,9 @@ def test_samples_of_integers() -> None:
 @pytest.mark.parametrize("counts", [False, True])
 def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
     """Some, where a clock tells; all, where packets are counted."""
-    processor = replace(host(), packet_ns=1.0) if counts else host()
+    processor = (
+        replace(host(), hardware=replace(host().hardware, packet_ns=1.0)) if counts else host()
+    )
     campaign = Campaign(
         FakeWorkshop(processor), Dataset.create(tmp_path / "x", {}), random.Random(0)
     )
@@ -422,7 +424,7 @@ def test_what_is_compiled_ahead_is_the_same(tmp_path: Path) -> None:
 def test_batches_are_compiled_ahead_where_that_disturbs_nobody() -> None:
     """On a phone, and where packets are counted instead of time."""
     here = ts.connect(tvm.rpc.LocalSession()).describe()
-    counted = replace(host(), packet_ns=1.0)
+    counted = replace(host(), hardware=replace(host().hardware, packet_ns=1.0))
     assert [batches_ahead(host(), place) > 0 for place in (None, here, described())] == [
         False,
         False,
@@ -537,7 +539,7 @@ def test_planning_finds_what_measuring_left(
         taken = [*times[:60], *(slower * ns for ns in times[60:])][:count]
         model = train(kernels[:count], taken, fingerprint(own), CORE, 1.2)
         model.save(folder / f"{own.name}.json")
-    assert not planning_costs([replace(host(), runs_here=False)]).trusted
+    assert not planning_costs([replace(host(), hardware=Hardware(runs_here=False))]).trusted
     costs = planning_costs(known)
     assert costs.together == (1.2,) * 3
     assert costs.hand_over(0, 0, 1 << 20) == 0

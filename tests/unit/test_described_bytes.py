@@ -19,6 +19,7 @@ from tvm_stretch.targets.cpu.kernels.window import PoolFeatures, WindowFeatures
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.processor import Arithmetic
 
 PIXELS = 28 * 28
 ITEMS = {"float32": 4, "float16": 2, "float16+float32": 2, "uint8": 1}
@@ -34,7 +35,7 @@ def layers(x: relax.Expr) -> relax.Expr:
 
 
 def lowered(dtype: str) -> tuple[KernelLevel, VectorMachine]:
-    host = dataclasses.replace(cpu_processor(cpu_of(8), 1), computes_half=True)
+    host = dataclasses.replace(cpu_processor(cpu_of(8), 1), arithmetic=Arithmetic(half=True))
     if dtype == "uint8":
         convs = [("conv", (k, k), 1, (k // 2,) * 4, 1, g, 64) for k, g in ((1, 1), (3, 0), (5, 1))]
         pool = ("max_pool2d", 3, 1, (1, 1, 1, 1), False, False)

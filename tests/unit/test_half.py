@@ -30,7 +30,7 @@ from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.opencl import opencl
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Arithmetic, Processor
 
 A76 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
 HALVES = PRECISIONS[1:]
@@ -38,7 +38,7 @@ HALVES = PRECISIONS[1:]
 
 def emulated() -> Processor:
     """This machine, which has no such instructions: LLVM computes in float32 and rounds."""
-    return dataclasses.replace(cpu_processor(TARGET, 1), computes_half=True)
+    return dataclasses.replace(cpu_processor(TARGET, 1), arithmetic=Arithmetic(half=True))
 
 
 def halved(mod: tvm.IRModule, wide_sums: bool = False) -> tvm.IRModule:

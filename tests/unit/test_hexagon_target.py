@@ -206,7 +206,7 @@ def test_the_dsp_of_a_phone_is_asked_for_there(
     monkeypatch.setattr(hexagon.shutil, "which", lambda _name: None)  # what is here is no matter
     emulated = described(dsp={**DSP, "emulator": "/usr/bin/qemu-hexagon"})
     (_, dsp), _ = processors_of(emulated, ["llvm", word], None)
-    assert (dsp.kind, dsp.device, dsp.packet_ns > 0) == ("dsp", "pixel", True)
+    assert (dsp.kind, dsp.hardware.device, dsp.hardware.packet_ns > 0) == ("dsp", "pixel", True)
     assert all(p.kind != "dsp" for p in processors_of(emulated, None, None)[0]), "asked for only"
 
 
@@ -282,7 +282,7 @@ def test_without_an_emulator_there_are_other_machines(monkeypatch: pytest.Monkey
     left, why = drop_absent(["llvm", "hexagon"])
     assert left == ["llvm"] and "hexagon left out: expected qemu-hexagon" in why
     elsewhere = processor(device="snapdragon-855")
-    assert not elsewhere.runs_here
+    assert not elsewhere.hardware.runs_here
 
 
 def test_without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,5 +305,5 @@ def test_plans_are_for_what_runs(present: None) -> None:
     """The emulator's speed where it is emulated, whose kernels are measured by packets."""
     emulated, chip = processor(), processor(device="phone")
     assert emulated.speed.cycles_per_ns < chip.speed.cycles_per_ns / 100
-    assert emulated.packet_ns == pytest.approx(1 / 1.2)
-    assert chip.packet_ns == 0.0
+    assert emulated.hardware.packet_ns == pytest.approx(1 / 1.2)
+    assert chip.hardware.packet_ns == 0.0

@@ -22,7 +22,7 @@ from tvm_stretch.passes.integers_in_half import IntegersInHalf
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Arithmetic, Processor
 
 HALVES = ("float16", "float16+float32")
 NETWORKS = {"residual": residual, "grouped": grouped}
@@ -39,7 +39,9 @@ def quantised(request: pytest.FixtureRequest) -> Any:
 
 def gpu() -> Processor:
     """A second processor that prefers float16, which LLVM emulates."""
-    return dataclasses.replace(fake_processor("gpu"), computes_half=True, prefers_half=True)
+    return dataclasses.replace(
+        fake_processor("gpu"), arithmetic=Arithmetic(half=True, prefers_half=True)
+    )
 
 
 def in_half(mod: tvm.IRModule, wide: bool) -> tvm.IRModule:

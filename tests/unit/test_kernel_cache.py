@@ -69,7 +69,7 @@ class Coder:
 
 def run(function: tirx.PrimFunc, coder: Coder, **changed: object) -> bytes:
     """The code of one kernel."""
-    options = {"schedule": HOST.schedule, "target": TARGET, **changed}
+    options = {"schedule": HOST.code.schedule, "target": TARGET, **changed}
     named = named_kernel("scale3", function, options["schedule"])
     name = str(named.attrs["global_symbol"])
     return generate({name: named}, code_of=coder.code_of, **options)[name]

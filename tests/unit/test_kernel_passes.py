@@ -15,10 +15,10 @@ from helpers.relax_helpers import (
     random_inputs,
     run,
 )
+from helpers.small_models import build_model
 from tvm import relax, tirx
 
 import tvm_stretch as ts
-from tvm_stretch.make.assemble import build_model
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_patterns import MarkPatterns

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from helpers import fresh_process
 from helpers.cpu_targets import TARGET
+from helpers.small_models import build_model
 from tvm import relax
 from tvm.script import tirx as T
 
-from tvm_stretch.make.assemble import build_model
 from tvm_stretch.run.model import Model
 
 CODE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,9 +15,8 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import TargetError
-from tvm_stretch.make.code import linking
-from tvm_stretch.make.code.linking import linker_for
 from tvm_stretch.run.artifact import machine_of, read_artifact
+from tvm_stretch.run.parts import linker_for
 
 ANDROID, LINUX = "aarch64-linux-android", "aarch64-linux-gnu"
 
@@ -30,7 +30,7 @@ def foreign_model(triple: str) -> ts.Model:
 @pytest.fixture
 def no_zig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
-    monkeypatch.setattr(linking.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
 
 @pytest.mark.parametrize("triple", [ANDROID, LINUX, "x86_64-linux-android"])

@@ -40,12 +40,12 @@ def test_a_phone_has_big_and_little_ones() -> None:
     wanted = ["llvm", "opencl", "little-cores"]
     (cpu, _, little), placeable = processors_of(described(), wanted, None)
     assert [p.name for p in placeable] == ["cpu", "opencl", "little"]
-    assert (cpu.threads, little.threads, little.cores) == (4, 4, (0, 1, 2, 3))
+    assert (cpu.threads, little.threads, little.hardware.cores) == (4, 4, (0, 1, 2, 3))
     assert str(cpu.target.attrs["mcpu"]) == "cortex-a76"
     assert str(little.target.attrs["mcpu"]) == "cortex-a55"
     assert little.machine.in_order and not cpu.machine.in_order
     assert little.speed.cycles_per_ns < 0.4 * cpu.speed.cycles_per_ns
-    assert little.device == "pixel" and not little.runs_here
+    assert little.hardware.device == "pixel" and not little.hardware.runs_here
     unasked, _ = processors_of(described(), None, None)
     assert "little" not in [p.name for p in unasked]
 
@@ -67,7 +67,7 @@ def test_cores_that_are_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ts.TargetError, match="got this machine, whose cores are all alike"):
         make_processors(["llvm", "little-cores"], None)
     machine["cores"].append({"number": 2, **LITTLE})
-    assert make_processors(["little-cores"], 1)[1][0].cores == (2,)
+    assert make_processors(["little-cores"], 1)[1][0].hardware.cores == (2,)
 
 
 @pytest.mark.parametrize(

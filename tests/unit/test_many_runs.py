@@ -29,7 +29,7 @@ from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.opencl.device import local_device
 from tvm_stretch.targets.opencl.opencl import opencl_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Operators, Processor
 
 THREADS = 4
 
@@ -89,7 +89,9 @@ def model_on(processors: str) -> Model:
     if "dsp" in processors:
         return dsp_targets.compiled(more=tuple(others))
     plan = Plan((*(each.name for each in others), "cpu"), ())
-    others = [dataclasses.replace(each, refuse=_only_right_branch) for each in others]
+    others = [
+        dataclasses.replace(each, operators=Operators(refuse=_only_right_branch)) for each in others
+    ]
     return ts.compile(dsp_targets.network(), [*others, TARGET], plan=plan, cpu_threads=1)
 
 

@@ -37,7 +37,7 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 def built(processor: Processor) -> None:
     """Make its code, of no kernels."""
-    processor.build({}, processor.schedule)
+    processor.code.build({}, processor.code.schedule)
 
 
 def network() -> object:
@@ -49,7 +49,7 @@ def network() -> object:
 def test_a_phone_says_which_version_it_has(word: ts.TargetLike, coded: list[Engine]) -> None:
     """There its word and that of DSPs mean the same, the HTP."""
     (_, npu), placeable = processors_of(PHONE, ["llvm", word], None)
-    assert (npu.name, npu.device, npu.runs_here) == ("npu", "pixel", False)
+    assert (npu.name, npu.hardware.device, npu.hardware.runs_here) == ("npu", "pixel", False)
     assert npu in placeable
     built(npu)
     assert dict(coded[0].options)["htp_arch"] == "73" and coded[0].device == "npu of pixel"

@@ -32,7 +32,7 @@ from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators, check_plan
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Operators, Processor
 
 
 def processor(name: str, **changes: object) -> Processor:
@@ -232,5 +232,5 @@ def test_verifier_refuses_operators_that_the_processor_refuses() -> None:
     def refuse(call: relax.Call) -> str | None:
         return "no relu here" if call.op.name == "relax.nn.relu" else None
 
-    choosy = processor("other", refuse=refuse)
+    choosy = processor("other", operators=Operators(refuse=refuse))
     assert "relu does not run on other: no relu here" in broken(Expected, [PROCESSORS[0], choosy])

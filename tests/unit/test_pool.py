@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import tvm
 from helpers.cpu_targets import TARGET
-from helpers.small_models import kernel_ir, parallel_ir
+from helpers.small_models import build_model, kernel_ir, parallel_ir
 from tvm import topi
-
-from tvm_stretch.make.assemble import build_model
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 

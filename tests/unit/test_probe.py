@@ -165,7 +165,7 @@ def test_what_does_not_compile_is_refused(tmp_path: Path) -> None:
     def broken(_kernels: object, _schedule: object) -> tvm.runtime.Module:
         raise RuntimeError("a trace\nthe driver has no such instruction")
 
-    npu = replace(fake_processor("npu"), build=broken)
+    npu = replace(npu := fake_processor("npu"), code=replace(npu.code, build=broken))
     refused = probe(network(), npu, cache=tmp_path / "npu.json", cpu_threads=1).refused
     assert set(refused.values()) == {"compile: the driver has no such instruction"}
 

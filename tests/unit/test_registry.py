@@ -20,7 +20,7 @@ from tvm_stretch.plan.cost.fingerprint import fingerprint
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.targets import registry
-from tvm_stretch.targets.processor import Processor, Speed
+from tvm_stretch.targets.processor import Hardware, Processor, Speed
 from tvm_stretch.targets.processors import drop_absent, make_processors
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
@@ -37,7 +37,7 @@ def abacus(target: Attributes, host: Processor) -> Processor:
 
     assert host.is_host
     made = fake_processor("abacus", refuse=refuse)
-    return dataclasses.replace(made, speed=ABACUS, driver="wood", on_host_cores=False)
+    return dataclasses.replace(made, speed=ABACUS, hardware=Hardware(driver="wood"))
 
 
 @pytest.fixture
@@ -86,7 +86,12 @@ def test_what_it_says_is_what_plans_reckon_with() -> None:
     assert costs.hand_over(0, 1, 5000) == 1000 + 5000  # it shares no cache with the CPU
     assert fingerprint(processors[1])["driver"] == "wood"
     assert "driver" not in fingerprint(processors[0])
-    assert fingerprint(dataclasses.replace(processors[1], device="a phone"))["machine"] == "a phone"
+    assert (
+        fingerprint(dataclasses.replace(processors[1], hardware=Hardware(device="a phone")))[
+            "machine"
+        ]
+        == "a phone"
+    )
 
 
 def test_absent_and_in_need_of_cores(kinds: dict[str, ProcessorKind]) -> None:

@@ -59,8 +59,8 @@ def test_a_phone_becomes_processors() -> None:
     assert (cpu.threads, cpu.machine.lanes, str(cpu.target.attrs["mcpu"])) == (4, 4, "cortex-a76")
     assert str(opencl.target.attrs["device"]) == "adreno"
     assert opencl.machine.gpu.max_group_items == 1024
-    assert {p.device for p in placeable} == {"pixel"}
-    assert not any(p.runs_here for p in placeable)
+    assert {p.hardware.device for p in placeable} == {"pixel"}
+    assert not any(p.hardware.runs_here for p in placeable)
     (host,), _ = processors_of(described(), "llvm", 2)
     assert host.threads == 2
     both, (gpu,) = processors_of(described(), ["opencl"], None)
@@ -72,7 +72,7 @@ def test_a_kind_alone_is_the_device_s_own_however_it_is_written() -> None:
     assert str(cpu.target.attrs["mcpu"]) == "cortex-a76"
     assert opencl.machine.gpu.max_group_items == 1024
     (_, little), _ = processors_of(described(), ["llvm", {"kind": "little-cores"}], None)
-    assert little.cores == (0, 1, 2, 3)
+    assert little.hardware.cores == (0, 1, 2, 3)
 
 
 def test_features_that_the_system_hides_are_not_used() -> None:

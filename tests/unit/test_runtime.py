@@ -16,6 +16,7 @@ from helpers.cpu_targets import TARGET
 from helpers.small_models import (
     SHAPE,
     build,
+    build_model,
     kernel_ir,
     parallel_ir,
     random_input,
@@ -25,7 +26,6 @@ from helpers.small_models import (
 from tvm import relax, topi
 
 from tvm_stretch.base.errors import ArtifactError, InputError, TargetError
-from tvm_stretch.make.assemble import build_model
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.values import TensorInfo
 

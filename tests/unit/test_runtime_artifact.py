@@ -26,6 +26,7 @@ from helpers.relax_helpers import two_convolutions
 from helpers.small_models import (
     WEIGHT,
     build,
+    build_model,
     kernel_ir,
     random_input,
     scaled_model,
@@ -36,7 +37,6 @@ from tvm.support import cc
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import ArtifactError, StretchError
-from tvm_stretch.make.assemble import build_model
 from tvm_stretch.make.lowering.executor_graph import FORMAT
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.run.model import Model, load

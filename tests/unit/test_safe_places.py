@@ -18,7 +18,7 @@ from tvm import te, tirx
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import ArtifactError
-from tvm_stretch.make.code.safe_places import with_safe_places
+from tvm_stretch.make.code.generate import with_safe_places
 from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.run.seal import seal
 

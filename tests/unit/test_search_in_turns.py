@@ -12,7 +12,7 @@ from tvm import relax
 from tvm_stretch.plan.search import planning_costs, search
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.processor import Speed
+from tvm_stretch.targets.processor import Hardware, Speed
 
 
 def no_sigmoid(call: relax.Call) -> str | None:
@@ -29,7 +29,7 @@ def test_the_middle_goes_to_the_fast_processor() -> None:
     fast = dataclasses.replace(
         fake_processor("fast", refuse=no_sigmoid),
         speed=Speed(cycles_per_ns=500.0, bytes_per_ns=500.0, start_ns=100.0, handover_ns=1_000.0),
-        on_host_cores=False,
+        hardware=Hardware(),
     )
     mod = load_network(module(body, (1, 64, 28, 28)))
     found = search(mod, planning_costs([cpu_processor(TARGET, 1), fast]))

@@ -38,7 +38,7 @@ from tvm_stretch.targets.opencl.kernels.base import gpu_candidates
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv, group_conv_cycles
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners, describe_gpu
 from tvm_stretch.targets.opencl.opencl import opencl_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Hardware, Processor
 
 GPU = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
 H100 = describe_gpu("NVIDIA H100 80GB HBM3", 132, 1024, 48 * 1024, True)
@@ -221,7 +221,7 @@ def test_configurations_that_nobody_proposes(
 
 
 def test_files_of_other_drivers_and_damaged_ones(written: Path) -> None:
-    other = replace(processor(), driver="NVIDIA of the test 2")
+    other = replace(processor(), hardware=Hardware(driver="NVIDIA of the test 2"))
     with pytest.raises(CostModelError, match="driver"):
         Tuned.read(written, other)
     written.write_bytes(written.read_bytes().replace(b"12", b"13"))

@@ -11,10 +11,9 @@ The executor compares a frame with the one before and asks each kernel for the p
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
@@ -42,7 +41,6 @@ from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.expressions import ALIGNMENT
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels, link
 from tvm_stretch.targets.cpu.cpu import checked_features
@@ -55,147 +53,109 @@ from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import read_template
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Kernels, Processor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Planned:
     """A plan and the network's kernel-level Relax for it."""
 
-    mod: tvm.IRModule
-    plan: Plan
-
-
-def build_model(mod: tvm.IRModule, target: tvm.target.Target, *given: Any, **named: Any) -> Model:
-    """A model for this machine; one for another machine can only be exported. See `assemble`."""
-    return Model.from_parts(assemble(mod, target, *given, **named))
+    mod: tvm.IRModule  # see `lower` for what `main` may contain
+    plan: Plan | None = None
+    sizes: Mapping[str, int] | None = None  # of named dimensions, if plans have lengths
 
 
 def assemble(
-    # `main` and the kernels that it calls; see `lower` for what `main` may contain
-    mod: tvm.IRModule,
-    target: tvm.target.Target,  # an LLVM target, for the CPU
-    # number of threads for which kernels are scheduled; with 1 they must be serial
-    threads: int = 1,
-    # names of the outputs; by default the attribute `output_names` of `main`
-    output_names: Sequence[str] | None = None,
-    # gives the CPU's kernels their loop nests; None if they have them
-    schedule: tvm.transform.Pass | None = None,
-    # the processors other than the CPU that regions name; they have own schedules
-    devices: Sequence[Processor] = (),
-    plan: Plan | None = None,  # the plan of the regions, which the artifact keeps
+    planned: Sequence[Planned],  # the same network by plans between which the model can change
+    # the CPU, which runs all that names no processor, and the others that regions name
+    processors: Sequence[Processor],
+    weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
+    *,
     # also compile the devices' kernels for the CPU, which takes over if a device fails
     spare: bool = False,
-    # the same network with other plans, between which the model can change
-    others: Sequence[Planned] = (),
-    weights: WeightsBlob | None = None,  # contains the network's constants; see `lower`
-    lengths: Sequence[Mapping[str, int]] = (),  # one for each of the plans; see `lower`
-    # the CPU, if kernels shall be able to compute parts of a frame (`Model.stream`)
-    streams: VectorMachine | None = None,
-    max_share: float = 1.0,  # of the time, in which the CPU may be busy
+    # whether kernels shall be able to compute parts of a frame (`Model.stream`)
+    streams: bool = False,
     apart: bool = False,  # whether every feature map has bytes of its own
 ) -> Parts:
     """Compile the kernels of kernel-level Relax."""
-    if target.kind.name != "llvm":
-        raise TargetError(f"expected an llvm target for the CPU, got {target}; pass one")
-    hosts = [target, *(device.target for device in devices if device.runs_host_code)]
-    specs = [
-        dataclasses.replace(CPU, max_share=max_share),
-        *(ProcessorSpec(device.name, device.kind, device.max_share) for device in devices),
-    ]
+    host, *devices = processors
+    if host.target.kind.name != "llvm":
+        raise TargetError(f"expected an llvm target for the CPU, got {host.target}; pass one")
+    hosts = [host.target, *(device.target for device in devices if device.code.runs_host_code)]
+    specs = [ProcessorSpec(own.name, own.kind, own.hardware.max_share) for own in processors]
     lowered = lower(
-        mod,
-        *(other.mod for other in others),
-        processors=specs,
-        threads=threads,
-        output_names=output_names,
+        *(one.mod for one in planned),
+        processors=specs if devices else [CPU],
+        threads=host.threads,
         weights=weights,
-        lengths=lengths,
+        lengths=[one.sizes for one in planned if one.sizes],
         alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
-        streams=streams is not None,
+        streams=streams,
         apart=apart,
     )
-    functions = lowered.kernels
-    plans = [plan, *(other.plan for other in others)]
-    graph = dataclasses.replace(
-        lowered.graph,
-        plans=tuple(
-            dataclasses.replace(spec, plan=_as_data(own))
-            for spec, own in zip(lowered.graph.plans, plans, strict=False)
-        ),
+    texts: list[dict[str, Any]] = [
+        {} if one.plan is None else json.loads(one.plan.to_json()) for one in planned
+    ]
+    graph, functions = lowered.graph, lowered.kernels
+    graph = replace(
+        graph,
+        plans=tuple(replace(spec, plan=own) for spec, own in zip(graph.plans, texts, strict=False)),
         package_version=own_version(),
-        target=target_data(target),
-        plan=_as_data(plan),
+        target=target_data(host.target),
+        plan=texts[0],
         cpu_features=tuple(sorted({f for own in hosts for f in checked_features(own)})),
         spare=spare and bool(devices),
     )
-    schedules = [schedule, *(device.schedule for device in devices)]
-    hints = ["", *(_hint(device, target) for device in devices)]
-    if streams is not None:
-        graph, functions = with_rectangles(graph, functions, streams)
-    graph, kernels = _name_kernels(functions, graph, schedules, hints)
-    code = compile_kernels(kernels[0], schedule, target)
+    if streams:
+        graph, functions = with_rectangles(graph, functions, host.machine)
+    graph, kernels = _name_kernels(functions, graph, processors)
+    code = compile_kernels(kernels[0], host.code.schedule, host.target)
     for device, own in zip(devices, kernels[1:], strict=True):
-        if device.runs_host_code:
-            code.update(compile_kernels(own, device.schedule, device.target))
-        elif spare:
-            code.update(compile_kernels(own, schedule, target))
+        if device.code.runs_host_code or spare:
+            by = device if device.code.runs_host_code else host
+            code.update(compile_kernels(own, by.code.schedule, by.target))
     modules = [
-        device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
+        device.code.build(own, device.code.schedule)
+        for device, own in zip(devices, kernels[1:], strict=True)
     ]
-    return Parts(graph, link(code, target), lowered.weights, tuple(modules), lowered.own_bytes)
-
-
-def _as_data(plan: Plan | None) -> dict[str, Any]:
-    data: dict[str, Any] = {} if plan is None else json.loads(plan.to_json())
-    return data
-
-
-def _hint(device: Processor, target: tvm.target.Target) -> str:
-    """Distinguishes a device's kernels from those of the CPU with which they are linked."""
-    return str(device.target) if device.runs_host_code and device.target != target else ""
-
-
-_Kernels = Mapping[str, tirx.PrimFunc]
+    return Parts(graph, link(code, host.target), lowered.weights, tuple(modules), lowered.own_bytes)
 
 
 def _name_kernels(
-    functions: _Kernels,
-    graph: Graph,
-    schedules: Sequence[tvm.transform.Pass | None],
-    hints: Sequence[str],
-) -> tuple[Graph, list[_Kernels]]:
+    functions: Kernels, graph: Graph, processors: Sequence[Processor]
+) -> tuple[Graph, list[Kernels]]:
     """The graph with the kernels' final names, and the kernels of each processor.
 
     A kernel exists once for each set of strides of its tensors; `prepare` belongs to the CPU.
     """
-    kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in schedules]
+    kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in processors]
     known: dict[tuple[Any, ...], str] = {}
 
-    def renamed(node: Node, processor: int) -> Node:
+    def renamed(node: Node, place: int) -> Node:
+        processor = processors[place]
         if node.kernel in (COPY_KERNEL, WRITE_KERNEL):
             return node
         strides = tuple(graph.tensors[i].strides for i in (*node.inputs, *node.outputs))
-        key = (node.kernel, processor, strides if any(strides) else ())
+        key = (node.kernel, place, strides if any(strides) else ())
         if key not in known:
             function = functions[node.kernel]
             if any(strides):
                 function = with_strides(function, strides)
-            named = named_kernel(node.kernel, function, schedules[processor], hints[processor])
+            # kernels that are linked with the CPU's differ from those in their names
+            is_apart = processor.code.runs_host_code and processor.target != processors[0].target
+            hint = str(processor.target) if is_apart else ""
+            named = named_kernel(node.kernel, function, processor.code.schedule, hint)
             known[key] = str(named.attrs["global_symbol"])
-            kernels[processor][known[key]] = named
-        return dataclasses.replace(node, kernel=known[key])
+            kernels[place][known[key]] = named
+        return replace(node, kernel=known[key])
 
     owner = {node: region.processor for region in graph.regions for node in region.nodes}
     nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
     prepare = tuple(renamed(node, 0) for node in graph.prepare)
-    return dataclasses.replace(graph, nodes=nodes, prepare=prepare), [*kernels]
+    return replace(graph, nodes=nodes, prepare=prepare), [*kernels]
 
 
-Strides = tuple[int, ...]
-
-
-def with_strides(function: tirx.PrimFunc, strides: Sequence[Strides]) -> tirx.PrimFunc:
+def with_strides(function: tirx.PrimFunc, strides: Sequence[tuple[int, ...]]) -> tirx.PrimFunc:
     """The kernel for parameters with these strides, in elements; without strides they are dense."""
     params = {
         param: _strided(param, own) for param, own in zip(function.params, strides, strict=True)
@@ -204,7 +164,7 @@ def with_strides(function: tirx.PrimFunc, strides: Sequence[Strides]) -> tirx.Pr
     return tirx.PrimFunc(list(params.values()), body, function.ret_type, function.attrs)
 
 
-def _strided(param: tirx.Buffer, strides: Strides) -> tirx.Buffer:
+def _strided(param: tirx.Buffer, strides: tuple[int, ...]) -> tirx.Buffer:
     if not strides:
         return param
     return tirx.decl_buffer(
@@ -214,8 +174,6 @@ def _strided(param: tirx.Buffer, strides: Strides) -> tirx.Buffer:
         strides=[tirx.const(stride, "int64") for stride in strides],
     )
 
-
-Kernels = Mapping[str, tirx.PrimFunc]
 
 _IN_PARTS = (ConvConfig, WindowConfig, WinogradConfig)
 _RECTANGLE_BYTES = 32

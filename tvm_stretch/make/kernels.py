@@ -77,7 +77,7 @@ def kernels_alone(
 
 def joined_kernels(level: KernelLevel, processor: Processor) -> tuple[Features, ...] | None:
     """All kernels of `kernels_alone` after the processor joined some; None if it joins none."""
-    joining = [phase for phase in processor.phases if isinstance(phase, JoinDepthwise)]
+    joining = [phase for phase in processor.code.phases if isinstance(phase, JoinDepthwise)]
     mod = tvm.transform.Sequential(joining)(level.mod)
     if mod.same_as(level.mod):
         return None
@@ -87,8 +87,8 @@ def joined_kernels(level: KernelLevel, processor: Processor) -> tuple[Features, 
 
 def without_joining(processor: Processor) -> Processor:
     """The processor without the phases that join kernels, which come last."""
-    apart = tuple(phase for phase in processor.phases if not isinstance(phase, JoinDepthwise))
-    return replace(processor, phases=apart)
+    apart = tuple(phase for phase in processor.code.phases if not isinstance(phase, JoinDepthwise))
+    return replace(processor, code=replace(processor.code, phases=apart))
 
 
 def kernels_of_plan(

@@ -5,6 +5,7 @@ canonical Relax + plan --branching, regions--> each processor's phases --> kerne
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class Job:
         self.observer.begin(self.mod)
         if self.plan.shares or self.plan.splits:
             self.observer.see("branched", self.branched.mod)
-        engines = {p.name: p.model for p in self.processors if p.model is not None}
+        engines = {p.name: p.code.model for p in self.processors if p.code.model is not None}
         has_models = any(region.processor in engines for region in self.plan.regions)
         if not (self.known_lowered is None or self.observer.observes or has_models):
             return self.known_lowered
@@ -105,31 +106,22 @@ def build_parts(
     apart: bool = False,
 ) -> Parts:
     """Compile a network by its plans; results of ``ts.tune.probe`` are ignored."""
-    planned = [Planned(job.lowered, job.plan) for job in (first, *others)]
-    placed = {region.processor for one in planned for region in one.plan.regions}
-    processors = first.processors
-    host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
+    jobs = (first, *others)
+    planned = [
+        Planned(job.lowered, job.plan, sizes) for job, sizes in itertools.zip_longest(jobs, lengths)
+    ]
+    placed = {region.processor for job in jobs for region in job.plan.regions}
+    host, *devices = first.processors
+    devices = [device for device in devices if device.name in placed]
     for one in planned:
-        first.observer.see_scheduled(one.mod, processors)
+        first.observer.see_scheduled(one.mod, first.processors)
     # models of engines hold their weights, which then would stand in the artifact twice
-    has_models = any(device.model is not None for device in devices)
-    halves = store_halves([processor.machine for processor in processors])
-    return assemble(
-        planned[0].mod,
-        host.target,
-        host.threads,
-        schedule=host.schedule,
-        devices=devices,
-        plan=planned[0].plan,
-        spare=first.spare,
-        others=planned[1:],
-        # the constants of the first network come first in the weights
-        weights=None if has_models else WeightsBlob(first.mod, halves),
-        lengths=lengths,
-        streams=host.machine if streams else None,
-        max_share=host.max_share if devices else 1.0,
-        apart=apart,
-    )
+    has_models = any(device.code.model is not None for device in devices)
+    halves = store_halves([processor.machine for processor in first.processors])
+    # the constants of the first network come first in the weights
+    weights = None if has_models else WeightsBlob(first.mod, halves)
+    given = planned, [host, *devices], weights
+    return assemble(*given, spare=first.spare, streams=streams, apart=apart)
 
 
 def lower_regions(
@@ -168,7 +160,9 @@ def _lowered(
         machines |= {name: replace(machines[name], lanes=1) for name in engines}
     mod = _apply(AverageBySums(machines), mod)
     observer.see("AverageBySums", mod, partitioned=True)
-    halves = {p.name: p.integers == WIDE_SUMS for p in processors if p.integers}
+    halves = {
+        p.name: p.arithmetic.integers == WIDE_SUMS for p in processors if p.arithmetic.integers
+    }
     if halves:
         mod = _apply(IntegersInHalf(halves), mod)
         observer.see("IntegersInHalf", mod, partitioned=True)
@@ -212,7 +206,7 @@ def _run_phases(processor: Processor, mod: tvm.IRModule, observer: Observer) -> 
     if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
         return tvm.IRModule({})
     with processor.target:
-        for phase in processor.phases:
+        for phase in processor.code.phases:
             mod = _apply(phase, mod)
             observer.see(f"{processor.name}-{phase.info.name}", mod, partitioned=True)
     return mod
@@ -259,5 +253,5 @@ class Observer:
         scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for processor in processors:
             with processor.target:
-                scheduled.update(processor.schedule(kernels_of(mod, processor.name)))
+                scheduled.update(processor.code.schedule(kernels_of(mod, processor.name)))
         self.see("scheduled", scheduled, partitioned=True)

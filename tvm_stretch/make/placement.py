@@ -96,7 +96,7 @@ def place_operators(
 def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:
     """The operators of `main` that the processor cannot run, and why."""
     calls = Calls(main).calls
-    processor.foresee(list(calls.values()))
+    processor.operators.foresee(list(calls.values()))
     reasons = {name: processor.why_not(call) for name, call in calls.items()}
     return [Refusal(processor.name, n, reason) for n, reason in reasons.items() if reason]
 
@@ -107,7 +107,7 @@ def _remarks(main: relax.Function, plan: Plan, placeable: Sequence[Processor]) -
     for processor in placeable:
         names: dict[str, list[str]] = {}
         own = {name: call for name, call in calls.items() if placed[name] == processor.name}
-        for name, reason in processor.remark(own).items():
+        for name, reason in processor.operators.remark(own).items():
             names.setdefault(reason, []).append(name)
         for reason, slow in names.items():
             listed = abbreviate(tuple(slow))

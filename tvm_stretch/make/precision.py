@@ -63,8 +63,8 @@ def processors_in(
         return list(processors), list(placeable)
     if precision == BFLOAT:
         return _in_bfloat(processors, placeable)
-    unable = [p for p in placeable if not p.computes_half]
-    if quantised and not any(p.prefers_half for p in placeable):
+    unable = [p for p in placeable if not p.arithmetic.half]
+    if quantised and not any(p.arithmetic.prefers_half for p in placeable):
         raise TargetError(
             f"expected a processor that is faster in float16 than in integers for "
             f"precision={precision!r} of a quantised network, got "
@@ -82,18 +82,20 @@ def processors_in(
 
 
 def _in_half(processor: Processor, precision: str, quantised: bool) -> Processor:
-    if quantised and not processor.prefers_half:
+    if quantised and not processor.arithmetic.prefers_half:
         return processor
     machine = replace(processor.machine, lanes=2 * processor.machine.lanes, half=True)
     integers = precision if quantised else ""
-    return replace(processor, machine=machine, schedule=ScheduleKernels(machine), integers=integers)
+    code = replace(processor.code, schedule=ScheduleKernels(machine))
+    arithmetic = replace(processor.arithmetic, integers=integers)
+    return replace(processor, machine=machine, code=code, arithmetic=arithmetic)
 
 
 def _in_bfloat(
     processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
     """The same with layers in bfloat16, for which artifacts require tile registers."""
-    for unable in (p for p in placeable if not p.computes_bfloat):
+    for unable in (p for p in placeable if not p.arithmetic.bfloat):
         raise TargetError(
             f"expected processors that multiply in bfloat16 for precision={BFLOAT!r}, got "
             f"{unable.name} ({unable.target}); name an x86-64 core that has AMX, such as "
@@ -101,9 +103,10 @@ def _in_bfloat(
         )
     found = {}
     for p in processors:
-        machine = replace(p.machine, bfloat=p.computes_bfloat)
-        own = {"machine": machine, "schedule": ScheduleKernels(machine), "target": _asked(p.target)}
-        found[p.name] = replace(p, **own) if p.computes_bfloat else p
+        machine = replace(p.machine, bfloat=p.arithmetic.bfloat)
+        code = replace(p.code, schedule=ScheduleKernels(machine))
+        own = replace(p, machine=machine, code=code, target=_asked(p.target))
+        found[p.name] = own if p.arithmetic.bfloat else p
     return [found[p.name] for p in processors], [found[p.name] for p in placeable]
 
 

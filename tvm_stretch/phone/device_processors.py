@@ -57,13 +57,16 @@ def processors_of(
     own = next((item for item in wanted if _is_cpu(item)), HOST)
     host = _host(own, found, cpu_threads or len(found.big_cores))
     others = [_on_device_or_given(item, found, host) for item in wanted if not _is_cpu(item)]
-    on_cores = [p for p in others if isinstance(p, Processor) and p.on_host_cores]
+    on_cores = [p for p in others if isinstance(p, Processor) and p.hardware.on_host_cores]
     big = {core.number for core in found.big_cores}
-    taken = sum(len(big & {*p.cores}) if p.cores else p.threads for p in on_cores)
+    taken = sum(len(big & {*p.hardware.cores}) if p.hardware.cores else p.threads for p in on_cores)
     if taken and not cpu_threads:  # a driver that runs on the CPU's cores
         host = _host(own, found, max(1, host.threads - taken))
     everything, placeable = make_processors([host, *others], host.threads)
-    there = {p.name: replace(p, runs_here=False, device=found.name) for p in everything}
+    there = {
+        p.name: replace(p, hardware=replace(p.hardware, runs_here=False, device=found.name))
+        for p in everything
+    }
     names = [p.name for p in placeable if p is not host or any(map(_is_cpu, wanted))]
     return list(there.values()), [there[name] for name in names]
 

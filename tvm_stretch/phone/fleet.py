@@ -376,7 +376,7 @@ def _learn(kind: _Kind, processor: Processor, crew: Crew) -> None:
             f"expected phones of {kind.key} that measure {processor.name}, got "
             f"{crew.fault or 'none'!r}; bring one back and measure again"
         )
-    below = kind.models.get(kind.processors[0].name) if processor.on_host_cores else None
+    below = kind.models.get(kind.processors[0].name) if processor.hardware.on_host_cores else None
     model = learn(dataset, processor, [below] if below else [])
     model.save(kind.folder / f"{processor.name}.json")
     kind.models[processor.name] = model

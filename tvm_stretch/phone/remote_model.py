@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from tvm_stretch.base.errors import ArtifactError, DeviceError, RunCancelledError
+from tvm_stretch.base.errors import (
+    ArtifactError,
+    DeviceError,
+    MeterError,
+    RunCancelledError,
+    last_line,
+)
 from tvm_stretch.base.files import as_path, writing
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.lowering.executor_graph import Graph
@@ -28,7 +34,14 @@ from tvm_stretch.run.artifact import PrivateCopy, machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
 from tvm_stretch.run.benchmark import BenchmarkResult
 from tvm_stretch.run.measures_of_model import MetersOfModel, require_runs
-from tvm_stretch.run.meters import Meters, measure_energy, read_meters
+from tvm_stretch.run.meters import (
+    LEAST_STEPS,
+    Meter,
+    Meters,
+    mean_power,
+    measure_energy,
+    read_meters,
+)
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
 from tvm_stretch.run.values import PresentAll
@@ -37,20 +50,11 @@ if TYPE_CHECKING:
     from tvm_stretch.phone.device import Device, RemoteModule
 
 
-from typing import TYPE_CHECKING
-
-from tvm_stretch.base.errors import MeterError, last_line
-from tvm_stretch.run.meters import LEAST_STEPS, Meter, mean_power
-
-if TYPE_CHECKING:
-    from tvm_stretch.phone.device import Device
-
-
 SUPPLIES = "/sys/class/power_supply"
 
 
 class DeviceRecorder:
-    """What the battery of a device gives; see `runtime.meters.Recorder`."""
+    """What the battery of a device gives; see `run.meters.Recorder`."""
 
     error: MeterError | None = None
 
@@ -72,15 +76,15 @@ class DeviceRecorder:
         self._steps = [(ns / 1e9, watts) for ns, watts in pairs]
 
     def has_moved(self) -> bool:
-        """See `runtime.meters.Recorder`."""
+        """See `run.meters.Recorder`."""
         return int(self._ask("meter_steps")) > LEAST_STEPS
 
     def powers(self) -> list[tuple[float, float]]:
-        """See `runtime.meters.Recorder`."""
+        """See `run.meters.Recorder`."""
         return [mean_power(Meter(self._name, "watts", lambda: 0.0), self._steps)]
 
     def names(self) -> tuple[str, ...]:
-        """See `runtime.meters.Recorder`."""
+        """See `run.meters.Recorder`."""
         return (self._name,)
 
     def _ask(self, function: str, *given: str) -> Any:

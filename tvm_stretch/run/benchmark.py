@@ -97,7 +97,7 @@ class ProfileResult:
 
 
 def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> ProfileResult:
-    """Median over the traces of each node's time; see `TraceToJSON` in trace.h for their form."""
+    """Median over the traces of each node's time; see `TraceToJSON` for their form."""
     runs = [node_times(trace, len(graph.nodes)) for trace in traces]
     seconds = [statistics.median(times) / 1e9 for times in zip(*runs, strict=True)]
     packets = node_packets(traces[-1], len(graph.nodes))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import tvm
 
@@ -30,19 +30,33 @@ from tvm_stretch.run.artifact import (
 )
 from tvm_stretch.run.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.run.autoload import load_native_library
-from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.run.lengths_of_model import LengthsOfModel
 from tvm_stretch.run.measures_of_model import MetersOfModel
-from tvm_stretch.run.meters import Meters
 from tvm_stretch.run.plans_of_model import Executor, PlansOfModel
 from tvm_stretch.run.report import write_report
 from tvm_stretch.run.states_of_model import States, one_or_more
 from tvm_stretch.run.stream import Stream
-from tvm_stretch.run.timeline import Timeline
 from tvm_stretch.run.values import PresentAll, TensorInfo, like, outputs_type, taking_memory
 
 if TYPE_CHECKING:  # a phone has no compiler
     from tvm_stretch.run.parts import Parts
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_member(
+    member: str, method: Callable[Concatenate[Any, P], T]
+) -> Callable[Concatenate[Model, P], T]:
+    """The method of one of the model's members, as a method of the model."""
+
+    @functools.wraps(method)
+    def call(self: Model, *given: P.args, **named: P.kwargs) -> T:
+        result: T = getattr(getattr(self, member), method.__name__)(*given, **named)
+        return result
+
+    return call
 
 
 class Model:
@@ -72,7 +86,7 @@ class Model:
         artifact: PrivateCopy | None = None,
         data: PrivateCopy | None = None,
     ) -> None:
-        """Wrap an executor; `load` and `build_model` are the ways to get one.
+        """Wrap an executor; `load` and `from_parts` are the ways to get one.
 
         Args:
             module: a module of kind `tvm_stretch.executor`.
@@ -209,14 +223,6 @@ class Model:
         """See `PlansOfModel.in_use`."""
         return self.plans.in_use
 
-    def use(self, name: str) -> None:
-        """See `PlansOfModel.use`."""
-        self.plans.use(name)
-
-    def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
-        """See `PlansOfModel.adapt`."""
-        self.plans.adapt(factor, runs, pause)
-
     @property
     def paces(self) -> dict[str, float]:
         """See `PlansOfModel.paces`."""
@@ -227,29 +233,14 @@ class Model:
         """See `PlansOfModel.predicted`."""
         return self.plans.predicted
 
-    def length_for(self, **sizes: int) -> dict[str, int]:
-        """See `LengthsOfModel.roomy`."""
-        return self.lengths.roomy(**sizes)
-
-    def timed_run(self) -> Callable[[], float]:
-        """See `MetersOfModel.timed_run`."""
-        return self.meters.timed_run()
-
-    def random_run(self) -> Callable[[], None]:
-        """See `MetersOfModel.random_run`."""
-        return self.meters.random_run()
-
-    def benchmark(self, repeat: int = 20, energy: bool | Meters = False) -> BenchmarkResult:
-        """See `MetersOfModel.benchmark`."""
-        return self.meters.benchmark(repeat, energy)
-
-    def profile(self, repeat: int = 10) -> ProfileResult:
-        """See `MetersOfModel.profile`."""
-        return self.meters.profile(repeat)
-
-    def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
-        """See `MetersOfModel.timeline`."""
-        return self.meters.timeline(path, repeat)
+    use = _of_member("plans", PlansOfModel.use)
+    adapt = _of_member("plans", PlansOfModel.adapt)
+    length_for = _of_member("lengths", LengthsOfModel.roomy)
+    timed_run = _of_member("meters", MetersOfModel.timed_run)
+    random_run = _of_member("meters", MetersOfModel.random_run)
+    benchmark = _of_member("meters", MetersOfModel.benchmark)
+    profile = _of_member("meters", MetersOfModel.profile)
+    timeline = _of_member("meters", MetersOfModel.timeline)
 
     def reset(self) -> None:
         """Set all states to what they were before the first run: zeros, or values of buffers."""

@@ -156,9 +156,8 @@ class PlansOfModel(Mapping[str, Plan]):
 
         Known for models with several plans that were measured: some of their runs are traced.
         """
-        paces = str(self._module["paces"]()).partition(";")[0].split(",")
-        names = [processor.name for processor in self._graph.processors]
-        return dict(zip(names, map(float, paces), strict=True))
+        pace = self._module["pace"]
+        return {one.name: pace(place) for place, one in enumerate(self._graph.processors)}
 
     @property
     def predicted(self) -> dict[str, float]:
@@ -166,5 +165,5 @@ class PlansOfModel(Mapping[str, Plan]):
 
         Plans that share a slow processor with the plan in use are predicted from its `paces`.
         """
-        times = str(self._module["paces"]()).partition(";")[2].split(",")
-        return {name: int(ns) / 1e9 for name, ns in zip(self._names, times, strict=True)}
+        expected = self._module["predicted"]
+        return {name: expected(place) / 1e9 for place, name in enumerate(self._names)}

@@ -8,13 +8,16 @@ runs   ─┘
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tvm_stretch.base.errors import ArtifactError, InputError
 from tvm_stretch.base.files import as_path, is_finite, write_whole, writing
@@ -26,12 +29,6 @@ from tvm_stretch.run.timeline import Timeline
 
 if TYPE_CHECKING:
     from tvm_stretch.run.model import Model
-
-
-import math
-from collections.abc import Iterator
-
-import numpy as np
 
 _NOBODY = -1
 _Memory = tuple[str, int]

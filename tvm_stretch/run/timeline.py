@@ -190,7 +190,7 @@ class Timeline:
 
 
 def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> Timeline:
-    """The timeline of a trace of the executor (`TraceToJSON` in trace.h).
+    """The timeline of a trace of the executor (`TraceToJSON` in executor_runs.cc).
 
     Args:
         graph: the graph that ran.

@@ -4,7 +4,7 @@
         --the provider's compiler, where it has one-->  the executor's module
 
 The executor gives it to `tvm_stretch_engine`, a program of this package that runs the models in a
-process of its own (targets/engines/native/spec.h says how the file looks): a vendor's library that
+process of its own (engines/native/runtime.h says how the file looks): a vendor's library that
 crashes or hangs costs a run and not this process, which keeps its signal handlers and threads.
 """
 

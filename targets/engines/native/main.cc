@@ -1,5 +1,5 @@
 // A vendor's engine in a process of its own, so that its closed libraries can neither end nor block
-// the process that runs the other processors. CODE is a file that spec.h describes.
+// the process that runs the other processors. CODE is a file that runtime.h describes.
 //
 //   tvm_stretch_engine CODE CONTROL BLOCK WEIGHTS SPIN_US
 //       serves regions; targets/hexagon/dsp/server.c tells the other arguments

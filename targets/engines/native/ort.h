@@ -4,8 +4,7 @@
 // ONNX Runtime hands out one table of functions. A function keeps its position in the table in all
 // later versions, so a position and a signature are enough to call it. tests/device/test_engine.py
 // and test_npu.py call all of them in the installed library.
-#ifndef TVM_STRETCH_ENGINE_ORT_H_
-#define TVM_STRETCH_ENGINE_ORT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -78,5 +77,3 @@ struct OrtApiBase {
 };
 
 }  // namespace tvm_stretch::engine
-
-#endif  // TVM_STRETCH_ENGINE_ORT_H_

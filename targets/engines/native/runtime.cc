@@ -7,12 +7,66 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
 
 namespace tvm_stretch::engine {
 namespace {
+
+constexpr const char* kFirstLine = "tvm_stretch.engine 1";
+constexpr size_t kMostTensors = 64;  // DSP_MAX_ARGS
+
+[[noreturn]] void RefuseCode(const std::string& what) {
+  throw std::runtime_error("expected the code of an engine, got " + what +
+                           "; compile the model again");
+}
+
+// The rest of a line, without the blank before it.
+std::string Rest(std::istringstream* words) {
+  std::string text;
+  std::getline(*words >> std::ws, text);
+  return text;
+}
+
+void ReadLine(const std::string& line, EngineSpec* spec, std::vector<size_t>* sizes) {
+  std::istringstream words(line);
+  std::string word, key;
+  words >> word;
+  if (word == "provider") {
+    spec->provider = Rest(&words);
+  } else if (word == "package") {
+    spec->package = Rest(&words);
+  } else if (word == "library") {
+    spec->library = Rest(&words);
+  } else if (word == "hardware") {
+    spec->hardware = Rest(&words);
+  } else if (word == "compiled") {
+    spec->compiled = Rest(&words);
+  } else if (word == "threads") {
+    words >> spec->threads;
+  } else if (word == "file" || word == "option") {
+    words >> key;
+    (word == "file" ? spec->files : spec->options).emplace_back(key, Rest(&words));
+  } else if (word == "memory") {
+    words >> spec->memory.name >> spec->memory.option >> spec->memory.library;
+    if (words.fail()) RefuseCode("'" + line + "'");
+  } else if (word == "model") {
+    ModelSpec model;
+    size_t bytes = 0;
+    words >> bytes >> model.inputs >> model.outputs;
+    // Each of them first: a negative number is a large one here, and a sum may wrap.
+    const bool fits = model.inputs <= kMostTensors && model.outputs <= kMostTensors &&
+                      model.inputs + model.outputs <= kMostTensors;
+    if (words.fail() || !fits) RefuseCode("'" + line + "'");
+    spec->models.push_back(model);
+    sizes->push_back(bytes);
+  } else {
+    RefuseCode("'" + line.substr(0, 80) + "'");
+  }
+}
 
 constexpr const char* kFolders = "TVM_STRETCH_ENGINE_PATH";
 constexpr const char* kHardware[] = {"cpu", "gpu", "npu"};  // ONNX Runtime's numbers
@@ -57,6 +111,25 @@ std::string Find(const std::string& package, const std::string& name) {
 [[noreturn]] void Refuse(const std::string& text) { throw std::runtime_error(text); }
 
 }  // namespace
+
+EngineSpec EngineSpec::FromFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  if (!std::getline(file, line) || line != kFirstLine) RefuseCode("another format");
+  EngineSpec spec;
+  std::vector<size_t> sizes;
+  while (std::getline(file, line) && line != "end") ReadLine(line, &spec, &sizes);
+  if (!file) RefuseCode("a part of it");
+  const std::string rest{std::istreambuf_iterator<char>(file), {}};
+  size_t start = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > rest.size() - start) RefuseCode("a part of it");
+    spec.models[i].bytes = rest.substr(start, sizes[i]);
+    start += sizes[i];
+  }
+  if (start != rest.size()) RefuseCode("more than it says");
+  return spec;
+}
 
 Runtime::Runtime(const EngineSpec& spec) : spec_(spec) {
   Load();

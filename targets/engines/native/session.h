@@ -1,6 +1,5 @@
 // The models of an engine as functions of tensors that lie in memory of the host.
-#ifndef TVM_STRETCH_ENGINE_SESSION_H_
-#define TVM_STRETCH_ENGINE_SESSION_H_
+#pragma once
 
 #include <dlpack/dlpack.h>
 
@@ -46,5 +45,3 @@ class Session {
 };
 
 }  // namespace tvm_stretch::engine
-
-#endif  // TVM_STRETCH_ENGINE_SESSION_H_

@@ -2,8 +2,7 @@
 //
 // A program is untrusted data of the host: it is checked and copied before use, so later writes of
 // the host have no effect.
-#ifndef TVM_STRETCH_DSP_DISPATCH_H_
-#define TVM_STRETCH_DSP_DISPATCH_H_
+#pragma once
 
 #include <tvm/ffi/c_api.h>
 
@@ -45,5 +44,3 @@ DspResult DspInvoke(DspProgram* program, uint32_t region, DspSpan* spans, uint64
 const char* DspKernelMessage(void);
 
 uint64_t DspNow(void);
-
-#endif  // TVM_STRETCH_DSP_DISPATCH_H_

@@ -8,8 +8,7 @@
 //
 // The host writes a command and then its number; the DSP answers and then writes the same number.
 // Both have checksums, so that overwritten commands and answers are detected.
-#ifndef TVM_STRETCH_DSP_PROTOCOL_H_
-#define TVM_STRETCH_DSP_PROTOCOL_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -142,5 +141,3 @@ static inline uint32_t DspAnswerCheck(const DspAnswer* answer) {
 }
 
 static inline uint64_t DspRoundUp(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
-
-#endif  // TVM_STRETCH_DSP_PROTOCOL_H_

@@ -7,8 +7,7 @@
 //    "runs_here": true,                             false: it is for another machine
 //    "device": "Hexagon v66, emulated",             for messages
 //    "spin_us": 50, "deadline_ms": 30000}
-#ifndef TVM_STRETCH_DSP_CODE_H_
-#define TVM_STRETCH_DSP_CODE_H_
+#pragma once
 
 #include <tvm/ffi/extra/module.h>
 
@@ -42,5 +41,3 @@ struct CodeSpec {
 const CodeSpec& CodeOf(const ffi::Module& module);
 
 }  // namespace tvm_stretch::dsp
-
-#endif  // TVM_STRETCH_DSP_CODE_H_

@@ -1,7 +1,6 @@
 // A graph's regions in the DSP's format (targets/hexagon/dsp/protocol.h), and the weights they
 // need.
-#ifndef TVM_STRETCH_DSP_IMAGE_H_
-#define TVM_STRETCH_DSP_IMAGE_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -43,5 +42,3 @@ struct Image {
 };
 
 }  // namespace tvm_stretch::dsp
-
-#endif  // TVM_STRETCH_DSP_IMAGE_H_

@@ -1,6 +1,5 @@
 // The process that runs a DSP's program, emulated or not.
-#ifndef TVM_STRETCH_DSP_PROCESS_H_
-#define TVM_STRETCH_DSP_PROCESS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -55,5 +54,3 @@ class ServerProcess {
 };
 
 }  // namespace tvm_stretch::dsp
-
-#endif  // TVM_STRETCH_DSP_PROCESS_H_

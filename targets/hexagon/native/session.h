@@ -5,8 +5,7 @@
 // A DSP that ends, gives a wrong answer, or exceeds its deadline is killed, and the job in progress
 // fails. The next job starts the DSP again: at once after the first failure, after growing pauses
 // if it keeps failing.
-#ifndef TVM_STRETCH_DSP_SESSION_H_
-#define TVM_STRETCH_DSP_SESSION_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -138,5 +137,3 @@ class Session {
 };
 
 }  // namespace tvm_stretch::dsp
-
-#endif  // TVM_STRETCH_DSP_SESSION_H_

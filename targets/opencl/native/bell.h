@@ -3,8 +3,7 @@
 // Kernels of a device on the host's CPU are threads of this process, so both sides can synchronise
 // through memory: each kernel first waits until its region's bell is rung, and counts its finished
 // work-items (targets/opencl/code/opencl_code.py writes that into the kernels).
-#ifndef TVM_STRETCH_OPENCL_BELL_H_
-#define TVM_STRETCH_OPENCL_BELL_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -51,5 +50,3 @@ class Bell {
 Buffer CreateOpenBell(const Device& device);
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_BELL_H_

@@ -1,8 +1,7 @@
 // The part of OpenCL's interface that the runtime uses, and a table of its functions.
 //
 // Declared here because the library is loaded at run time, so building needs no OpenCL headers.
-#ifndef TVM_STRETCH_OPENCL_CL_H_
-#define TVM_STRETCH_OPENCL_CL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -214,5 +213,3 @@ struct Api {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_CL_H_

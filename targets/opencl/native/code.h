@@ -13,8 +13,7 @@
 // "scratch" is device memory through which launches of a kernel pass data to later ones; all
 // kernels reuse the same memory. "bell" is the bell of the node's region (bell.h). If kernels have
 // bells, the launch "tvm_stretch.doorbell" only waits for one.
-#ifndef TVM_STRETCH_OPENCL_CODE_H_
-#define TVM_STRETCH_OPENCL_CODE_H_
+#pragma once
 
 #include <tvm/ffi/extra/module.h>
 
@@ -61,5 +60,3 @@ struct CodeSpec {
 const CodeSpec& CodeOf(const ffi::Module& module);
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_CODE_H_

@@ -1,7 +1,6 @@
 // Commands that a region enqueues: kernels, copies, and maps and unmaps that transfer memory
 // between device and host (handover.h).
-#ifndef TVM_STRETCH_OPENCL_COMMAND_H_
-#define TVM_STRETCH_OPENCL_COMMAND_H_
+#pragma once
 
 #include <array>
 #include <vector>
@@ -46,5 +45,3 @@ cl_int Enqueue(const Command& command, const Queues& queues, const std::vector<c
                cl_event* event);
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_COMMAND_H_

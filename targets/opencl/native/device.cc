@@ -10,11 +10,11 @@
 #include <mutex>
 #include <sstream>
 
+#include "driver.h"
 #include "handle.h"
 #include "host_cores.h"
 #include "packed.h"
-#include "priority.h"
-#include "signal_handlers.h"
+#include "queues.h"
 
 namespace tvm_stretch::opencl {
 namespace {

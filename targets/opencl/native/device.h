@@ -1,6 +1,5 @@
 // The machine's OpenCL devices, described and in order of preference.
-#ifndef TVM_STRETCH_OPENCL_DEVICE_H_
-#define TVM_STRETCH_OPENCL_DEVICE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -77,5 +76,3 @@ inline const Device& DefaultDevice() { return *AllDevices().front(); }
 Device WorkingDevice();
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_DEVICE_H_

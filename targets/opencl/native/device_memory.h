@@ -1,6 +1,5 @@
 // A part of the executor's memory as a buffer of a device.
-#ifndef TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
-#define TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -46,5 +45,3 @@ std::shared_ptr<char> AllocatePinned(const Device& device, size_t bytes);
 void CheckBufferBytes(const Device& device, size_t bytes);
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_

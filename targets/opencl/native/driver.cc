@@ -2,16 +2,29 @@
 
 #include <dlfcn.h>
 
+#include <array>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 #include "host_cores.h"
-#include "pocl_cache.h"
-#include "signal_handlers.h"
+#include "program_cache.h"
 
 namespace tvm_stretch::opencl {
 namespace {
+
+struct Kept {
+  std::mutex mutex;  // guards the members below
+  int open = 0;
+  std::array<struct sigaction, NSIG> handlers{};
+};
+
+Kept& TheKept() {
+  static Kept& kept = *new Kept();
+  return kept;
+}
 
 using GetPlatforms = cl_int (*)(cl_uint, cl_platform_id*, cl_uint*);
 using GetExtensionFunction = void* (*)(const char*);
@@ -139,6 +152,27 @@ const char* AdviceFor(cl_int code) {
 }
 
 }  // namespace
+
+KeepsSignalHandlers::KeepsSignalHandlers() {
+  Kept& kept = TheKept();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  if (kept.open++ > 0) return;
+  for (int number = 1; number < NSIG; ++number) {
+    sigaction(number, nullptr, &kept.handlers[static_cast<size_t>(number)]);
+  }
+}
+
+KeepsSignalHandlers::~KeepsSignalHandlers() {
+  Kept& kept = TheKept();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  if (--kept.open > 0) return;
+  for (int number = 1; number < NSIG; ++number) {
+    const struct sigaction& before = kept.handlers[static_cast<size_t>(number)];
+    struct sigaction now{};
+    if (sigaction(number, nullptr, &now) != 0) continue;  // reserved by the C library
+    if (now.sa_sigaction != before.sa_sigaction) sigaction(number, &before, nullptr);
+  }
+}
 
 const Driver& TheDriver() {
   // Never destroyed, because threads of the driver may outlive this library's static objects.

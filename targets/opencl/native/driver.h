@@ -1,7 +1,6 @@
 // OpenCL's driver, found and loaded at first use: it is not linked, so machines without OpenCL need
 // no library.
-#ifndef TVM_STRETCH_OPENCL_DRIVER_H_
-#define TVM_STRETCH_OPENCL_DRIVER_H_
+#pragma once
 
 #include <tvm/ffi/error.h>
 
@@ -11,6 +10,20 @@
 #include "cl.h"
 
 namespace tvm_stretch::opencl {
+
+// Restores the program's signal handlers, which drivers replace: PoCL's LLVM replaces seventeen of
+// them at first use, including Ctrl-C and those of Python's faulthandler.
+
+// A scope around calls in which a driver starts or compiles. When the last open scope of all
+// threads ends, handlers are restored to their state at the begin of the first one. (A handler that
+// another thread of the program sets meanwhile is lost.)
+class KeepsSignalHandlers {
+ public:
+  KeepsSignalHandlers();
+  ~KeepsSignalHandlers();
+  KeepsSignalHandlers(const KeepsSignalHandlers&) = delete;
+  KeepsSignalHandlers& operator=(const KeepsSignalHandlers&) = delete;
+};
 
 namespace ffi = tvm::ffi;
 
@@ -49,5 +62,3 @@ std::string InfoString(const Get& get) {
 }
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_DRIVER_H_

@@ -1,6 +1,5 @@
 // Owners of OpenCL's objects.
-#ifndef TVM_STRETCH_OPENCL_HANDLE_H_
-#define TVM_STRETCH_OPENCL_HANDLE_H_
+#pragma once
 
 #include <utility>
 
@@ -39,5 +38,3 @@ using Kernel = Handle<cl_kernel, &Api::ReleaseKernel>;
 using Event = Handle<cl_event, &Api::ReleaseEvent>;
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_HANDLE_H_

@@ -2,8 +2,7 @@
 //
 // Arm and Qualcomm recommend it to avoid copies on their GPUs (CL_MEM_ALLOC_HOST_PTR, mapped);
 // their drivers copy memory that the host allocated.
-#ifndef TVM_STRETCH_OPENCL_HANDOVER_H_
-#define TVM_STRETCH_OPENCL_HANDOVER_H_
+#pragma once
 
 #include <deque>
 #include <memory>
@@ -75,5 +74,3 @@ class Handover {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_HANDOVER_H_

@@ -1,7 +1,6 @@
 // Separates the cores of an OpenCL driver for the host's CPU (PoCL) from those of the CPU
 // processor.
-#ifndef TVM_STRETCH_OPENCL_HOST_CORES_H_
-#define TVM_STRETCH_OPENCL_HOST_CORES_H_
+#pragma once
 
 #include <optional>
 
@@ -29,5 +28,3 @@ class HostCoresScope {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_HOST_CORES_H_

@@ -13,8 +13,7 @@
 // This causes no extra waits: a later region of the host that uses these bytes waits for the
 // device's region anyway, as the memory plan orders them. While the device reads the host's data,
 // the host may go on reading it, because its own view does not change.
-#ifndef TVM_STRETCH_OPENCL_OWNERSHIP_H_
-#define TVM_STRETCH_OPENCL_OWNERSHIP_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -45,5 +44,3 @@ TVM_STRETCH_API Ownership PlanOwnership(const GraphSpec& graph, int64_t device,
                                         const MemoryMap& memory);
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_OWNERSHIP_H_

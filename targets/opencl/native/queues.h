@@ -3,15 +3,40 @@
 //   kernels    region 0 ====  region 1 ==========  region 2 =====
 //   receives                  region 2's ...
 //   sends                     region 0's ...
-#ifndef TVM_STRETCH_OPENCL_QUEUES_H_
-#define TVM_STRETCH_OPENCL_QUEUES_H_
+#pragma once
 
 #include <array>
+#include <vector>
 
 #include "device.h"
 #include "handle.h"
+#include "processor.h"
 
 namespace tvm_stretch::opencl {
+
+// Converts a queue's clock to the steady clock of the host.
+
+class QueueClock {
+ public:
+  // Compares the clocks; the queue must be idle and support profiling.
+  void Calibrate(cl_command_queue queue);
+
+  // The times of a complete event, in nanoseconds of the steady clock, put into `span`.
+  void Read(cl_event event, Span* span) const;
+
+ private:
+  int64_t offset_ = 0;  // steady clock minus queue's clock
+};
+
+// How urgent this program's work is on a GPU that others use too, such as the one that draws the
+// screen. Drivers take it as a hint: Qualcomm's for a context, Khronos's for a queue.
+
+// Properties of a context of the device, with the hint of $TVM_STRETCH_OPENCL_PRIORITY (low,
+// medium, high; throws ValueError for other words) if the driver takes one.
+std::vector<cl_properties> ContextProperties(const Device& device);
+
+// A queue of the device, with the same hint.
+cl_command_queue NewQueue(const Device& device, cl_bitfield properties, cl_int* code);
 
 // Each lane is an in-order queue. Copies have lanes of their own only on a device with memory of
 // its own, in plans where it has several regions. A copy may overlap kernels of other regions: the
@@ -38,5 +63,3 @@ class Queues {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_QUEUES_H_

@@ -1,6 +1,5 @@
 // Submits an instance's regions to its queues, in order and as early as possible.
-#ifndef TVM_STRETCH_OPENCL_SUBMITTER_H_
-#define TVM_STRETCH_OPENCL_SUBMITTER_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -9,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "clock.h"
 #include "cores.h"
 #include "device.h"
 #include "queues.h"
@@ -81,5 +79,3 @@ class Submitter {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_SUBMITTER_H_

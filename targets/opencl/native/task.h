@@ -1,15 +1,14 @@
 // One region on an OpenCL device.
-#ifndef TVM_STRETCH_OPENCL_TASK_H_
-#define TVM_STRETCH_OPENCL_TASK_H_
+#pragma once
 
 #include <atomic>
 #include <mutex>
 #include <vector>
 
 #include "bell.h"
-#include "clock.h"
 #include "command.h"
 #include "processor.h"
+#include "queues.h"
 
 namespace tvm_stretch::opencl {
 
@@ -91,5 +90,3 @@ class OpenCLTask final : public Task {
 };
 
 }  // namespace tvm_stretch::opencl
-
-#endif  // TVM_STRETCH_OPENCL_TASK_H_

@@ -3,11 +3,83 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from tvm_stretch.api.cli import types
+
+def target(text: str) -> str | dict[str, Any]:
+    """A processor: a name, or a TVM target as JSON."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return dict(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text[:80]!r}") from error
+
+
+def shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    """``x=1,3,224,224``, or ``tokens=1,n`` with a name for a dimension of ``--length``."""
+    name, _, sizes = text.rpartition("=")
+    found = tuple(size if size.isidentifier() else _integer(size) for size in sizes.split(","))
+    if not name or None in found:
+        raise argparse.ArgumentTypeError(f"expected INPUT=1,3,224,224 or the like, got {text!r}")
+    return name, tuple(size for size in found if size is not None)
+
+
+def length(text: str) -> tuple[str, tuple[int, ...] | slice]:
+    """``n=64,128``, or ``n=1..512`` for any size in between, as a slice."""
+    name, _, sizes = text.rpartition("=")
+    first, any_size, last = sizes.partition("..")
+    found = tuple(map(_integer, (first, last) if any_size else sizes.split(",")))
+    known = tuple(size for size in found if size is not None)
+    if not name or len(known) < len(found):
+        raise argparse.ArgumentTypeError(f"expected n=64,128 or n=1..512, got {text!r}")
+    return name, slice(*known) if any_size else known
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def share(text: str) -> tuple[str, float]:
+    """``opencl=0.7``."""
+    name, _, share = text.rpartition("=")
+    try:
+        return name, float(share)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected opencl=0.7 or the like, got {text!r}"
+        ) from error
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """``x=picture.npy``, or a file alone."""
+    name, found, path = text.rpartition("=")
+    if not path or (found and not name):
+        raise argparse.ArgumentTypeError(f"expected x.npy or INPUT=x.npy, got {text!r}")
+    return name, Path(path)
+
+
+def named_network(text: str) -> tuple[str, str]:
+    """``R-50=resnet50.onnx``."""
+    name, found, path = text.partition("=")
+    if not (name and found and path):
+        raise argparse.ArgumentTypeError(f"expected R-50=resnet50.onnx or the like, got {text!r}")
+    return name, path
+
+
+def positive(text: str) -> int:
+    """A number of runs."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)
+
 
 NAME = "tvm-stretch"
 
@@ -73,7 +145,7 @@ _TARGETS = _several(
     "-t",
     "--target",
     dest="targets",
-    type=types.target,
+    type=target,
     metavar="TARGET",
     help="a processor: llvm, opencl, hexagon, or a TVM target as JSON; once for each "
     "(default: llvm)",
@@ -93,7 +165,7 @@ _PROFILE = _option(
 _SHAPES = _several(
     "--shape",
     dest="shapes",
-    type=types.shape,
+    type=shape,
     default=[],
     metavar="INPUT=N,N,..",
     help="the shape of an input that the network leaves open",
@@ -101,7 +173,7 @@ _SHAPES = _several(
 _LENGTHS = _several(
     "--length",
     dest="lengths",
-    type=types.length,
+    type=length,
     default=[],
     metavar="NAME=N,N,..",
     help="the sizes that a named dimension may have in runs: n=64,128, or n=1..512 for any",
@@ -117,7 +189,7 @@ _COMPILING = (
     _several(
         "--max-share",
         dest="max_shares",
-        type=types.share,
+        type=share,
         default=[],
         metavar="PROCESSOR=SHARE",
         help="how much of the work and of the time a processor may take at most: opencl=0.7",
@@ -170,7 +242,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
             "--input",
             dest="inputs",
             action="append",
-            type=types.named_file,
+            type=named_file,
             default=[],
             metavar="[NAME=]FILE",
             help="an array (.npy), or several under the inputs' names (.npz)",
@@ -180,7 +252,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "bench": (
         "measure load, latency and memory of a model on random inputs",
         *_MODEL,
-        _option("--repeat", type=types.positive, default=20, metavar="N", help="runs (20)"),
+        _option("--repeat", type=positive, default=20, metavar="N", help="runs (20)"),
         _option("--kernels", action="store_true", help="show the time of each kernel, too"),
     ),
     "explain": ("say which processor runs what, and why", *_MODEL),
@@ -247,7 +319,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _option(
             *("-t", "--target"),
             required=True,
-            type=types.target,
+            type=target,
             metavar="TARGET",
             help="the processor",
         ),
@@ -260,7 +332,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _several(
             "--network",
             dest="networks",
-            type=types.named_network,
+            type=named_network,
             required=True,
             metavar="MODEL=FILE",
             help="a network of the table; once for each",

@@ -343,7 +343,7 @@ def devices(args: argparse.Namespace) -> None:
             data[kind] = {"absent": str(error)}
             lines.append(f"{kind:13}absent: {error}")
             continue
-        name = processor.driver or str(processor.target.attrs.get("mcpu", kind))
+        name = processor.hardware.driver or str(processor.target.attrs.get("mcpu", kind))
         threads, lanes = processor.threads, processor.machine.lanes
         data[kind] = {"name": name, "threads": threads, "lanes": lanes}
         lines.append(f"{kind:13}{name}, {threads} thread(s), {lanes} float lanes")

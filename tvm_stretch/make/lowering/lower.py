@@ -73,8 +73,6 @@ def lower(
     # the processors that the attribute `processor` may name, the CPU first
     processors: Sequence[ProcessorSpec] = (CPU,),
     threads: int = 1,  # number of threads that the kernels were scheduled for
-    # names of the outputs; by default the attribute `output_names` of `main`
-    output_names: Sequence[str] | None = None,
     # contains the network's constants; by default constants come in order of use
     weights: WeightsBlob | None = None,
     # of tensors in the arena, in bytes; parts of other tensors need not keep it
@@ -109,7 +107,7 @@ def lower(
     read = [view for draft in drafts for step in draft.steps for view in step.inputs]
     prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read)
     table = TensorTable()
-    ports = [_ports(draft, table, output_names) for draft in (drafts if lengths else drafts[:1])]
+    ports = [_ports(draft, table) for draft in (drafts if lengths else drafts[:1])]
     first = ports[0]
     graph = Graph(
         inputs=first.inputs,
@@ -211,7 +209,7 @@ def _draft(walk: Walk, outputs: Sequence[View], alignment: int, *, shared: bool)
     return _Draft(walk.mod["main"], walk.inputs, outputs, regions, links, arena_bytes)
 
 
-def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None) -> LengthSpec:
+def _ports(draft: _Draft, table: TensorTable) -> LengthSpec:
     """Inputs, outputs, states and guards of one draft, as a length that has no name yet."""
     main = relax.analysis.remove_all_unused(draft.main)
     inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, draft.inputs)))
@@ -219,7 +217,7 @@ def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None
     held, states = read_states(main)
     results = len(draft.outputs) if results is None else results
     results = results if held is None else held
-    names = [*names_of_outputs(main, results, output_names)]
+    names = [*names_of_outputs(main, results)]
     names += [f"kept{i}" for i in range(results, len(draft.outputs))]
     ports = tuple(map(Port, names, map(table.add, draft.outputs)))
     places = {port.name: port.tensor for port in inputs}
@@ -237,14 +235,10 @@ def _ports(draft: _Draft, table: TensorTable, output_names: Sequence[str] | None
     )
 
 
-def names_of_outputs(
-    main: relax.Function, count: int, requested: Sequence[str] | None = None
-) -> Sequence[str]:
-    """The outputs' names: those requested, those of the source, or numbers."""
-    if requested is None:
-        attributes = main.attrs or {}
-        requested = [str(name) for name in attributes.get("output_names", [])]
-    names = list(requested) or [f"output{i}" for i in range(count)]
+def names_of_outputs(main: relax.Function, count: int) -> Sequence[str]:
+    """The outputs' names: those of the source, in the attribute `output_names`, or numbers."""
+    names = [str(name) for name in (main.attrs or {}).get("output_names", [])]
+    names = names or [f"output{i}" for i in range(count)]
     if len(names) != count:
         raise UnsupportedError(
             f"expected {count} names for the outputs, got {names}; give one per output"

@@ -1,6 +1,5 @@
 // The file of an exported model: opened, checked and loaded as a library.
-#ifndef TVM_STRETCH_APP_ARTIFACT_FILE_H_
-#define TVM_STRETCH_APP_ARTIFACT_FILE_H_
+#pragma once
 
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/module.h>
@@ -46,5 +45,3 @@ class ArtifactFile {
 };
 
 }  // namespace tvm_stretch::app
-
-#endif  // TVM_STRETCH_APP_ARTIFACT_FILE_H_

@@ -6,16 +6,90 @@
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "announced_runs.h"
 #include "plan_chooser.h"
 #include "processor.h"
-#include "trace_events.h"
 #include "workspace.h"
 
 namespace tvm_stretch::app {
 namespace {
+
+namespace json = ffi::json;
+
+json::Object Event(const std::string& name, const char* phase, int64_t track) {
+  json::Object event;
+  event.Set(ffi::String("name"), ffi::String(name));
+  event.Set(ffi::String("ph"), ffi::String(phase));
+  event.Set(ffi::String("pid"), int64_t{0});
+  event.Set(ffi::String("tid"), track);
+  return event;
+}
+
+// Perfetto counts in microseconds.
+json::Object Slice(const std::string& name, const char* category, int64_t track, int64_t start,
+                   int64_t end) {
+  json::Object event = Event(name, "X", track);
+  event.Set(ffi::String("cat"), ffi::String(category));
+  event.Set(ffi::String("ts"), static_cast<double>(start) / 1e3);
+  event.Set(ffi::String("dur"), static_cast<double>(end - start) / 1e3);
+  return event;
+}
+
+struct Reader {
+  const json::Object& span;
+  int64_t number(const char* key) const { return span.at(ffi::String(key)).cast<int64_t>(); }
+  std::string text(const char* key) const { return span.at(ffi::String(key)).cast<ffi::String>(); }
+};
+
+std::string NameOf(const Reader& span, const GraphSpec& spec) {
+  const std::string kind = span.text("kind");
+  const int64_t id = span.number("id");
+  if (kind == "kernel") return span.text("name");
+  if (kind == "wait") return "wait for " + (id < 0 ? "others" : spec.regions[id].name);
+  return kind + " " + (id < 0 ? span.text("name") : "tensor " + std::to_string(id));
+}
+
+// `trace` is the executor's trace (TraceToJSON in executor_runs.cc). A track for each processor;
+// regions contain their spans.
+std::string TraceEvents(const GraphSpec& spec, const ffi::String& trace) {
+  const auto root = json::Parse(trace).cast<json::Object>();
+  const int64_t begin = Reader{root}.number("start");
+  const size_t first_region = spec.plans[Reader{root}.number("plan")].first;
+  json::Array events;
+  for (size_t i = 0; i < spec.processors.size(); ++i) {
+    json::Object title = Event("thread_name", "M", static_cast<int64_t>(i));
+    json::Object name;
+    name.Set(ffi::String("name"), ffi::String(spec.processors[i].name));
+    title.Set(ffi::String("args"), name);
+    events.push_back(title);
+  }
+  const auto regions = root.at(ffi::String("regions")).cast<json::Array>();
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const RegionSpec& region = spec.regions[first_region + i];
+    int64_t first = INT64_MAX, last = 0;
+    json::Array inside;
+    for (const ffi::Any& item : regions[i].cast<json::Array>()) {
+      const auto object = item.cast<json::Object>();
+      const Reader span{object};
+      const int64_t start = span.number("start") - begin, end = span.number("end") - begin;
+      const std::string kind = span.text("kind");
+      if (kind != "wait") first = std::min(first, start), last = std::max(last, end);
+      inside.push_back(Slice(NameOf(span, spec), kind.c_str(), region.processor, start, end));
+    }
+    // Slices of a track nest in the order of the file, so a region stands before its spans.
+    if (first < last) {
+      events.push_back(Slice(region.name, "region", region.processor, first, last));
+    }
+    for (const ffi::Any& slice : inside) events.push_back(slice);
+  }
+  json::Object document;
+  document.Set(ffi::String("displayTimeUnit"), ffi::String("ms"));
+  document.Set(ffi::String("traceEvents"), events);
+  return json::Stringify(document);
+}
 
 constexpr DLDevice kCpuDevice{kDLCPU, 0};
 
@@ -64,6 +138,48 @@ void CheckBuffer(const char* role, const TvmStretchBuffer& buffer, const Port& p
 }
 
 }  // namespace
+
+bool Worker::Begin(Job job) {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  if (state_->is_busy || state_->is_over) return false;
+  if (!thread_.joinable()) thread_ = std::thread([state = state_] { Work(state.get()); });
+  state_->is_busy = true;
+  state_->next = std::move(job);
+  state_->changed.notify_all();
+  return true;
+}
+
+void Worker::Finish() {
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->is_over = true;
+    state_->changed.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Worker::Work(State* state) {
+  while (true) {
+    Job job;
+    {
+      std::unique_lock<std::mutex> lock(state->mutex);
+      state->changed.wait(lock, [&] { return state->next.run != nullptr || state->is_over; });
+      if (state->next.run == nullptr) return;
+      job = std::exchange(state->next, Job());
+    }
+    job.run();
+    {
+      const std::lock_guard<std::mutex> lock(state->mutex);
+      state->is_busy = false;
+    }
+    job.done();
+  }
+}
 
 Port::Port(const PortSpec& spec, std::vector<int64_t> dimensions, DLDataType dtype)
     : type(ffi::DLDataTypeToString(dtype)), shape(std::move(dimensions)) {
@@ -230,7 +346,6 @@ void Model::SetCores(const char* cores) { Method("set_affinity")(ffi::String(cor
 
 const std::string& Model::Statistics() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  namespace json = ffi::json;
   json::Object bytes, found;
   bytes.Set(ffi::String("weights"), spec_.weights_bytes);
   bytes.Set(ffi::String("prepared"), spec_.prepared_bytes);

@@ -22,8 +22,7 @@
  * Memory: strings and tensor descriptions belong to the model. They stay valid until it is freed,
  * or, where a function says so, until its next call for this model.
  */
-#ifndef TVM_STRETCH_H_
-#define TVM_STRETCH_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -193,5 +192,3 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_trace(TvmStretchModel* model,
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
-
-#endif /* TVM_STRETCH_H_ */

@@ -3,8 +3,7 @@
 //   tvm_stretch::Model model("resnet18.so");
 //   std::vector<float> pixels(3 * 224 * 224), scores(1000);
 //   model.run({tvm_stretch::buffer(pixels)}, {tvm_stretch::buffer(scores)});
-#ifndef TVM_STRETCH_HPP_
-#define TVM_STRETCH_HPP_
+#pragma once
 
 #include <functional>
 #include <future>
@@ -175,5 +174,3 @@ class Model {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_HPP_

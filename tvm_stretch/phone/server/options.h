@@ -1,6 +1,5 @@
 // The command line of tvm_stretch_rpc.
-#ifndef TVM_STRETCH_SERVER_OPTIONS_H_
-#define TVM_STRETCH_SERVER_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -30,5 +29,3 @@ extern const char* const kUsage;
 std::optional<Options> ParseOptions(int count, char** words);
 
 }  // namespace tvm_stretch::server
-
-#endif  // TVM_STRETCH_SERVER_OPTIONS_H_

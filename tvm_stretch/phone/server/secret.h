@@ -1,6 +1,5 @@
 // Proves knowledge of a secret without sending it: HMAC-SHA256 of a key that is used once.
-#ifndef TVM_STRETCH_SERVER_SECRET_H_
-#define TVM_STRETCH_SERVER_SECRET_H_
+#pragma once
 
 #include <string>
 
@@ -17,5 +16,3 @@ bool SameText(const std::string& one, const std::string& other);
 std::string RandomDigits(size_t count);
 
 }  // namespace tvm_stretch::server
-
-#endif  // TVM_STRETCH_SERVER_SECRET_H_

@@ -1,6 +1,5 @@
 // Serves one client in a separate process, so that crashes and memory use stay there.
-#ifndef TVM_STRETCH_SERVER_SESSION_H_
-#define TVM_STRETCH_SERVER_SESSION_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -46,5 +45,3 @@ class Session {
 bool LoadLibraries(const std::vector<std::string>& paths);
 
 }  // namespace tvm_stretch::server
-
-#endif  // TVM_STRETCH_SERVER_SESSION_H_

@@ -1,6 +1,5 @@
 // The messages of TVM's RPC and its tracker that begin sessions, without blocking.
-#ifndef TVM_STRETCH_SERVER_WIRE_H_
-#define TVM_STRETCH_SERVER_WIRE_H_
+#pragma once
 
 #include <netdb.h>
 
@@ -82,5 +81,3 @@ Handle Listen(const Address& address);
 int PortOf(const Handle& listener);
 
 }  // namespace tvm_stretch::server
-
-#endif  // TVM_STRETCH_SERVER_WIRE_H_

@@ -19,9 +19,9 @@ from tvm_stretch.targets.processor import Processor
 
 def fingerprint(processor: Processor) -> dict[str, Any]:
     """What makes measurements comparable: machine, processor and version of the compiler."""
-    driven = {"driver": processor.driver} if processor.driver else {}
+    driven = {"driver": processor.hardware.driver} if processor.hardware.driver else {}
     return driven | {
-        "machine": processor.device or local_machine(),
+        "machine": processor.hardware.device or local_machine(),
         "processor": processor.name,
         "target": target_data(processor.target),
         "threads": processor.threads,

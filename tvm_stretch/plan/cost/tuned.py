@@ -96,8 +96,10 @@ def with_winners(processor: Processor, winners: Mapping[Any, Any] | Winners) -> 
     table = winners if isinstance(winners, Winners) else Winners(winners)
     gpu = replace(machine.gpu, winners=table)
     joins: Any = JoinDepthwise(gpu)  # mypy sees no pass
-    phases = [joins if isinstance(phase, JoinDepthwise) else phase for phase in processor.phases]
-    return replace(processor, machine=replace(machine, gpu=gpu), phases=tuple(phases))
+    code = processor.code
+    phases = [joins if isinstance(phase, JoinDepthwise) else phase for phase in code.phases]
+    code = replace(code, phases=tuple(phases))
+    return replace(processor, machine=replace(machine, gpu=gpu), code=code)
 
 
 def described(config: Any) -> str:

@@ -76,7 +76,8 @@ class Verdicts:
 
         kinds = sorted({key.split()[0] for key in self.refused})
         rules = tuple(OpRule(f"relax.{kind}", check=check) for kind in kinds)
-        return replace(processor, rules=(*rules, *processor.rules))
+        operators = replace(processor.operators, rules=(*rules, *processor.operators.rules))
+        return replace(processor, operators=operators)
 
     def write(self, path: Path) -> None:
         """Write the file; it appears complete or not at all."""
@@ -117,7 +118,7 @@ def apply_verdicts(
         return list(processors), list(placeable)
 
     def careful(processor: Processor) -> Processor:
-        if not (processor.runs_here or processor.device):
+        if not (processor.hardware.runs_here or processor.hardware.device):
             return processor
         verdicts = Verdicts.read(verdicts_path(folder, processor), fingerprint(processor))
         processor = Tuned.read(tuned_path(folder, processor), processor).apply(processor)

@@ -41,7 +41,7 @@ _SECONDS = 3.0
 
 def by_packets(processor: Processor) -> str:
     """A text that says how kernels of an emulated processor are timed."""
-    return f"packets counted, {processor.packet_ns:.2f} ns each, not timed"
+    return f"packets counted, {processor.hardware.packet_ns:.2f} ns each, not timed"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Bench:
 
     def __init__(self, workshop: Workshop, device: Device | None = None) -> None:
         self._workshop = workshop
-        self._packet_ns = workshop.processor.packet_ns
+        self._packet_ns = workshop.processor.hardware.packet_ns
         self._is_gpu = workshop.processor.machine.gpu is not None
         self.device = device
         self._core = QuickestCore()

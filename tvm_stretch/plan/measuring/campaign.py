@@ -164,7 +164,7 @@ def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dat
 def batches_ahead(processor: Processor, place: Description | None) -> int:
     """The number of batches to compile ahead; 0 where compiling would disturb the timing."""
     is_here = place is None or place.is_like_this_machine
-    return 0 if is_here and not processor.packet_ns else _AHEAD
+    return 0 if is_here and not processor.hardware.packet_ns else _AHEAD
 
 
 class Campaign:
@@ -258,7 +258,7 @@ class Campaign:
         """
         turn, place = divmod(max(0, batch - self._layers_first), _SCENE_EVERY)
         has_integers = self._has_integers
-        if self.processor.packet_ns:
+        if self.processor.hardware.packet_ns:
             samples = [in_integers(sample) for sample in self._samples(batch)]
         elif place == _SCENE_EVERY - 1:
             with compiling():

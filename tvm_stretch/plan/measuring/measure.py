@@ -141,7 +141,7 @@ def measure(
                     )
                     bench = Bench(workshop, device)
                     share = max(1.0, share - (time.monotonic() - start))
-                if processor.packet_ns:
+                if processor.hardware.packet_ns:
                     say(f"{processor.name}: {by_packets(processor)}; hand-overs are typical ones")
                 elif processor in others:
                     measure_together(dataset, host, processor, bench)
@@ -149,7 +149,7 @@ def measure(
             campaign = Campaign(workshop, dataset, random.Random(seed), closest)
             campaign.run(bench, share, networks or {}, ahead)
             budget = max(1.0, budget - (time.monotonic() - start))
-            cpu = models.get(host.name) if processor.on_host_cores else None
+            cpu = models.get(host.name) if processor.hardware.on_host_cores else None
             below = similar[processor.name] or ([cpu] if cpu else [])
             models[processor.name] = learn(dataset, processor, below)
             models[processor.name].save(kept_in / f"{processor.name}.json")

@@ -101,7 +101,7 @@ def probe(
     if len(placeable) != 1:
         raise TargetError(f"expected one target for probe, got {targets!r}; probe one at a time")
     processor, host = placeable[0], processors[0]
-    if not (processor.runs_here or processor.device):
+    if not (processor.hardware.runs_here or processor.hardware.device):
         raise TargetError(
             f"expected a processor of this machine for probe, got {targets!r}; call it on the "
             "machine that has it"
@@ -126,7 +126,7 @@ class _Trials:
 def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     processor, host = where.processor, where.host
     known = Verdicts.read(path, fingerprint(processor))
-    if processor.packet_ns:
+    if processor.hardware.packet_ns:
         say(f"{processor.name}: emulated, answers are compared; for speed, {by_packets(processor)}")
     say("reading the network")
     wanted: dict[str, Trial] = {}

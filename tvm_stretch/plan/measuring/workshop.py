@@ -122,7 +122,7 @@ class RecordKernels:
         """Fill the table."""
         for var, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):
-                named = named_kernel(var.name_hint, function, self.processor.schedule)
+                named = named_kernel(var.name_hint, function, self.processor.code.schedule)
                 features = describe(function, self.processor.machine)
                 self.found[str(named.attrs["global_symbol"])] = Kernel(
                     features, sample_of(var.name_hint, function)
@@ -133,5 +133,5 @@ class RecordKernels:
 def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
     """A copy of the processor, and a table that its compilations fill."""
     found: dict[str, Kernel] = {}
-    phases = (*processor.phases, RecordKernels(processor, found))
-    return replace(processor, phases=phases), found
+    phases = (*processor.code.phases, RecordKernels(processor, found))
+    return replace(processor, code=replace(processor.code, phases=phases)), found

@@ -52,7 +52,7 @@ def _require_support(operators: Operators, costs: Costs) -> None:
     places = range(len(costs.processors))
     calls = [op.binding.value for op in operators if isinstance(op.binding.value, relax.Call)]
     for processor in costs.processors:
-        processor.foresee(calls)
+        processor.operators.foresee(calls)
     for operator in operators:
         if any(costs.kernels.supports(operator, place) for place in places):
             continue

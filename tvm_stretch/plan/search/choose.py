@@ -175,7 +175,7 @@ def _surprise(
     candidate: Candidate, timelines: Sequence[Timeline], processors: Sequence[Processor]
 ) -> tuple[float, ...]:
     """How much slower each processor's kernels were than predicted; 1 if it had no kernels."""
-    share_of = {processor.name: processor.max_share for processor in processors}
+    share_of = {processor.name: processor.hardware.max_share for processor in processors}
     factors = []
     for name, predicted in zip(candidate.plan.processors, candidate.busy, strict=True):
         usages = [usage for timeline in timelines for usage in timeline.usage]

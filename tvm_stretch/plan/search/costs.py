@@ -28,7 +28,7 @@ from tvm_stretch.plan.search.objective import Cost
 from tvm_stretch.plan.search.priced_kernels import Kernels
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.layers import Along
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processor import Operators, Processor
 
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
@@ -236,7 +236,8 @@ class Costs:
 
 def not_asked_for(host: Processor) -> Processor:
     """The CPU if it is not among the targets: it only holds inputs and outputs."""
-    return replace(host, rules=(), refuse=lambda _: "it is not among the targets")
+    refusing = Operators(refuse=lambda _: "it is not among the targets")
+    return replace(host, operators=refusing)
 
 
 def planning_costs(processors: Sequence[Processor], folder: str | Path | None = None) -> Costs:
@@ -250,7 +251,7 @@ def planning_costs(processors: Sequence[Processor], folder: str | Path | None = 
         CostModelError: a file of `ts.tune.measure` is damaged, of another version or device.
     """
     folder, trained = _trained_models(processors, folder)
-    measured = f"measured on {processors[0].device or 'this machine'} ({folder})"
+    measured = f"measured on {processors[0].hardware.device or 'this machine'} ({folder})"
     typical: dict[str, CostModel] = {p.name: AnalyticModel(p.speed) for p in processors}
     together = max((model.together_ratio for model in trained.values()), default=1.0)
     return Costs(
@@ -284,7 +285,7 @@ def _hand_overs(
         known = [way[0] + way[1] * size for way in ways if way is not None]
         if len(known) == len(ways):
             return round(sum(known))
-        if processors[writer].on_host_cores and processors[reader].on_host_cores:
+        if processors[writer].hardware.on_host_cores and processors[reader].hardware.on_host_cores:
             return round(_MEETING_NS + size / _CACHED_PER_NS)
         slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
         return round(max(speeds[writer].handover_ns, speeds[reader].handover_ns) + size / slower)
@@ -312,7 +313,7 @@ def _trained_models(
     because others are only known by their target.
     """
     found = None if folder is None else Path(folder)
-    if folder is None and all(p.runs_here or p.device for p in processors):
+    if folder is None and all(p.hardware.runs_here or p.hardware.device for p in processors):
         found = default_folder(processors[0])
     paths = {p.name: (found or Path()) / f"{p.name}.json" for p in processors}
     if found is None or not all(os.access(path, os.F_OK) for path in paths.values()):

@@ -80,7 +80,7 @@ class Site:
         """
         able = self.placeable if left is None else left
         processors = [p if p in able else not_asked_for(p) for p in self.processors]
-        shares = [processor.max_share for processor in self.processors]
+        shares = [processor.hardware.max_share for processor in self.processors]
         if self.profile is not None:
             value_bytes = 1 if mod is not None and _is_quantised(mod) else 4
             return twin_costs(self.profile, processors, value_bytes).with_pauses(shares)
@@ -88,8 +88,10 @@ class Site:
 
     def limited(self, shares: Mapping[int, float]) -> Site:
         """The site whose processors may be busy for a share of the time, by their places."""
-        known = enumerate(self.processors)
-        processors = [replace(p, max_share=shares.get(i, p.max_share)) for i, p in known]
+        processors = [*self.processors]
+        for place, share in shares.items():
+            hardware = replace(processors[place].hardware, max_share=share)
+            processors[place] = replace(processors[place], hardware=hardware)
         own = {processor.name: processor for processor in processors}
         placeable = [own[processor.name] for processor in self.placeable]
         return replace(self, processors=processors, placeable=placeable)
@@ -105,7 +107,7 @@ class Site:
     @property
     def without_float16(self) -> bool:
         """Whether a processor has no instructions for float16 arithmetic."""
-        return not all(processor.computes_half for processor in self.placeable)
+        return not all(processor.arithmetic.half for processor in self.placeable)
 
     def in_precision(self, precision: str, quantised: bool) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
@@ -124,7 +126,7 @@ class Site:
                 names = [p.name for p in able]
                 all_of_them, able = twin_processors(self.profile, names, quantised=True)
             known = {name: self.profile.processor(name).precision for name in self.names}
-            own = [known[p.name] for p in able if p.prefers_half]
+            own = [known[p.name] for p in able if p.arithmetic.prefers_half]
             if quantised and "float16" in own:
                 precision = "float16"
             elif not quantised and "int8" in known.values():
@@ -133,7 +135,7 @@ class Site:
                     "(ts.quantize) to build what is predicted, and to see what is refused then"
                 )
         processors, placeable = processors_in(precision, all_of_them, able, quantised=quantised)
-        halves = [p.name for p in placeable if p.integers]
+        halves = [p.name for p in placeable if p.arithmetic.integers]
         if halves:
             note = f"integer operators are computed in {precision} on {', '.join(halves)}"
         if precision == BFLOAT:
@@ -166,11 +168,13 @@ def site_of(
     if place is None and may_drop and targets is not None:
         targets, note = drop_absent(targets)
     processors, placeable = apply_verdicts(*processors_of(place, targets, cpu_threads))
-    here = all(processor.runs_here for processor in placeable)
+    here = all(processor.hardware.runs_here for processor in placeable)
     take = place.load if isinstance(place, Device) else _here if here else None
     identity = describe_targets(targets) if here else ""
     note = note or _stand_ins(targets, [processor.name for processor in processors])
-    return Site(processors, placeable, take, processors[0].device, note=note, identity=identity)
+    return Site(
+        processors, placeable, take, processors[0].hardware.device, note=note, identity=identity
+    )
 
 
 def _here(model: Model) -> Model:

@@ -105,12 +105,14 @@ def _made(
         made = make_processors([*beside, dict(target)], profile.threads)[1][-1]
     else:
         assert host is not None  # a profile's CPU has a target
-        made = replace(host, kind=profile.name, build=_unbuilt(profile.name))
+        code = replace(host.code, build=_unbuilt(profile.name))
+        made = replace(host, kind=profile.name, code=code)
     refusals = tuple(
         OpRule(f"relax.{op}", check=_refusal(op, reason)) for op, reason in profile.refuses.items()
     )
-    rules = (*refusals, *made.rules)
-    return replace(made, name=profile.name, rules=rules, runs_here=False)
+    operators = replace(made.operators, rules=(*refusals, *made.operators.rules))
+    hardware = replace(made.hardware, runs_here=False)
+    return replace(made, name=profile.name, operators=operators, hardware=hardware)
 
 
 def _is_real(target: Mapping[str, Any], quantised: bool) -> bool:

@@ -10,15 +10,15 @@
 namespace tvm_stretch {
 namespace {
 
-struct AnnouncedRun {
+struct Announcement {
   bool is_cancelled = false;
-  Instance* instance = nullptr;  // since it began
+  Instance* instance = nullptr;  // since the run began
 };
 
 struct Instances {
   std::mutex mutex;  // guards the members below, and keeps instances alive while they are cancelled
   std::set<Instance*> all;
-  std::map<int64_t, AnnouncedRun> announced;  // until they end
+  std::map<int64_t, Announcement> announced;  // until the runs end
   int64_t cancelled = 0;                      // number that was cancelled before its announcement
 };
 
@@ -33,33 +33,27 @@ Instances& AllInstances() {
 }  // namespace
 
 void AddInstance(Instance* instance) {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.all.insert(instance);
+  std::lock_guard<std::mutex> lock(AllInstances().mutex);
+  AllInstances().all.insert(instance);
 }
 
 void RemoveInstance(Instance* instance) {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.all.erase(instance);
+  std::lock_guard<std::mutex> lock(AllInstances().mutex);
+  AllInstances().all.erase(instance);
 }
 
-int64_t TakeNumber(Instance* instance) {
-  if (next_number == 0) return 0;
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  const int64_t number = std::exchange(next_number, 0);
-  AnnouncedRun& run = instances.announced[number];
+AnnouncedRun::AnnouncedRun(Instance* instance) : number_(std::exchange(next_number, 0)) {
+  if (number_ == 0) return;
+  std::lock_guard<std::mutex> lock(AllInstances().mutex);
+  Announcement& run = AllInstances().announced[number_];
   run.instance = instance;
-  if (run.is_cancelled) instance->CancelHere();
-  return number;
+  if (run.is_cancelled) instance->Cancel();
 }
 
-void ForgetNumber(int64_t number) {
-  if (number == 0) return;
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.announced.erase(number);
+AnnouncedRun::~AnnouncedRun() {
+  if (number_ == 0) return;
+  std::lock_guard<std::mutex> lock(AllInstances().mutex);
+  AllInstances().announced.erase(number_);
 }
 
 void AnnounceRun(int64_t number) {
@@ -80,13 +74,12 @@ void CancelRun(int64_t number) {
     return;
   }
   found->second.is_cancelled = true;
-  if (found->second.instance != nullptr) found->second.instance->CancelHere();
+  if (found->second.instance != nullptr) found->second.instance->Cancel();
 }
 
 void CancelAllRuns() {
-  Instances& instances = AllInstances();
-  std::lock_guard<std::mutex> lock(instances.mutex);
-  for (Instance* instance : instances.all) instance->Cancel();
+  std::lock_guard<std::mutex> lock(AllInstances().mutex);
+  for (Instance* instance : AllInstances().all) instance->Cancel();
 }
 
 }  // namespace tvm_stretch

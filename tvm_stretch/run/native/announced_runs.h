@@ -1,6 +1,5 @@
 // The instances and announced runs of this process, so that other threads can cancel them.
-#ifndef TVM_STRETCH_ANNOUNCED_RUNS_H_
-#define TVM_STRETCH_ANNOUNCED_RUNS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -12,10 +11,15 @@ class Instance;
 void AddInstance(Instance* instance);
 void RemoveInstance(Instance* instance);
 
-// Gives the number that this thread announced to the run that begins, which may be cancelled
-// already; 0 if there was no announcement.
-int64_t TakeNumber(Instance* instance);
-void ForgetNumber(int64_t number);
+// The run that begins has the number that this thread announced; it may be cancelled already.
+class AnnouncedRun {
+ public:
+  explicit AnnouncedRun(Instance* instance);
+  ~AnnouncedRun();
+
+ private:
+  const int64_t number_;  // 0 if there was no announcement
+};
 
 // Gives the next run of this thread a number by which others can cancel it. 0 withdraws an
 // announcement.
@@ -29,5 +33,3 @@ void CancelRun(int64_t number);
 void CancelAllRuns();
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_ANNOUNCED_RUNS_H_

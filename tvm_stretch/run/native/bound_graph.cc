@@ -65,13 +65,23 @@ void BoundTensors::Bind(Port* port, char* data) {
   for (size_t id : port->tensors) tensors_[id].data = data + graph_.tensors[id].offset;
 }
 
+void CallKernel(const ffi::Function& kernel, const ffi::AnyView* arguments, size_t count) {
+  ffi::Any result;
+  try {
+    kernel.CallPacked(arguments, static_cast<int32_t>(count), &result);
+  } catch (const ffi::Error& error) {
+    if (IsMissingWorkspace(error.message())) throw NoMemoryError();
+    throw;
+  }
+}
+
 BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int64_t>& ids,
                        const KernelTable& kernels, BoundTensors* tensors)
     : nodes_(nodes) {
   for (int64_t id : ids) {
     const NodeSpec& node = nodes[id];
     calls_.push_back(Call{&kernels.at(node.kernel), arguments_.size(),
-                          static_cast<int32_t>(node.inputs.size() + node.outputs.size()), id});
+                          node.inputs.size() + node.outputs.size(), id});
     for (const std::vector<int64_t>* operands : {&node.inputs, &node.outputs}) {
       for (int64_t operand : *operands) arguments_.emplace_back(tensors->at(operand));
     }
@@ -81,23 +91,10 @@ BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int
 void BoundNodes::Run(const std::atomic<bool>& stop, std::vector<Span>* spans) const {
   for (const Call& call : calls_) {
     if (stop.load(std::memory_order_relaxed)) throw CancelledError();
-    if (spans == nullptr) {
-      Invoke(call);
-      continue;
-    }
-    const int64_t start = Now();
-    Invoke(call);
+    const int64_t start = spans == nullptr ? 0 : Now();
+    CallKernel(*call.function, &arguments_[call.first_argument], call.num_arguments);
+    if (spans == nullptr) continue;
     spans->push_back(Span{Span::Kind::kKernel, call.id, nodes_[call.id].name, start, Now()});
-  }
-}
-
-void BoundNodes::Invoke(const Call& call) const {
-  ffi::Any result;
-  try {
-    call.function->CallPacked(&arguments_[call.first_argument], call.num_arguments, &result);
-  } catch (const ffi::Error& error) {
-    if (IsMissingWorkspace(error.message())) throw NoMemoryError();
-    throw;
   }
 }
 

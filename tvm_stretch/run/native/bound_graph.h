@@ -1,6 +1,5 @@
 // A graph's tensors and nodes, bound to memory of the host and ready to be called.
-#ifndef TVM_STRETCH_BOUND_GRAPH_H_
-#define TVM_STRETCH_BOUND_GRAPH_H_
+#pragma once
 
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
@@ -55,6 +54,10 @@ class TVM_STRETCH_API BoundTensors {
   std::vector<Port> outputs_;
 };
 
+// Calls a kernel; throws NoMemoryError() if it finds no memory to work in.
+TVM_STRETCH_API void CallKernel(const ffi::Function& kernel, const ffi::AnyView* arguments,
+                                size_t count);
+
 // Calls of kernels, in order.
 class TVM_STRETCH_API BoundNodes {
  public:
@@ -70,11 +73,9 @@ class TVM_STRETCH_API BoundNodes {
   struct Call {
     const ffi::Function* function;
     size_t first_argument;
-    int32_t num_arguments;
+    size_t num_arguments;
     int64_t id;
   };
-
-  void Invoke(const Call& call) const;
 
   const std::vector<NodeSpec>& nodes_;
   std::vector<ffi::AnyView> arguments_;
@@ -82,5 +83,3 @@ class TVM_STRETCH_API BoundNodes {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_BOUND_GRAPH_H_

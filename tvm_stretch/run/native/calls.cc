@@ -1,22 +1,69 @@
 #include "calls.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "announced_runs.h"
+#include "cores.h"
 #include "packed.h"
 #include "processor.h"
 
 namespace tvm_stretch {
 namespace {
+
+const pid_t loaded_in = getpid();
+
+class Helper {
+ public:
+  Helper() {
+    std::thread([this] { Work(); }).detach();
+  }
+
+  void Do(const std::function<void()>& action) {
+    cores_ = AllowedCores();
+    std::exception_ptr thrown;
+    const std::function<void()> caught = [&] {
+      try {
+        action();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+    };
+    std::unique_lock<std::mutex> lock(mutex_);
+    action_ = &caught;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return action_ == nullptr; });
+    if (thrown) std::rethrow_exception(thrown);
+  }
+
+ private:
+  [[noreturn]] void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return action_ != nullptr; });
+      const CoresScope scope(cores_);  // its caller's affinity
+      (*action_)();
+      action_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  const std::function<void()>* action_ = nullptr;  // waiting or in progress
+  Cores cores_;
+};
 
 constexpr std::chrono::seconds kLongestWait{2};  // for a kernel that is in progress
 constexpr std::chrono::milliseconds kPause{1};
@@ -91,6 +138,21 @@ void OnlyThisThread() {
     [] { AllCallers().mutex.unlock(); }, OnlyThisThread);
 
 }  // namespace
+
+bool IsForkedThread() {
+  const pid_t process = getpid();
+  return process != loaded_in && static_cast<pid_t>(syscall(SYS_gettid)) == process;
+}
+
+void OnThreadOfThisProcess(const std::function<void()>& action) {
+  // Never destroyed, because its thread lives until the process ends. A fork of the fork has
+  // another.
+  static Helper* helper = nullptr;
+  static pid_t process = 0;
+  if (process != getpid()) helper = new Helper();
+  process = getpid();
+  helper->Do(action);
+}
 
 CallScope::CallScope() {
   Caller& caller = ThisCaller();

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "cores.h"
-#include "pool.h"
 #include "queue_processor.h"
 
 namespace tvm_stretch {

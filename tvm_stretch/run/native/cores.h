@@ -1,6 +1,5 @@
 // Cores of the host, and the affinity of threads.
-#ifndef TVM_STRETCH_CORES_H_
-#define TVM_STRETCH_CORES_H_
+#pragma once
 
 #include <sched.h>
 #include <sys/types.h>
@@ -10,6 +9,14 @@
 #include <vector>
 
 namespace tvm_stretch {
+
+// TVM's thread pool of the calling thread: how many workers a run uses, and on which cores.
+
+// Called before kernels run: `threads` threads share the cores that the calling thread may use now,
+// and workers keep off its present core. A worker that is woken on the core of its caller often
+// stays there, and then the two take turns: the kernels are as slow as with one thread. One thread:
+// the kernels are serial and the pool is never touched.
+void UseThreads(int threads);
 
 // Numbers of cores, as the operating system counts them.
 using Cores = std::vector<int>;
@@ -90,5 +97,3 @@ class ApartThreads {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_CORES_H_

@@ -1,6 +1,5 @@
 // The instruction sets of this processor, by LLVM's names.
-#ifndef TVM_STRETCH_CPU_FEATURES_H_
-#define TVM_STRETCH_CPU_FEATURES_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -15,5 +14,3 @@ std::vector<std::string> CpuFeatures();
 void RequireCpuFeatures(const std::vector<std::string>& features, const std::string& origin);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_CPU_FEATURES_H_

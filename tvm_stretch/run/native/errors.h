@@ -1,6 +1,5 @@
 // Kinds of errors that callers distinguish; Python has a class for each (errors.py).
-#ifndef TVM_STRETCH_ERRORS_H_
-#define TVM_STRETCH_ERRORS_H_
+#pragma once
 
 #include <tvm/ffi/error.h>
 
@@ -28,5 +27,3 @@ inline tvm::ffi::Error ForkError() {
 }
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_ERRORS_H_

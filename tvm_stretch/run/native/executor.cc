@@ -2,8 +2,6 @@
 
 #include <tvm/ffi/reflection/registry.h>
 
-#include <cmath>
-
 #include "announced_runs.h"
 #include "cpu_features.h"
 #include "ports.h"
@@ -16,6 +14,16 @@ void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* me
     TVM_FFI_THROW(TypeError) << "expected " << low << " to " << high << " arguments for " << method
                              << ", got " << args.size() << "; see the list of methods";
   }
+}
+
+// The only argument of a method.
+static size_t NumberBelow(const ffi::PackedArgs& args, size_t end, const char* method) {
+  RequireCount(args, 1, 1, method);
+  const auto number = args[0].cast<int64_t>();
+  if (number >= 0 && number < static_cast<int64_t>(end)) return static_cast<size_t>(number);
+  TVM_FFI_THROW(ValueError) << "expected a number below " << end << " for " << method << ", got "
+                            << number << "; see the list of methods";
+  TVM_FFI_UNREACHABLE();
 }
 
 ffi::Optional<ffi::Function> Executor::Find(const ffi::String& name) {
@@ -35,7 +43,8 @@ ffi::Optional<ffi::Function> Executor::Find(const ffi::String& name) {
   if (name == "plan") return Locked(&Executor::PlanNumber);
   if (name == "use_plan") return Locked(&Executor::UsePlan);
   if (name == "adapt") return Locked(&Executor::Adapt);
-  if (name == "paces") return Locked(&Executor::PacesNow);
+  if (name == "pace") return Locked(&Executor::Pace);
+  if (name == "predicted") return Locked(&Executor::Predicted);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "lost") return Locked(&Executor::Lost);
@@ -148,16 +157,12 @@ ffi::Any Executor::Adapt(Args args) {
   return ffi::Any();
 }
 
-ffi::Any Executor::PacesNow(Args) {
-  const PlanChooser& chooser = instance().chooser();
-  std::string text;
-  for (size_t i = 0; i < spec_.processors.size(); ++i) {
-    text += (i == 0 ? "" : ",") + std::to_string(chooser.PaceOf(i));
-  }
-  for (size_t i = 0; i < spec_.plans.size(); ++i) {
-    text += (i == 0 ? ";" : ",") + std::to_string(std::llround(chooser.Predicted(i)));
-  }
-  return ffi::String(text);
+ffi::Any Executor::Pace(Args args) {
+  return instance().chooser().PaceOf(NumberBelow(args, spec_.processors.size(), "pace"));
+}
+
+ffi::Any Executor::Predicted(Args args) {
+  return instance().chooser().Predicted(NumberBelow(args, spec_.plans.size(), "predicted"));
 }
 
 ffi::Any Executor::CreateInstance(Args) {

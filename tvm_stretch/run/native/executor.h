@@ -24,9 +24,9 @@
 //   use_plan(number)                      all runs use that plan; if there are several lengths, it
 //                                         chooses one, until inputs of another come
 //   adapt(factor, runs, pause)            runs use the plan that is fastest now; plan_chooser.h
-//   paces()                               "1.0,2.5;12345,0": of each processor, the present time of
-//                                         its work over that when plans were measured; of each
-//                                         plan, the nanoseconds that a run should take now, 0:
+//   pace(number)                          of a processor: the present time of its work over that
+//                                         when plans were measured
+//   predicted(number)                     nanoseconds that a run of that plan should take now; 0:
 //                                         unknown
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
@@ -35,8 +35,7 @@
 //   load(), graph(), num_inputs(), num_outputs()
 //
 // Arguments are TensorViews, numbers and strings only, so every method can be called over RPC.
-#ifndef TVM_STRETCH_EXECUTOR_H_
-#define TVM_STRETCH_EXECUTOR_H_
+#pragma once
 
 #include <tvm/ffi/cast.h>
 #include <tvm/ffi/extra/module.h>
@@ -51,7 +50,6 @@
 
 #include "calls.h"
 #include "errors.h"
-#include "forked.h"
 #include "instance.h"
 #include "packed.h"
 #include "program.h"
@@ -144,7 +142,8 @@ class Executor final : public ffi::ModuleObj {
   }
   ffi::Any UsePlan(Args args);
   ffi::Any Adapt(Args args);
-  ffi::Any PacesNow(Args);
+  ffi::Any Pace(Args args);
+  ffi::Any Predicted(Args args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
   ffi::Function HealthFunction();
@@ -162,5 +161,3 @@ class Executor final : public ffi::ModuleObj {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_EXECUTOR_H_

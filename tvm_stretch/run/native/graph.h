@@ -1,6 +1,5 @@
 // The executor's graph: the JSON that make/lowering/executor_graph.py writes, parsed and checked.
-#ifndef TVM_STRETCH_GRAPH_H_
-#define TVM_STRETCH_GRAPH_H_
+#pragma once
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/string.h>
@@ -200,5 +199,3 @@ void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit&
 }
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_GRAPH_H_

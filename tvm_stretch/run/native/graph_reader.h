@@ -1,6 +1,5 @@
 // Values of a graph's JSON with their paths, for graph*.cc. Messages name the path.
-#ifndef TVM_STRETCH_GRAPH_READER_H_
-#define TVM_STRETCH_GRAPH_READER_H_
+#pragma once
 
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/json.h>
@@ -125,5 +124,3 @@ void ReadLengths(const Reader& root, GraphSpec* graph);
 void ReadSpans(const Reader& root, GraphSpec* graph);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_GRAPH_READER_H_

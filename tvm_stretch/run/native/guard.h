@@ -1,7 +1,6 @@
 // Checks values that kernels cannot compute with: indices out of range, divisors of zero. Kernels
 // clamp such values to stay safe; guards report them.
-#ifndef TVM_STRETCH_GUARD_H_
-#define TVM_STRETCH_GUARD_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -35,5 +34,3 @@ class Guards {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_GUARD_H_

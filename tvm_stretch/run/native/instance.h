@@ -1,6 +1,5 @@
 // An instance of a model: its memory, and its regions as tasks of their processors.
-#ifndef TVM_STRETCH_INSTANCE_H_
-#define TVM_STRETCH_INSTANCE_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -18,7 +17,6 @@
 #include "plan_chooser.h"
 #include "processor.h"
 #include "program.h"
-#include "spare.h"
 #include "stream.h"
 #include "written_rows.h"
 
@@ -67,7 +65,7 @@ class Instance {
   }
   // The lengths of the next run and of the last one; before the first run, both are the same.
   size_t length() const { return spec_.LengthOf(chooser_.plan()); }
-  size_t last_length() const { return last_run_ ? spec_.LengthOf(last_plan()) : length(); }
+  size_t last_length() const { return call_.plan ? spec_.LengthOf(last_plan()) : length(); }
 
   // Why the CPU runs everything; empty while the processors of the current plan work.
   std::string lost() const { return IsLost() ? lost_->message() : ""; }
@@ -88,14 +86,11 @@ class Instance {
   // The spans of each region of the last run, which must have been traced.
   std::vector<std::vector<Span>> Spans() const;
   // The time at which the last run began to compute.
-  int64_t began() const { return began_; }
-  int64_t last_plan() const { return last_run_ - plans_.data(); }
+  int64_t began() const { return call_.began; }
+  int64_t last_plan() const { return call_.plan - plans_.data(); }
 
-  // Stops the run in progress, if there is one. Any thread.
+  // Stops the run in progress, whose tasks may not be reset yet, if there is one. Any thread.
   void Cancel();
-
-  // Cancels the run that has begun, whose tasks may not be reset yet. Any thread.
-  void CancelHere();
 
  private:
   // A plan bound to tasks.
@@ -106,6 +101,16 @@ class Instance {
     std::vector<Task*> on_cpu;
     std::vector<Task*> on_devices;
     std::vector<Task*> pauses;  // before regions of processors with a limit
+  };
+
+  // The state of a call: of the one in progress, then of the last one.
+  struct Call {
+    std::mutex mutex;  // guards the two below, so that only this call's tasks are cancelled
+    const BoundPlan* running = nullptr;  // while tasks of this plan are in progress
+    bool is_cancelled = false;
+    int64_t began = 0;
+    const BoundPlan* plan = nullptr;  // whose tasks have its spans
+    bool is_on_spare = false;         // whether `spare_` ran it
   };
 
   const BoundPlan& plan() const { return plans_[chooser_.plan()]; }
@@ -153,15 +158,8 @@ class Instance {
   std::vector<bool> lost_on_;  // the processors that failed in a run; empty if loading failed
   Failure replaced_;           // the last failure after which another plan ran
   Cores affinity_;
-  Cores taken_;           // cores of other processors
-  std::mutex run_mutex_;  // guards the two below, so that only this run's tasks are cancelled
-  const BoundPlan* running_ = nullptr;  // while a run is in progress
-  bool is_cancelled_ = false;
-  int64_t began_ = 0;
-  const BoundPlan* last_run_ = nullptr;  // the plan of the last run's spans
-  bool ran_spare_ = false;               // whether `spare_` ran it
+  Cores taken_;  // cores of other processors
+  Call call_;
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_INSTANCE_H_

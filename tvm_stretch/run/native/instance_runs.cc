@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "announced_runs.h"
+#include "cores.h"
 #include "errors.h"
 #include "instance.h"
-#include "pool.h"
 
 namespace tvm_stretch {
 
@@ -14,23 +14,22 @@ void Instance::Run(bool traced) {
   PlaceNextStates();
   TryAgain();
   {
-    std::lock_guard<std::mutex> lock(run_mutex_);
-    is_cancelled_ = false;
+    std::lock_guard<std::mutex> lock(call_.mutex);
+    call_.is_cancelled = false;
     if (spare_) spare_->Reset();
   }
-  const int64_t number = TakeNumber(this);
+  const AnnouncedRun announced(this);
   Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
-  ran_spare_ = IsLost();
-  if (ran_spare_) {
+  call_.is_on_spare = IsLost();
+  if (call_.is_on_spare) {
     written_.CatchUp(inputs_, outputs_);
     Begin(traced);
     failure = Attempt([this, traced] { RunSpare(traced); });
   }
   {
-    std::lock_guard<std::mutex> lock(run_mutex_);
-    running_ = nullptr;
+    std::lock_guard<std::mutex> lock(call_.mutex);
+    call_.running = nullptr;
   }
-  ForgetNumber(number);
   if (failure) throw *failure;
   written_.Remember(outputs_, last_length());
 }
@@ -41,22 +40,18 @@ StreamResult Instance::RunFrame(const std::vector<const char*>& frame,
   stops_stream_ = false;
   const CoresScope scope(CoresForRun(false));
   UseThreads(spec_.threads);
-  const int64_t number = TakeNumber(this);
-  StreamResult result{};
-  const Failure failure = Attempt([&] { result = stream_->Run(frame, options, stops_stream_); });
-  ForgetNumber(number);
-  if (failure) throw *failure;
-  return result;
+  const AnnouncedRun announced(this);
+  return stream_->Run(frame, options, stops_stream_);
 }
 
 // From now on the current plan can be cancelled; a cancellation from before is applied again.
 void Instance::Begin(bool traced) {
-  std::lock_guard<std::mutex> lock(run_mutex_);
-  running_ = last_run_ = &plan();
-  for (Task* task : running_->tasks) task->Reset(traced);
-  for (Task* pause : running_->pauses) pause->Reset(traced);
-  if (is_cancelled_) CancelTasks(*running_);
-  began_ = Now();  // after tracing processors have calibrated their clocks
+  std::lock_guard<std::mutex> lock(call_.mutex);
+  call_.running = call_.plan = &plan();
+  for (Task* task : call_.running->tasks) task->Reset(traced);
+  for (Task* pause : call_.running->pauses) pause->Reset(traced);
+  if (call_.is_cancelled) CancelTasks(*call_.running);
+  call_.began = Now();  // after tracing processors have calibrated their clocks
 }
 
 // Runs the current plan and, after a processor failed, plans without that processor.
@@ -75,7 +70,7 @@ Failure Instance::RunPlans(bool traced) {
     if (!failure && is_sample) {
       chooser_.Sampled(WorkOf(plan()));
     } else if (!failure && !traced) {
-      chooser_.Ran(Now() - began_);
+      chooser_.Ran(Now() - call_.began);
     }
     if (failed == nullptr || failed->processor == kCpu) return failure;
     without[failed->processor] = true;
@@ -182,29 +177,20 @@ void Instance::RunSpare(bool traced) {
 
 std::vector<std::vector<Span>> Instance::Spans() const {
   std::vector<std::vector<Span>> spans;
-  if (ran_spare_) {
-    const auto first = spare_->spans().begin() + static_cast<ptrdiff_t>(last_run_->spec->first);
-    spans.assign(first, first + static_cast<ptrdiff_t>(last_run_->spec->count));
+  if (call_.is_on_spare) {
+    const auto first = spare_->spans().begin() + static_cast<ptrdiff_t>(call_.plan->spec->first);
+    spans.assign(first, first + static_cast<ptrdiff_t>(call_.plan->spec->count));
   } else {
-    for (const Task* task : last_run_->tasks) spans.push_back(task->Spans());
+    for (const Task* task : call_.plan->tasks) spans.push_back(task->Spans());
   }
   return spans;
 }
 
 void Instance::Cancel() {
   stops_stream_ = true;
-  std::lock_guard<std::mutex> lock(run_mutex_);
-  if (running_ == nullptr) return;
-  is_cancelled_ = true;
-  CancelTasks(*running_);
-  if (spare_) spare_->Cancel();
-}
-
-void Instance::CancelHere() {
-  stops_stream_ = true;
-  std::lock_guard<std::mutex> lock(run_mutex_);
-  is_cancelled_ = true;
-  if (running_ != nullptr) CancelTasks(*running_);
+  std::lock_guard<std::mutex> lock(call_.mutex);
+  call_.is_cancelled = true;
+  if (call_.running != nullptr) CancelTasks(*call_.running);
   if (spare_) spare_->Cancel();
 }
 

@@ -1,6 +1,5 @@
 // Memory that the executor owns, and copies between strided tensors.
-#ifndef TVM_STRETCH_MEMORY_H_
-#define TVM_STRETCH_MEMORY_H_
+#pragma once
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/string.h>
@@ -72,5 +71,3 @@ uint64_t Fingerprint(const void* data, size_t bytes);
 int64_t FingerprintFile(const ffi::String& path, int64_t start, int64_t bytes);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_MEMORY_H_

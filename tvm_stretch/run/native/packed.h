@@ -1,6 +1,5 @@
 // Functions for TVM's registry.
-#ifndef TVM_STRETCH_PACKED_H_
-#define TVM_STRETCH_PACKED_H_
+#pragma once
 
 #include <tvm/ffi/function.h>
 
@@ -56,5 +55,3 @@ auto Packed(Result (*function)(Args...)) {
 }
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PACKED_H_

@@ -5,8 +5,7 @@
 // The compiler has shown that padding changes nothing that is left (network/properties/padding.py),
 // if masks are padded with the value that hides it. Other inputs repeat their last position, so
 // padding has no numbers that the network never sees.
-#ifndef TVM_STRETCH_PADDING_H_
-#define TVM_STRETCH_PADDING_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -53,5 +52,3 @@ void CopyShortened(const GraphSpec& graph, size_t i, const SizedLength& sized, c
                    const DLTensor& to);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PADDING_H_

@@ -1,7 +1,6 @@
 // The pixels of a tensor: NCHW or NCHW[c] images have rows and columns, other tensors are one
 // pixel.
-#ifndef TVM_STRETCH_PIXEL_GRID_H_
-#define TVM_STRETCH_PIXEL_GRID_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -62,5 +61,3 @@ class PixelGrid {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PIXEL_GRID_H_

@@ -1,6 +1,5 @@
 // Tensors that callers pass for the inputs and outputs of a graph.
-#ifndef TVM_STRETCH_PORTS_H_
-#define TVM_STRETCH_PORTS_H_
+#pragma once
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/tensor.h>
@@ -64,5 +63,3 @@ class SteppedTensor {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PORTS_H_

@@ -1,7 +1,6 @@
 // Runs the prepare nodes of a graph when its artifact is loaded, on several cores. Another thread
 // checks the weights meanwhile: both read all of them, so they wait for memory or for the disk.
-#ifndef TVM_STRETCH_PREPARING_H_
-#define TVM_STRETCH_PREPARING_H_
+#pragma once
 
 #include <condition_variable>
 #include <functional>
@@ -44,5 +43,3 @@ class Preparation {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PREPARING_H_

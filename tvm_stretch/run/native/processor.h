@@ -19,8 +19,7 @@
 // A new kind of processor is a separate shared library that calls RegisterProcessor() while it is
 // loaded: tvm_stretch/run/native_processor.py compiles and loads it, the package contains the
 // headers, and tvm_stretch/run/testing/fake_processor.cc is one.
-#ifndef TVM_STRETCH_PROCESSOR_H_
-#define TVM_STRETCH_PROCESSOR_H_
+#pragma once
 
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/module.h>
@@ -220,5 +219,3 @@ TVM_STRETCH_API void RegisterProcessor(const std::string& kind, ProcessorFactory
 std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PROCESSOR_H_

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "pool.h"
+#include "cores.h"
 #include "preparing.h"
 
 static_assert(TVM_FFI_IO_NO_ENDIAN_SWAP, "artifacts are little-endian");

@@ -1,6 +1,5 @@
 // The part that all instances of a model share: graph, kernels, weights.
-#ifndef TVM_STRETCH_PROGRAM_H_
-#define TVM_STRETCH_PROGRAM_H_
+#pragma once
 
 #include <tvm/ffi/extra/module.h>
 
@@ -70,5 +69,3 @@ class Program {
 std::vector<ffi::Module> CodeOf(const ffi::Array<ffi::Any>& imports, const GraphSpec& spec);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_PROGRAM_H_

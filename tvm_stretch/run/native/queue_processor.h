@@ -1,7 +1,6 @@
 // A processor that runs its regions one after the other on a thread of ours, with kernels of the
 // CPU: little cores (cluster_processor.cc), and the scripted processor of tests.
-#ifndef TVM_STRETCH_QUEUE_PROCESSOR_H_
-#define TVM_STRETCH_QUEUE_PROCESSOR_H_
+#pragma once
 
 #include <tvm/ffi/reflection/registry.h>
 
@@ -230,5 +229,3 @@ inline void QueueProcessor::Await(QueueTask* task) {
 }
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_QUEUE_PROCESSOR_H_

@@ -2,8 +2,7 @@
 //
 // An artifact's weights are left out. They are most of the file, cannot harm the loader, and have a
 // fingerprint in the graph, which is compared beside the kernels that prepare them (preparing.h).
-#ifndef TVM_STRETCH_SEAL_H_
-#define TVM_STRETCH_SEAL_H_
+#pragma once
 
 #include <tvm/ffi/string.h>
 
@@ -47,5 +46,3 @@ struct Seal {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_SEAL_H_

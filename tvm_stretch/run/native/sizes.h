@@ -1,8 +1,6 @@
 // Products of sizes that come from a file, a caller or another machine.
-#ifndef TVM_STRETCH_SIZES_H_
-#define TVM_STRETCH_SIZES_H_
+#pragma once
 
-#include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 
 #include <cstdint>
@@ -28,12 +26,4 @@ int64_t Product(Iterator first, Iterator last) {
   return product;
 }
 
-// The bytes of a contiguous tensor.
-inline size_t CheckedBytes(const DLTensor& tensor) {
-  const int64_t item = (int64_t{tensor.dtype.bits} * tensor.dtype.lanes + 7) / 8;
-  return static_cast<size_t>(Times(Product(tensor.shape, tensor.shape + tensor.ndim), item));
-}
-
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_SIZES_H_

@@ -1,6 +1,5 @@
 // Waits for another thread by spinning, because waking a thread takes longer than a small region.
-#ifndef TVM_STRETCH_SPIN_H_
-#define TVM_STRETCH_SPIN_H_
+#pragma once
 
 #include <sched.h>
 
@@ -35,5 +34,3 @@ bool SpinFor(std::chrono::microseconds duration, const Done& done) {
 }
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_SPIN_H_

@@ -1,7 +1,6 @@
 // Where a run reads its inputs and writes its outputs: in the caller's memory where that is
 // possible, otherwise in the instance's, with copies.
-#ifndef TVM_STRETCH_STAGING_H_
-#define TVM_STRETCH_STAGING_H_
+#pragma once
 
 #include <vector>
 
@@ -42,5 +41,3 @@ class Staging {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_STAGING_H_

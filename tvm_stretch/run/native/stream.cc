@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "workspace.h"
-
 namespace tvm_stretch {
 namespace {
 
@@ -174,15 +172,8 @@ std::vector<Area> Stream::Asked(const Step& step) const {
 }
 
 void Stream::Invoke(const Step& step) {
-  ffi::Any result;
   const size_t count = step.node->inputs.size() + step.node->outputs.size();
-  try {
-    step.function->CallPacked(&arguments_[step.first_argument], static_cast<int32_t>(count),
-                              &result);
-  } catch (const ffi::Error& error) {
-    if (IsMissingWorkspace(error.message())) throw NoMemoryError();
-    throw;
-  }
+  CallKernel(*step.function, &arguments_[step.first_argument], count);
 }
 
 // Calls the kernel once for each area, or for those with the same columns one below the other.

@@ -7,8 +7,7 @@
 // change still has its value. A node that can compute a part (NodeSpec::reach) is called for the
 // areas that read a changed pixel; other nodes compute everything if any input changed. Afterwards
 // pixels are compared with what they were: the same values end the spreading of a change.
-#ifndef TVM_STRETCH_STREAM_H_
-#define TVM_STRETCH_STREAM_H_
+#pragma once
 
 #include <atomic>
 #include <vector>
@@ -84,5 +83,3 @@ class Stream {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_STREAM_H_

@@ -1,6 +1,5 @@
 // Workspaces, the memory that kernels allocate while they run.
-#ifndef TVM_STRETCH_WORKSPACE_H_
-#define TVM_STRETCH_WORKSPACE_H_
+#pragma once
 
 #include <string>
 
@@ -16,5 +15,3 @@ void ProvideWorkspaces();
 bool IsMissingWorkspace(const std::string& message);
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_WORKSPACE_H_

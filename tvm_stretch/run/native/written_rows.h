@@ -1,6 +1,5 @@
 // States of which a run writes some rows: the memory of the next state gets the others before.
-#ifndef TVM_STRETCH_WRITTEN_ROWS_H_
-#define TVM_STRETCH_WRITTEN_ROWS_H_
+#pragma once
 
 #include <tvm/ffi/function.h>
 
@@ -41,5 +40,3 @@ class WrittenRows {
 };
 
 }  // namespace tvm_stretch
-
-#endif  // TVM_STRETCH_WRITTEN_ROWS_H_

@@ -22,7 +22,7 @@ import tvm
 from tvm_stretch.base.files import cache_folder
 from tvm_stretch.run.native_processor import build_processor, load_processor
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.processor import Check, Kernels, Processor
+from tvm_stretch.targets.processor import Check, Kernels, Operators, Processor
 
 SOURCE = Path(__file__).with_name("fake_processor.cc")
 
@@ -54,9 +54,8 @@ def fake_processor(
         host,
         name=name,
         kind="fake",
-        refuse=refuse or host.refuse,
-        build=build,
-        runs_host_code=True,
+        operators=Operators(refuse=refuse or host.operators.refuse),
+        code=dataclasses.replace(host.code, build=build, runs_host_code=True),
     )
 
 
