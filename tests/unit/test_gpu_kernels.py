@@ -214,6 +214,11 @@ def test_a_row(channels: int, outputs: int) -> None:
     check(module(lambda x: relax.op.add(relax.op.matmul(x, weight), bias), (1, channels)))
 
 
+@needs_device
+def test_a_row_of_few_channels_lies_in_no_blocks() -> None:
+    check(convolution((1, 1, 1, 1), 4, 1))
+
+
 @contextmanager
 def window_of(tile: tuple[int, int], items: int, images: int = 0) -> Iterator[None]:
     """Windows get this tile; ``images`` operands are in images."""

@@ -13,6 +13,7 @@ import tvm_stretch as ts
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
     "a sum over everything that reads another one": (torch.var, (5, 6)),
+    "a norm whose items loop": (lambda x: torch.nn.functional.layer_norm(x + 1, (9,)), (1, 9)),
     "windows whose size differs": (
         lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (3, 5)),
         (1, 2, 7, 8),

@@ -48,7 +48,7 @@ def schedule_items(func: tirx.PrimFunc, gpu: GpuMachine) -> tirx.PrimFunc:
         scheduled = _by_rules(func, rules)
         if scheduled is None or not _fits(scheduled, gpu):
             scheduled = dlight.ApplyDefaultSchedule(plain)(tvm.IRModule({"main": func}))["main"]
-    if _has_items_inside(scheduled):
+    if _has_groups_inside(scheduled):
         return scheduled.with_body(rewrite(scheduled.body, (tirx.For, _without_one_item)))
     return scheduled
 
@@ -58,13 +58,16 @@ def _without_one_item(loop: tirx.For) -> tirx.Stmt:
     return loop.body if loop.thread_binding is not None and _is_one(loop.extent) else loop
 
 
-def _has_items_inside(func: tirx.PrimFunc) -> bool:
-    """Whether a serial loop runs work-items, as the plain rule writes sums of whole tensors."""
+def _has_groups_inside(func: tirx.PrimFunc) -> bool:
+    """Whether a serial loop runs work-groups, as the plain rule writes sums of whole tensors."""
     found: list[tirx.For] = []
 
     def visit(loop: tirx.For) -> None:
         if loop.thread_binding is None and isinstance(loop.body, tirx.For):
-            found.extend([loop] if loop.body.thread_binding is not None else [])
+            inner = loop.body.thread_binding
+            found.extend(
+                [loop] if inner is not None and inner.thread_tag.startswith("blockIdx") else []
+            )
 
     tvm_ffi.structural_walk(func.body, (tirx.For, visit))
     return bool(found)
