@@ -2,25 +2,25 @@
 
     Model           a network as ONNX, its inputs, and the answer that every engine must give
     Engine          prepares a model, Callable[[Model], Run]: `ours`, or a `peer` of `engines.py`
-    race(...)       prepares engines, compares their answers, then lets them take turns
+    check(...)      compares an answer; `commands.turns` then times all engines
 
 Nothing is timed before its answer was compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import Run, Samples, turns
+from benchmarks.commands import Run
 from benchmarks.engines import load
 from benchmarks.engines import own_cpu as cpu
 from benchmarks.models import Model, model_of
 
-__all__ = ["Model", "check", "compiled", "cpu", "difference", "model_of", "ours", "peer", "race"]
+__all__ = ["Model", "check", "compiled", "cpu", "difference", "model_of", "ours", "peer"]
 
 TOLERANCE = 1e-3
 """Largest error, as a share of the tensor's largest value."""
@@ -88,15 +88,3 @@ def peer(name: str, threads: int = 1) -> Engine:
         return lambda: run(feed)
 
     return prepare
-
-
-# --- a race ---------------------------------------------------------------------------------------
-
-
-def race(
-    model: Model, engines: Mapping[str, Engine], most: float = TOLERANCE, **how: Any
-) -> tuple[Samples, dict[str, float]]:
-    """Times of engines in `turns`, and their errors; a wrong answer ends the program."""
-    runs = {name: engine(model) for name, engine in engines.items()}
-    errors = {name: check(name, run(), model.expected, most) for name, run in runs.items()}
-    return turns(runs, **how), errors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.commands import Rows, Samples, Table, options, turns
-from benchmarks.harness import check, difference, model_of, ours, peer, race
+from benchmarks.harness import check, difference, model_of, ours, peer
 
 
 def test_another_run_begins_each_round_and_warm_ups_do_not_count():
@@ -60,7 +60,9 @@ def test_a_wrong_answer_ends_the_program_before_anything_is_timed():
 
 
 def test_engines_are_compared_and_take_turns():
-    engines = {"ours": ours(), "onnxruntime": peer("ort")}
-    samples, errors = race(model_of("squeezenet1_1", 64), engines, rounds=2)
+    model = model_of("squeezenet1_1", 64)
+    runs = {"ours": ours()(model), "onnxruntime": peer("ort")(model)}
+    errors = {name: check(name, run(), model.expected) for name, run in runs.items()}
+    samples = turns(runs, 2)
     assert errors["onnxruntime"] == 0 < errors["ours"] < 1e-4
     assert {name: len(own) for name, own in samples.of.items()} == {"ours": 2, "onnxruntime": 2}
