@@ -94,7 +94,7 @@ class Carrier:
         """A plan that follows the schedule."""
         cut = self._cut(result)
         processors = self.costs.processors
-        branched = branch(self.network.mod, cut.shares, cut.splits, processors)
+        branched = branch(self.network.mod, cut.shares, cut.splits)
         operators = Operators(branched.mod["main"])
         places = self._places(result)
         placed = {op: places[group] for op, group in self.network.group_of.items()}

@@ -44,8 +44,7 @@ def moved(mod: tvm.IRModule, plan: Plan, host: Processor, label: str = "") -> Pl
     splits = tuple(replace(split, ratios=(0, *split.ratios)) for split in plan.splits)
     count = len(plan.processors)
     parts = (
-        branch(mod, own, (), [host] * number).parts
-        for own, number in ((plan.shares, count), (shares, count + 1))
+        branch(mod, own, ()).parts for own, number in ((plan.shares, count), (shares, count + 1))
     )
     renamed: Mapping[str, str] = dict(zip(*parts, strict=True))
     regions = (

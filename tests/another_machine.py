@@ -42,7 +42,6 @@ TESTS = (
     "fake/test_random_placements.py",
     "fake/test_row_bands.py",
     "fake/test_spare.py",
-    "unit/test_share_winograd.py",
     # loop nests and their code
     "unit/test_block_channels.py",
     "unit/test_concat_kernels.py",

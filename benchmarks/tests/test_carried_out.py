@@ -20,7 +20,7 @@ MEETING = 2_000
 
 def carried(carrier: Carrier, result: Result) -> Plan:
     plan = carrier.plan(result)
-    mod = branch(carrier.network.mod, plan.shares, plan.splits, carrier.costs.processors).mod
+    mod = branch(carrier.network.mod, plan.shares, plan.splits).mod
     check_plan(plan, mod["main"])
     return plan
 

@@ -152,8 +152,9 @@ class WinogradFeatures(Features):
     tail_tiles: int = field(
         metadata=feature(lambda config: min(balanced(prod(config.tiles), config.pixels)))
     )
-    input_stages: int = 1  # 1 if the kernel transforms the input
-    product_stages: int = 1  # 1 if it multiplies and transforms the output
+    # 1; earlier measurements have kernels without one of the stages, 0
+    input_stages: int = 1
+    product_stages: int = 1
 
     def own_phases(self) -> Phases:
         """Transforms, products, and the planes between them."""
@@ -181,11 +182,7 @@ class WinogradFeatures(Features):
 
     def device_work(self) -> Work:
         """The work of the convolution on any device; Winograd's transform of inputs has none."""
-        if not self.product_stages:
-            return Work(kernels=0)
         read = self.in_bytes / self.item_bytes
-        if not self.input_stages:  # its input is transformed already
-            read = self.in_channels * self.out_height_pixels * self.out_width_pixels
         weights = self.out_channels * (self.in_channels // self.groups) * 9
         values = read + self.out_bytes / self.item_bytes
         return Work.of_conv(self.flops / 2, values, self.in_channels, weights, self.groups, 9)

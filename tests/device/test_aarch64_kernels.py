@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tvm
 from helpers.cpu_targets import built
+from helpers.lowered import winograd_of_tile
 from tvm import te, tirx
 from tvm.target import Target
 from tvm_ffi.libinfo import find_include_path
@@ -26,7 +27,6 @@ from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradWeight,
-    winograd_of_tile,
 )
 from tvm_stretch.targets.kernels.layers import (
     ConvShape,

@@ -168,7 +168,7 @@ def half_of_each_layer(mod: tvm.IRModule, processors: list[Processor]) -> ts.Pla
         for name, count in blocks.items()
         if count > 1 and count * lanes == int(Calls(mod["main"]).calls[name].ty.shape.values[1])
     }
-    branched = branch(mod, shares, (), processors)
+    branched = branch(mod, shares, ())
     names = [processor.name for processor in processors]
     placed = {
         name: names[branched.owners.get(name, 0)] for name in Calls(branched.mod["main"]).calls

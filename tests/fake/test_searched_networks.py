@@ -56,7 +56,7 @@ def check_search(mod: tvm.IRModule, known: Costs, limits: Limits) -> None:
     assert found.singles or found.rivals
     for candidate in (*found.singles, *found.rivals):
         plan = candidate.plan
-        branched = branch(mod, plan.shares, plan.splits, known.processors)
+        branched = branch(mod, plan.shares, plan.splits)
         check_plan(plan, branched.mod["main"])
         # an empty plan, of a network that returns its input, predicts nothing
         assert (plan.predicted_ns is None) == (not plan.regions)

@@ -20,8 +20,6 @@ from tvm_stretch.targets.cpu.kernels.conv_nest import ConvNest
 from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
-    WinogradInput,
-    WinogradProduct,
     WinogradWeight,
 )
 from tvm_stretch.targets.kernels.cycles import register_tiles
@@ -29,7 +27,7 @@ from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.kernels.template import Template, choose, configurations
+from tvm_stretch.targets.kernels.template import choose, configurations
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 NEON = VectorMachine(4, 32, True, 256 * 1024, 1)
@@ -240,25 +238,6 @@ def test_balanced_parts(total: int, largest: int) -> None:
     assert max(parts) <= largest
     assert max(parts) - min(parts) <= 1
     assert len(parts) == -(-total // largest)
-
-
-@pytest.mark.parametrize(("machine", "tile"), [(AVX2, 4), (AVX512, 2), (SMALL_CACHE, 4)])
-def test_winograd_in_two_stages(machine: VectorMachine, tile: int) -> None:
-    shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=(0, 2, 1, 0))
-    config = taken(WinogradConfig, shape, lanes=machine.lanes, tile=tile, oc_blocks=2, pixels=3)
-    rng = np.random.default_rng(0)
-    x = blocked(rng.standard_normal((2, 20, 13, 9), dtype="float32"), machine.lanes)
-    weight = rng.standard_normal(config.weight_shape, dtype="float32")
-    operands = [te.placeholder(a.shape, name=n) for a, n in ((x, "x"), (weight, "w"))]
-
-    def stage(template: type[Template], *args: te.Tensor) -> tirx.PrimFunc:
-        out = taken(template, config).meaning(*args)
-        return schedule_kernel(te.create_prim_func([*args, out]), machine)
-
-    planes = run(stage(WinogradInput, operands[0]), x)
-    read = te.placeholder(planes.shape, name="planes")
-    got = run(stage(WinogradProduct, read, operands[1]), planes, weight)
-    np.testing.assert_allclose(got, run(stage(WinogradConfig, *operands), x, weight), rtol=1e-5)
 
 
 @pytest.mark.parametrize("template", ["conv", "winograd"])

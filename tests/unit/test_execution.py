@@ -183,6 +183,6 @@ def test_nothing_falls_back_in_branched_networks(name: str) -> None:
     assert model.timeline(repeat=1).execution == execution
     assert set(model.plan.processor_of().values()) == set(NAMES)
     canonical = load_network(network)
-    parts = branch(canonical, plan.shares, plan.splits, [fake_processor(n) for n in NAMES])
+    parts = branch(canonical, plan.shares, plan.splits)
     calls = Calls(parts.mod["main"]).calls
     assert {calls[operator].op.name for operator in execution.without_kernel} <= NEEDS_NO_KERNEL

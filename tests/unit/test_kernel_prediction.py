@@ -67,7 +67,7 @@ def compiled(
     """The nodes of the executor's graph."""
     owners = {}
     if plan is not None:
-        branched = branch(mod, plan.shares, plan.splits, processors)
+        branched = branch(mod, plan.shares, plan.splits)
         mod, owners = branched.mod, branched.owners
     names = [processor.name for processor in processors]
     chosen = choose_plan(mod["main"], names, processors, plan, owners)

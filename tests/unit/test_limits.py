@@ -19,7 +19,7 @@ from tvm_stretch.plan.cost.profile import Power
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.limits import Limits, read_limits
-from tvm_stretch.plan.search.realise import Candidate, multiply_adds
+from tvm_stretch.plan.search.realise import Candidate
 from tvm_stretch.plan.splits import RowSplit
 
 LAYERS = st.lists(
@@ -30,12 +30,11 @@ LAYERS = st.lists(
 def share_of(candidate: Candidate, place: int, layers: list[str]) -> float:
     """A processor's part of all multiply-adds, counted in the network that the plan makes."""
     plan = candidate.plan
-    processors = costs(1.0, 1.0, 1.0).processors[: len(plan.processors)]
-    branched = branch(emit(layers), plan.shares, plan.splits, processors)
+    branched = branch(emit(layers), plan.shares, plan.splits)
     owner = plan.processor_of()
     work = dict.fromkeys(plan.processors, 0)
     for operator in Operators(branched.mod["main"]):
-        if found := multiply_adds(operator, branched.mod):
+        if found := operator.multiply_adds:
             work[owner[operator.name]] += found
     return work[plan.processors[place]] / sum(work.values())
 

@@ -12,6 +12,7 @@ import pytest
 import tvm
 import tvm_ffi
 from helpers.cpu_targets import ALL_LANES, built, cpu_of
+from helpers.lowered import winograd_of_tile
 from helpers.relax_helpers import module, random_const
 from tvm import relax, te, tirx
 
@@ -21,7 +22,6 @@ from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu.code import object_code as llvm_code
 from tvm_stretch.targets.cpu.cpu import vector_machine
 from tvm_stretch.targets.cpu.kernels import conv_nest
-from tvm_stretch.targets.cpu.kernels.winograd import winograd_of_tile
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within

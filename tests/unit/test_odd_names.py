@@ -104,7 +104,7 @@ def test_the_search_sees_every_operator(names: tuple[str, ...]) -> None:
 def test_parts_know_their_operator_and_owner(names: tuple[str, ...], way: str) -> None:
     plan = plan_of(names, way)
     mod = load_network(network(names))
-    branched = branch(mod, plan.shares, plan.splits, [fake_processor("a"), fake_processor("b")])
+    branched = branch(mod, plan.shares, plan.splits)
     for of in operators(names)[: 3 if way == "channels" else 4]:  # sums are rectified once
         own = [part for part in branched.parts.values() if part.operators == (of,)]
         assert {part.owner for part in own} >= {0, 1} and {part.part for part in own} >= {0, 1}

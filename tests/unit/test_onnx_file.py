@@ -82,31 +82,6 @@ def test_branches_and_processors_of_a_plan(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer, ts.compile(mod)(X), rtol=1e-4, atol=1e-6)
 
 
-def test_parts_that_share_the_transform_of_winograd(tmp_path: Path) -> None:
-    """A plan has kernels of ours for it; the file has convolutions, each with its processor."""
-
-    def body(x: relax.Expr) -> relax.Expr:
-        for seed in range(2):
-            x = op.nn.relu(op.nn.conv2d(x, random_const(64, 64, 3, 3, seed=seed), padding=1))
-        return x
-
-    mod, path = module(body, (1, 64, 28, 28)), tmp_path / "net.onnx"
-    halves = ts.Plan(("cpu", "little"), (), shares={"conv2d": (32, 32), "conv2d1": (32, 32)})
-    x86 = {"mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}  # the same plan on every machine
-    targets = [{"kind": "llvm", **x86}, {"kind": "little-cores", "cores": "0", "mcpu": "haswell"}]
-    plan = ts.to_onnx(mod, path, targets, plan=halves)
-    assert plan is not None
-    assert any(".tiles" in name for region in plan.regions for name in region.operators)
-    nodes = onnx.load(path).graph.node
-    assert [node.op_type for node in nodes].count("Conv") == 4
-    assert all("tvm_stretch.processor" in metadata(node) for node in nodes)
-    whole = tmp_path / "whole.onnx"
-    ts.to_onnx(mod, whole)
-    x = np.random.default_rng(0).standard_normal((1, 64, 28, 28)).astype("float32")
-    (expected,), (answer,) = (run(path, **{input_of(path): x}) for path in (whole, path))
-    np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5)
-
-
 def input_of(path: Path) -> str:
     (value,) = onnx.load(path).graph.input
     return value.name

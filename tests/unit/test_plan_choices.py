@@ -264,7 +264,7 @@ def test_regions_may_be_called_like_operators_and_kernels() -> None:
     mod = two_blocks(channels=32)
     chosen = plan({"conv2d1": (8, 8, 8), "conv2d2": (16, 16, 0)})
     data = json.loads(compile_with(mod, chosen).plan.to_json())
-    names = ["winograd_input", "conv2d", "relu", "fused_conv2d_relu", "concat", "add", "cpu"]
+    names = ["winograd_conv2d", "conv2d", "relu", "fused_conv2d_relu", "concat", "add", "cpu"]
     for region, name in zip(data["regions"], names, strict=False):
         region["name"] = name
     model = check(mod, data)

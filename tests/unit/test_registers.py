@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.lowered import heap_buffers
+from helpers.lowered import heap_buffers, winograd_of_tile
 from tvm import te, tirx
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
-    WinogradInput,
-    WinogradProduct,
     WinogradWeight,
-    winograd_of_tile,
 )
 from tvm_stretch.targets.kernels.layers import ConvShape, SoftmaxShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -62,15 +59,10 @@ def test_winograd(machine: VectorMachine, tile: int) -> None:
     data = te.placeholder((1, 64 // lanes, 13, 13, lanes), name="data")
     weight = te.placeholder((64, 64, 3, 3), name="weight")
     packed = te.placeholder(config.weight_shape, name="packed")
-    planes = taken(WinogradInput, config).meaning(data)
-    read = te.placeholder(planes.shape, name="planes")
-    product = taken(WinogradProduct, config).meaning(read, packed)
     whole = config.meaning(data, packed)
     packing = taken(WinogradWeight, config).meaning(weight)
-    assert heap_buffers(kernel(machine, planes, data)) == 0
     assert heap_buffers(kernel(machine, packing, weight)) == 0
     # the planes of a band and their products are as large as the second-level cache allows
-    assert heap_buffers(kernel(machine, product, read, packed)) == 1
     assert heap_buffers(kernel(machine, whole, data, packed)) == 2
 
 

@@ -71,7 +71,7 @@ def test_every_plan_fits_its_network(layers: list[str], speeds: list[float]) -> 
     for candidate in (*(found := search(mod, given_costs, most=2)).singles, *found.rivals):
         plan = candidate.plan
         assert Plan.read(json.loads(plan.to_json())).to_json() == plan.to_json()
-        branched = branch(mod, plan.shares, plan.splits, given_costs.processors)
+        branched = branch(mod, plan.shares, plan.splits)
         check_plan(plan, branched.mod["main"])
         assert plan.predicted_ns is not None and 0 < plan.predicted_ns <= candidate.cost.ns
         for name, owner in branched.owners.items():
@@ -166,7 +166,7 @@ def test_a_processor_gets_nothing_that_it_refuses() -> None:
     found = search(mod, given_costs)
     assert [single.what for single in found.singles] == ["cpu alone"]
     for rival in found.rivals:
-        branched = branch(mod, rival.plan.shares, rival.plan.splits, given_costs.processors)
+        branched = branch(mod, rival.plan.shares, rival.plan.splits)
         calls = Calls(branched.mod["main"]).calls
         placed = rival.plan.processor_of()
         assert all(n == "cpu" or only_convolutions(calls[o]) is None for o, n in placed.items())
@@ -191,7 +191,7 @@ def test_a_processor_that_refuses_joins_gets_none_of_a_segment_in_rows() -> None
     mod = load_network(module(body, (1, 16, 16, 16)))
     known = dataclasses.replace(costs(0.5, 3, meeting=0, refuse={1: refuse}), trusted=False)
     for rival in search(mod, known).rivals:
-        branched = branch(mod, rival.plan.shares, rival.plan.splits, known.processors)
+        branched = branch(mod, rival.plan.shares, rival.plan.splits)
         joins = [op.name for op in Operators(branched.mod["main"]) if op.kind == "concat"]
         places = rival.plan.processor_of()
         assert rival.plan.splits and {places[name] for name in joins} == {"cpu"}

@@ -302,7 +302,7 @@ def to_onnx(
         job = site.job(mod)
         chosen = predict(job, site).plan if plan is None else Plan.read(plan)
         chosen = job.by(chosen).plan
-        plain = branch(mod, chosen.shares, chosen.splits, site.processors, stages=False)
+        plain = branch(mod, chosen.shares, chosen.splits)
         write_whole(place, onnx_file(plain.mod, chosen))
         return chosen
 

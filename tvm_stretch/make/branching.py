@@ -23,10 +23,8 @@ from tvm_stretch.network.attributes import PARTS
 from tvm_stretch.network.emitting.branches import Replacement
 from tvm_stretch.network.provenance import Provenance, table_of, with_table
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.plan.splits import Split, taking_part
-from tvm_stretch.targets.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,8 @@ def branch(
     mod: tvm.IRModule,  # the canonical module
     shares: Mapping[str, Sequence[int]],  # as in a plan, one number for each of ``processors``
     splits: Sequence[Split],  # as in a plan, one ratio for each of ``processors``
-    processors: Sequence[Processor],  # all processors of the model, the CPU first
-    *,
-    stages: bool = True,
 ) -> Branching:
     """Apply the passes for shares and splits.
-
-    Args:
-        stages: whether parts of Winograd convolutions share the transform of their input, by
-            kernels of ours; without it all operators are Relax's.
 
     Raises:
         PlanError: an operator or a segment is unknown, or the numbers do not fit it.
@@ -78,10 +69,6 @@ def branch(
     inner: dict[str, Provenance] = {}
     for segment, (_, places) in zip(segments, reduced, strict=True):
         inner.update(_parts_of(segment, places))
-    if stages:
-        owners = Branching(mod, table_of(mod["main"], PARTS) | inner).owners
-        machines = {name: processors[owner].machine for name, owner in owners.items()}
-        mod = share_winograd(mod, machines)
     parts = table_of(mod["main"], PARTS) | inner
     parts = {name: replace(part, operators=_origin(part, parts)) for name, part in parts.items()}
     mod = mod.clone()

@@ -20,7 +20,6 @@ from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.lowering.lower import names_of_outputs
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.meeting_points import detect_meeting_points
-from tvm_stretch.passes.share_winograd import tiles_of
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.engines.code.onnx_operators import rule_of, why_not_onnx
 from tvm_stretch.targets.engines.code.onnx_region import Graph, model_of, results_of, written
@@ -48,8 +47,7 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
             _name_result(graph, var, nodes)
         for node in nodes:
             _note(node, "operator", var.name)
-            # a concatenation that a plan leaves out, since its parts share Winograd's transform
-            processor = placed.get(var.name, placed.get(tiles_of(var.name)))
+            processor = placed.get(var.name)
             if processor is not None:
                 _note(node, "processor", processor)
     points = [point.tensor for point in detect_meeting_points(operators).points]

@@ -74,7 +74,7 @@ class Job:
         if self.known_branched is not None or self.requested is None:
             return self.known_branched or Branching(self.mod, {})
         fitting = fit_processors(self.requested, self.names, self.placeable)
-        return branch(self.mod, fitting.shares, fitting.splits, self.processors)
+        return branch(self.mod, fitting.shares, fitting.splits)
 
     @cached_property
     def plan(self) -> Plan:

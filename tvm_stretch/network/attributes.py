@@ -15,7 +15,6 @@ FIXED = "tvm_stretch.fixed_point"  # the `FixedPoint` by which the last block of
 # of kernels
 ONCE = "tvm_stretch.once"  # it only reads constants, and runs when an artifact is loaded
 RECTANGLE = "tvm_stretch.rectangle"  # its last parameter is the rectangle that it computes
-STAGE = "tvm_stretch.winograd"  # the `WinogradStage` of a plain kernel
 STEPS = "tvm_stretch.steps"  # units of a recurrence without padding (`recurrent_nest.py`)
 NIBBLES = "tvm_stretch.nibbles"  # its `Nibbles`
 WORDS = "tvm_stretch.nibble_words"  # its `Nibbles`, if inputs are rounded to 8 bits

@@ -1,9 +1,7 @@
 """Winograd convolutions of 3x3 layers in blocked layout: the templates.
 
-The sums are explained in `winograd_sums.py`, loop nests are in `winograd_nest.py`,
-the cost family in `conv_features.py`. A convolution is
-one kernel, or two if other convolutions read the same transformed image
-(`passes/share_winograd.py`); the transform of the weights runs when an artifact is loaded.
+The sums are explained in `winograd_sums.py`, loop nests are in `winograd_nest.py`, the cost family
+in `conv_features.py`. The transform of the weights runs when an artifact is loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from tvm_stretch.targets.kernels.winograd_sums import (
 )
 
 from .conv import merged_groups
-from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
+from .winograd_nest import write_winograd
 
 _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;
@@ -237,14 +235,20 @@ class WinogradConfig(Template, ConvShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinogradStage(WinogradConfig):
-    """Some of the stages, which passes ask for: they are not chosen for a layer."""
+class WinogradWeight(WinogradConfig):
+    """The transform of the weights, which runs once and is not chosen for a layer."""
+
+    template: ClassVar[str] = "winograd_weight"
 
     @classmethod
     def configure(
         cls, layer: ConvShape, machine: VectorMachine, block: int
     ) -> list[WinogradConfig]:
         return []
+
+    @property
+    def operands(self) -> int:
+        return 1
 
     @property
     def sampled(self) -> object:
@@ -255,69 +259,8 @@ class WinogradStage(WinogradConfig):
     def kernel_name(self) -> str:
         return self.template
 
-
-@dataclass(frozen=True, kw_only=True)
-class WinogradInput(WinogradStage):
-    """The first stage: the planes of an image as an image in blocks of channels."""
-
-    template: ClassVar[str] = "winograd_input"
-
-    @property
-    def operands(self) -> int:
-        return 1
-
     def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
         return operands
-
-    def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """The planes as plain sums."""
-        (data,) = operands
-        return transform_input(self, data, self.annotation)
-
-    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the first stage."""
-        return write_winograd_input(self, machine, fused.operands[0], fused.epilogue.out)
-
-    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        planes = item * prod(self.planes_shape)
-        image = item * self.batch * self.blocks[0] * self.lanes * prod(self.in_size)
-        return replace(
-            self.whole_work(epilogue, machine, item),
-            flops=0.0,
-            in_bytes=image,
-            weight_bytes=0,
-            out_bytes=planes,
-            model_cycles=planes / 8,
-            product_stages=0,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WinogradProduct(WinogradStage):
-    """The stages after the first one: a convolution of planes that are already computed."""
-
-    template: ClassVar[str] = "winograd_product"
-
-    def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """The product and its transform as plain sums."""
-        planes, weight = operands
-        return multiply_planes(self, planes, weight, self.annotation)
-
-    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest, which reads the planes from memory."""
-        return write_winograd_product(self, machine, fused.operands, fused.epilogue)
-
-    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
-        read = item * prod(self.planes_shape) + epilogue.bytes
-        whole = self.whole_work(epilogue, machine, item)
-        return replace(whole, in_bytes=read, input_stages=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WinogradWeight(WinogradInput):
-    """The transform of the weights, which runs once."""
-
-    template: ClassVar[str] = "winograd_weight"
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The packed weights as plain sums."""
@@ -341,10 +284,3 @@ def suits_winograd(shape: ConvShape, lanes: int, block: int) -> bool:
         and 2 * width >= (4 if shape.groups == 1 else 3) * lanes
         and min(shape.out_size) >= 4
     )
-
-
-def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
-    """The best Winograd configuration with this tile."""
-    every = WinogradConfig.configure(shape, machine, machine.lanes)
-    fits = [config for config in every if config.tile == tile]
-    return min(fits, key=lambda config: config.cycles(machine))

@@ -74,39 +74,6 @@ def write_winograd(
     return _each_band(nest, machine, [nest.v, nest.m], if_asked)
 
 
-def write_winograd_input(
-    cfg: WinogradConfig, machine: VectorMachine, data: tirx.Buffer, out: tirx.Buffer
-) -> tirx.Stmt:
-    """The loop nest of the first stage only."""
-    rows, columns = cfg.tiles
-    kind = PARALLEL if machine.threads > 1 else SERIAL
-
-    def channel(n: Expr, c: Expr) -> tirx.Stmt:
-        def put(plane: Expr, value: Expr, t: Expr, z: Expr) -> tirx.Stmt:
-            return store(out, value, n, c, plane, t, z)
-
-        def tile(y: Expr, x: Expr) -> tirx.Stmt:
-            return input_tile(
-                cfg, data, (n, c), y, x, lambda k, value, z: put(k, value, y * columns + x, z)
-            )
-
-        return loop(rows, lambda y: loop(columns, lambda x: tile(y, x), "column"), "row")
-
-    blocks = cfg.parts * cfg.in_blocks
-    return loop(cfg.batch, lambda n: loop(blocks, lambda c: channel(n, c), "channel", kind), "n")
-
-
-def write_winograd_product(
-    cfg: WinogradConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest of the stages after the first one, which reads the planes from memory."""
-    nest = _nest(cfg, machine, operands, epilogue)
-    return _each_band(nest, machine, [nest.m], nest.band_of_products)
-
-
 def _nest(
     cfg: WinogradConfig,
     machine: VectorMachine,
@@ -217,16 +184,6 @@ class WinogradNest:
             "c",
         )
         return block([inputs, self.later_stages(n, b, part, plane)])
-
-    def band_of_products(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
-        """The second and third stage for the tiles of one band."""
-        cfg = self.cfg
-        first = b * self.band * cfg.tiles[1]
-
-        def plane(k: Expr, c: Expr, t: Expr, z: Expr) -> Expr:
-            return load(self.data, n, part * cfg.in_blocks + c, k, first + t, z)
-
-        return self.later_stages(n, b, part, plane)
 
     def each_tile(self, b: Expr, body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
         """``body(row, column, number)`` for every tile of a band."""

@@ -25,7 +25,7 @@ from tvm_stretch.network.emitting.blocked_layouts import (
     same_pixels,
     static_shape,
 )
-from tvm_stretch.network.emitting.weights import half_weight, stage_of
+from tvm_stretch.network.emitting.weights import half_weight
 from tvm_stretch.network.expressions import bindings_of, count_uses, shape_of
 from tvm_stretch.network.operators import BINARY, LAYOUT, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
@@ -192,17 +192,6 @@ def _take(r: Rewriter, call: relax.Call) -> Made:
     rows = relax.op.take(half, r.plain(call).args[1], attrs.axis, str(attrs.mode))
     wide = r.bb.emit(relax.op.astype(r.bb.emit(rows), "float32"))
     return Value(static_shape(call), plain=wide)
-
-
-@LAYOUT("call_tir")
-def _winograd(r: Rewriter, call: relax.Call) -> Made:
-    """A stage of a Winograd convolution (`passes/share_winograd.py`)."""
-    stage = stage_of(r.bb.get()[call.args[0]])
-    if stage is None:
-        return None
-    config = stage.config(r.machine)
-    data, *weight = call.args[1].fields
-    return config.call(r.bb, r.blocked(data), *weight)
 
 
 @LAYOUT("matmul")

@@ -1,4 +1,4 @@
-"""Weights of layers that are emitted again: in two bytes, for Winograd's stages, or scaled.
+"""Weights of layers that are emitted again: in two bytes, or scaled.
 
     R.matmul(x, w: float32)  ->  R.call_tir(pack, (w: float16,)), once
                                  R.call_tir(dense, (x, packed: float16))    # few rows
@@ -21,21 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.network.attributes import STAGE
-from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.operators import kind_of
-from tvm_stretch.targets.cpu.kernels.winograd import (
-    WinogradConfig,
-    WinogradInput,
-    WinogradProduct,
-    winograd_of_tile,
-)
 from tvm_stretch.targets.kernels.halves import narrowed
-from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 
@@ -80,29 +71,6 @@ def half_weights(network: tvm.IRModule) -> dict[GenericConst, GenericConst]:
 
     relax.analysis.post_order_visit(network["main"].body, visit)
     return found
-
-
-@dataclass(frozen=True)
-class WinogradStage:
-    """One of the two kernels of a convolution."""
-
-    name: str  # ``input`` or ``product``
-    shape: ConvShape  # the convolution; for ``input`` it has any number of output channels
-    tile: int  # side of a tile of outputs
-
-    def config(self, machine: VectorMachine) -> WinogradConfig:
-        """The template's configuration."""
-        if self.name == "product":
-            return taken(WinogradProduct, winograd_of_tile(self.shape, machine, self.tile))
-        return taken(WinogradInput, self.shape, lanes=machine.lanes, tile=self.tile)
-
-
-def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
-    """The stage that a kernel of this pass computes; None for other kernels."""
-    text = (func.attrs or {}).get(STAGE)
-    if text is None:
-        return None
-    return from_text(WinogradStage, str(text))
 
 
 Origin: TypeAlias = NDArray[np.int64]

@@ -80,7 +80,7 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
     with compiling():
         network = load_network(_layers())
         plan = Plan((host.name, other.name), (), shares=half_shares(network))
-        halves = in_halves(network, [host, other])
+        halves = in_halves(network)
         jobs = (
             Job(network, [host, other], [host, other], plan),
             Job(halves, [host], [host]),

@@ -65,7 +65,7 @@ class Workshop:
     def halves(self, network: object) -> Prepared:
         """A network with its larger layers in two halves, both on this processor."""
         with compiling():
-            return self.network(in_halves(load_network(network), [self.host, self.processor]))
+            return self.network(in_halves(load_network(network)))
 
     @quiet()
     def network(self, network: object) -> Prepared:
@@ -91,11 +91,10 @@ def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
     return shares
 
 
-def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
+def in_halves(mod: tvm.IRModule) -> tvm.IRModule:
     """The network with its larger convolutions in halves, both computed by one processor."""
     shares = half_shares(mod)
-    pair = [processors[0], replace(processors[-1], name="other half")]
-    return branch(mod, shares, (), pair).mod if shares else mod
+    return branch(mod, shares, ()).mod if shares else mod
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _work_out(
     rivals: list[Candidate] = []
     for chain in ranking:
         what = _describe(chain.options)
-        # The plan of shares costs more: each share reads Winograd's tiles of all channels.
+        # Each share of a layer transforms its whole input, which the chain does not count.
         disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].cost.ns
         clearly = chain.ns < clearly_less * limit / _DOUBT[costs.trusted]
         together = any(option.uses_several for option in chain.options)

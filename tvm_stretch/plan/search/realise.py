@@ -11,17 +11,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import tvm
 from tvm import relax
 
 from tvm_stretch.make.branching import Branching, branch
 from tvm_stretch.make.kernels import KernelLevel, kernels_of_plan
-from tvm_stretch.network.emitting.weights import stage_of
 from tvm_stretch.network.expressions import PIECES
 from tvm_stretch.network.operator_graph import Group
-from tvm_stretch.network.operators import Operator, Operators
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.provenance import Provenance
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
@@ -82,7 +80,7 @@ def realise(
     shares = {name: widths for option in options for name, widths in option.shares.items()}
     splits = tuple(split for option in options for split in option.splits)
     processors = costs.processors
-    branched = branch(network.mod, shares, splits, processors)
+    branched = branch(network.mod, shares, splits)
     main = branched.mod["main"]
     operators = network.operators if branched.mod is network.mod else Operators(main)
     wanted = {name: place for option in options for name, place in option.placed.items()}
@@ -96,12 +94,12 @@ def realise(
         if not costs.kernels.supports(operator, placed[name]):
             reason = processors[place].why_not(operator.call)
             return f"a part is refused, {name} on {processors[place].name}: {reason}"
-    if not limits.allow(_work(branched, operators, placed, costs)):
+    if not limits.allow(_work(operators, placed, costs)):
         return f"it would be more than {limits.said}"
     schedule = _Schedule(network, branched, operators, costs, placed)
     if len(set(placed.values())) > 1:
         refined = schedule.refined()
-        if limits.allow(_work(branched, operators, refined.placed, costs)):
+        if limits.allow(_work(operators, refined.placed, costs)):
             schedule = refined
     plan = Plan(
         tuple(processor.name for processor in processors),
@@ -114,26 +112,15 @@ def realise(
     return Candidate(plan, what, schedule.cost, schedule.busy, branched, schedule.level)
 
 
-def _work(
-    branched: Branching, operators: Operators, placed: Mapping[str, int], costs: Costs
-) -> dict[int, int]:
+def _work(operators: Operators, placed: Mapping[str, int], costs: Costs) -> dict[int, int]:
     """Multiply-adds of each processor, without operators that only one supports."""
     places = range(len(costs.processors))
     work = dict.fromkeys(places, 0)
     for name, place in placed.items():
         operator = operators[name]
         if sum(costs.kernels.supports(operator, other) for other in places) > 1:
-            work[place] += multiply_adds(operator, branched.mod)
+            work[place] += operator.multiply_adds
     return work
-
-
-def multiply_adds(operator: Operator, mod: tvm.IRModule) -> int:
-    """Multiply-adds of an operator; for a Winograd product those of its whole convolution."""
-    if operator.kind == "call_tir":
-        stage = stage_of(mod[operator.call.args[0]])
-        if stage is not None and stage.name == "product":
-            return prod(operator.shape) * prod(operator.arg_shapes[1][1:])
-    return operator.multiply_adds
 
 
 def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
