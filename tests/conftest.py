@@ -51,8 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
+        has_defect = planted.install()  # before the first import of the package
         pretend()
-        if not planted.install():
+        if not has_defect:
             _keep_code()
 
 

@@ -42,7 +42,7 @@ DEFECTS = {
         "tvm_stretch/lab/training/loop.py", "-own / (its +", "-its / (own +", "training_loop"
     ),
     "make": Defect(
-        "tvm_stretch/make/lowering/dependences.py", "implied |= bef", "implied = bef", "memory_plan"
+        "tvm_stretch/make/lowering/memory_plan.py", "room >= size", "room > 0", "memory_plan"
     ),
     "network": Defect(
         "tvm_stretch/network/convolutions.py",

@@ -38,9 +38,9 @@ def judge(group: str, target: str, most: int, singly: bool, done: set[str]) -> I
 @pytest.mark.full
 @pytest.mark.parametrize("group", ["dies", "hangs"])
 def test_a_death_counts_for_one_case_only(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     lines: list[dict[str, str]] = []
-    workers.run("device.test_conformance", "llvm", {group: set()}, lines.append, 1, 0, 20)
+    workers.run("benchmarks.tests.test_conformance", "llvm", {group: set()}, lines.append, 1, 0, 20)
     assert {line["case"]: line["verdict"] for line in lines if line["case"]} == {
         "good": "right",
         group: "dead",
