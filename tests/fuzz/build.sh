@@ -42,7 +42,7 @@ for unit in "$WORK"/unit*.cc; do
   compile "$unit" "${unit%.cc}.o" &
 done
 wait
-for part in wire dial tracker secret options; do
+for part in wire tracker options; do
   compile "$PHONE/server/$part.cc" "$WORK/server_$part.o"
 done
 $CC $FLAGS "${INCLUDES[@]}" -c "$DSP/dispatch.c" -o "$WORK/dispatch.o"

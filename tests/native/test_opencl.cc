@@ -11,7 +11,7 @@
 
 #include "targets/opencl/native/code.h"
 #include "targets/opencl/native/device.h"
-#include "targets/opencl/native/host_cores.h"
+#include "targets/opencl/native/driver.h"
 #include "targets/opencl/native/program_cache.h"
 
 namespace tvm_stretch::opencl {

@@ -18,7 +18,7 @@
 #include "random_graph.h"
 #include "random_runs.h"
 #include "targets/opencl/native/cl.h"
-#include "targets/opencl/native/host_cores.h"
+#include "targets/opencl/native/driver.h"
 
 namespace tvm_stretch {
 namespace {

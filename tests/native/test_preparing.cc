@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "graph.h"
-#include "preparing.h"
 #include "processor.h"
+#include "program.h"
 
 namespace tvm_stretch {
 namespace {

@@ -27,5 +27,5 @@ def test_without_bells() -> None:
 
 
 def test_the_prelude_counts_where_the_executor_looks() -> None:
-    # Bell::Memory of native/opencl/bell.h: two ints, each on a cache line of 64 bytes.
+    # Bell::Memory of opencl/native/task.h: two ints, each on a cache line of 64 bytes.
     assert "atomic_inc(bell + 16)" in BELL_PRELUDE

@@ -35,7 +35,7 @@ So the kernels of a region can be enqueued before the regions that it waits for 
 first kernel waits until the executor rings the region's bell, and all kernels return at once if the
 run has failed. Each work-item increments a counter when it is done, which the executor reads
 instead of sleeping until the driver reports. Waking a thread takes tens of microseconds in either
-direction, a bell a fraction of one. See native/opencl/bell.h for the other side.
+direction, a bell a fraction of one. See opencl/native/task.h for the other side.
 
 The work is a separate function because its pointers are ``restrict``: nothing else may write what
 it reads while it runs.

@@ -11,7 +11,7 @@
 // `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
 // the tensor's start in it, in elements, "image" the same memory as pixels of four elements.
 // "scratch" is device memory through which launches of a kernel pass data to later ones; all
-// kernels reuse the same memory. "bell" is the bell of the node's region (bell.h). If kernels have
+// kernels reuse the same memory. "bell" is the bell of the node's region (task.h). If kernels have
 // bells, the launch "tvm_stretch.doorbell" only waits for one.
 #pragma once
 

@@ -12,7 +12,6 @@
 
 #include "driver.h"
 #include "handle.h"
-#include "host_cores.h"
 #include "packed.h"
 #include "queues.h"
 

@@ -13,7 +13,6 @@
 #include "driver.h"
 #include "errors.h"
 #include "handover.h"
-#include "host_cores.h"
 #include "program_cache.h"
 
 namespace tvm_stretch::opencl {

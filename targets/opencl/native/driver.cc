@@ -1,19 +1,26 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <tvm/ffi/error.h>
 
 #include <array>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
-#include "host_cores.h"
 #include "program_cache.h"
 
 namespace tvm_stretch::opencl {
 namespace {
+
+constexpr const char* kCoresVariable = "TVM_STRETCH_OPENCL_CPUS";
+constexpr const char* kWorkersVariable = "POCL_MAX_PTHREAD_COUNT";
+
+// Written while the driver is loaded, before any reader.
+Cores driver_cores;
 
 struct Kept {
   std::mutex mutex;  // guards the members below
@@ -152,6 +159,34 @@ const char* AdviceFor(cl_int code) {
 }
 
 }  // namespace
+
+const Cores& DriverCores() { return driver_cores; }
+
+Cores CoresForDriver(const Cores& allowed) {
+  const char* text = std::getenv(kCoresVariable);
+  if (text == nullptr || *text == '\0') {
+    return {allowed.begin() + static_cast<std::ptrdiff_t>(allowed.size() / 2), allowed.end()};
+  }
+  Cores cores = Without(allowed, Without(allowed, ParseCores(text, kCoresVariable)));
+  if (cores.empty()) {
+    TVM_FFI_THROW(ValueError) << "expected cores that this process may use for " << kCoresVariable
+                              << ", got '" << text << "'; correct or unset it";
+  }
+  return cores;
+}
+
+HostCoresScope::HostCoresScope() {
+  if (std::getenv(kWorkersVariable) != nullptr || std::getenv("POCL_AFFINITY") != nullptr) return;
+  Cores cores = CoresForDriver(AllowedCores());
+  scope_.emplace(cores);
+  if (!scope_->active()) return;
+  setenv(kWorkersVariable, std::to_string(cores.size()).c_str(), 1);
+  driver_cores = std::move(cores);
+}
+
+HostCoresScope::~HostCoresScope() {
+  if (scope_ && scope_->active()) unsetenv(kWorkersVariable);
+}
 
 KeepsSignalHandlers::KeepsSignalHandlers() {
   Kept& kept = TheKept();

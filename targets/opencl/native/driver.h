@@ -4,12 +4,36 @@
 
 #include <tvm/ffi/error.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cl.h"
+#include "cores.h"
 
 namespace tvm_stretch::opencl {
+
+// Separates the cores of an OpenCL driver for the host's CPU (PoCL) from those of the CPU
+// processor.
+
+// The cores of such a driver: $TVM_STRETCH_OPENCL_CPUS ("1", "2-3", "0,4-7"), otherwise the upper
+// half of `allowed`, or its only core. Throws ValueError.
+Cores CoresForDriver(const Cores& allowed);
+
+// The cores of such drivers; empty if the user controls them.
+const Cores& DriverCores();
+
+// While it lives, threads that the driver starts from this thread stay on the driver's cores, and
+// PoCL starts one worker per core: threads inherit their creator's affinity. Does nothing if the
+// user sets POCL_MAX_PTHREAD_COUNT or POCL_AFFINITY.
+class HostCoresScope {
+ public:
+  HostCoresScope();
+  ~HostCoresScope();
+
+ private:
+  std::optional<CoresScope> scope_;
+};
 
 // Restores the program's signal handlers, which drivers replace: PoCL's LLVM replaces seventeen of
 // them at first use, including Ctrl-C and those of Python's faulthandler.

@@ -7,7 +7,6 @@
 #include <map>
 #include <utility>
 
-#include "bell.h"
 #include "command.h"
 #include "device_memory.h"
 #include "device_program.h"

@@ -1,6 +1,6 @@
 #include "submitter.h"
 
-#include "host_cores.h"
+#include "driver.h"
 #include "task.h"
 
 namespace tvm_stretch::opencl {

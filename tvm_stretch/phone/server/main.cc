@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "options.h"
-#include "secret.h"
 #include "session.h"
 #include "tracker.h"
 #include "wire.h"

@@ -11,7 +11,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "secret.h"
+#include "wire.h"
 
 namespace tvm_stretch::server {
 namespace {

@@ -11,6 +11,18 @@
 
 namespace tvm_stretch::server {
 
+// Proves knowledge of a secret without sending it: HMAC-SHA256 of a key that is used once.
+
+// In hexadecimal digits.
+std::string Sha256(const std::string& text);
+std::string Proof(const std::string& secret, const std::string& text);
+
+// Compares two texts in constant time.
+bool SameText(const std::string& one, const std::string& other);
+
+// `count` random hexadecimal digits; "" if the system has no random numbers.
+std::string RandomDigits(size_t count);
+
 inline constexpr int32_t kRpcMagic = 0xff271, kTrackerMagic = 0x2f271;
 // Answers of a server: welcome; busy; another key.
 inline constexpr int32_t kWelcome = kRpcMagic, kBusy = kRpcMagic + 1, kMismatch = kRpcMagic + 2;

@@ -23,7 +23,7 @@ inline constexpr size_t kAlignment = 64;
 // The largest page size of phones; memory that devices map starts at multiples of it.
 inline constexpr size_t kPageBytes = 16384;
 inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
-// Writes rows (input 1) at places (input 0) of a tensor, and where they begin; see written_rows.h.
+// Writes rows (input 1) at places (input 0) of a tensor, and where they begin; see bound_graph.h.
 inline constexpr const char* kWriteKernel = "tvm_stretch.write";
 inline constexpr const char* kCpuKind = "cpu";
 inline constexpr size_t kCpu = 0;  // its position among the processors

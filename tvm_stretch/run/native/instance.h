@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bound_graph.h"
 #include "cores.h"
 #include "cpu_processor.h"
 #include "guard.h"
@@ -18,7 +19,6 @@
 #include "processor.h"
 #include "program.h"
 #include "stream.h"
-#include "written_rows.h"
 
 namespace tvm_stretch {
 

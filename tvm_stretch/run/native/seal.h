@@ -1,7 +1,7 @@
 // The end of an exported file: a fingerprint of the bytes before it; run/seal.py writes it.
 //
 // An artifact's weights are left out. They are most of the file, cannot harm the loader, and have a
-// fingerprint in the graph, which is compared beside the kernels that prepare them (preparing.h).
+// fingerprint in the graph, which is compared beside the kernels that prepare them (program.h).
 #pragma once
 
 #include <tvm/ffi/string.h>
