@@ -30,7 +30,7 @@ from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 from tvm_stretch.run.timeline import chart
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 from tvm_stretch.targets.processors import make_processors
 
 BOTH = "both"

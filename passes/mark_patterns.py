@@ -16,7 +16,7 @@ TVM calls a kernel opaque too if it reads at computed positions. A fused operand
 for every element that the gather writes. For an index this costs nothing next to the memory access
 (`guard_operators.py` puts five operators before each gather), but it does for the data: a gather
 stays opaque if a kernel that could be fused computes its data. Integer tables stay opaque where
-`hvx_table.py` looks them up in vectors, which works for unfused tables only.
+`hvx_bytes.py` looks them up in vectors, which works for unfused tables only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
-from tvm_stretch.targets.hexagon.kernels.hvx_table import lookup_of
+from tvm_stretch.targets.hexagon.kernels.hvx_bytes import lookup_of
 from tvm_stretch.targets.kernels.fused import blocks_of
 
 _ELEMENTWISE, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 2, 4, 8

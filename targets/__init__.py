@@ -18,7 +18,7 @@ __getattr__ = exported(
         "ProcessorKind": "registry",
         "Speed": "processor",
         "cpu_processor": "cpu.cpu",
-        "local_device": "opencl.device",
+        "local_device": "opencl.opencl",
         "make_processors": "processors",
         "register": "registry",
     },

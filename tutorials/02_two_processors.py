@@ -21,7 +21,7 @@ from zoo.picture import draw
 import tvm_stretch as ts
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.run.timeline import chart
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 CHANNELS, SIZE = 64, 56
 

@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 HAS_NPU = importlib.util.find_spec("onnxruntime_qnn") is not None
 NPU = "npu" if HAS_NPU else "engine"

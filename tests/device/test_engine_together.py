@@ -19,7 +19,7 @@ import tvm_stretch as ts
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.run.timeline import Timeline
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 pytestmark = [
     needs_engine,

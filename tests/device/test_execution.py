@@ -11,7 +11,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 SIZE = (1, 8, 12, 12)
 PLAN = Plan(

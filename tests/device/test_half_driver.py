@@ -31,7 +31,7 @@ from tutorials import zoo
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.opencl.opencl import opencl_processor
-from tvm_stretch.targets.opencl.device import device_of, local_device
+from tvm_stretch.targets.opencl.opencl import device_of, local_device
 from tvm_stretch.targets.processor import Arithmetic
 
 assert local_device().fp16, local_device()

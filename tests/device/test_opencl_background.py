@@ -13,7 +13,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.read import load_network
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import fresh_process
 
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

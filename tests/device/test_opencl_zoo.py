@@ -31,8 +31,13 @@ from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.opencl.device import PHONE_GPU, OpenCLDevice, find_device, local_device
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import (
+    PHONE_GPU,
+    OpenCLDevice,
+    find_device,
+    local_device,
+    opencl_processor,
+)
 from tvm_stretch.targets.processor import Processor
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")

@@ -11,7 +11,7 @@ from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 DEVICE = local_device()
 

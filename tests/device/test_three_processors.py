@@ -21,7 +21,7 @@ from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),

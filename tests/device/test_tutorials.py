@@ -12,7 +12,7 @@ from helpers.fake_targets import FOLDER
 from tvm_stretch.run.native_processor import build_processor
 from tvm_stretch.run.testing import SOURCE
 from tvm_stretch.targets.hexagon.code.dsp_code import has_zig
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 ROOT = Path(__file__).resolve().parents[2]
 

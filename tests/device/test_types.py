@@ -13,7 +13,7 @@ from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import PlannedRegion
 from tvm_stretch.read import load_network
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

@@ -14,9 +14,8 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
 from tvm_stretch.targets.opencl.kernels.machine import describe_gpu
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, local_device, opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)

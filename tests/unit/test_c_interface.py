@@ -24,7 +24,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.read import load_network
 from tvm_stretch.run.autoload import find_file
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 SHAPE = (1, 16, 24, 24)
 TASKS = ("mistakes", "ways", "callbacks", "cancels", "threads")

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
-from tvm_stretch.targets.cpu.kernels.conv_columns import tiles_of_piece
 from tvm_stretch.targets.cpu.kernels.conv_nest import ConvNest
-from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking
+from tvm_stretch.targets.cpu.kernels.conv_tiles import blocking, tiles_of_piece
 from tvm_stretch.targets.cpu.kernels.winograd import (
     WinogradConfig,
     WinogradWeight,

@@ -19,7 +19,7 @@ from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.opencl.code.folded_addresses import fold_addresses
 from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
-from tvm_stretch.targets.opencl.device import local_device
+from tvm_stretch.targets.opencl.opencl import local_device
 
 
 def folded(offsets: tuple[int, ...], scale: int) -> str:

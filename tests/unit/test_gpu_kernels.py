@@ -33,7 +33,6 @@ from tvm_stretch.targets.kernels.features import EpilogueWork
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose, configurations
-from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels import conv as gpu_conv
 from tvm_stretch.targets.opencl.kernels import window as gpu_window
 from tvm_stretch.targets.opencl.kernels import winograd as gpu_winograd
@@ -59,7 +58,7 @@ from tvm_stretch.targets.opencl.kernels.winograd import (
     group_winograd_cycles,
     with_tile,
 )
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, opencl_processor
 
 
 def check_rounded(mod: tvm.IRModule) -> None:

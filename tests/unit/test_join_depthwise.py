@@ -27,7 +27,6 @@ from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.kernels.fused import blocks_of
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels.group_features import GroupPairFeatures
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine
 from tvm_stretch.targets.opencl.kernels.pair import (
@@ -36,7 +35,7 @@ from tvm_stretch.targets.opencl.kernels.pair import (
     is_pair,
     pair_cycles,
 )
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)

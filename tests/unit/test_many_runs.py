@@ -27,8 +27,7 @@ import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.opencl.device import local_device
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import local_device, opencl_processor
 from tvm_stretch.targets.processor import Operators, Processor
 
 THREADS = 4

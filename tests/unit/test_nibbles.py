@@ -21,8 +21,7 @@ from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.nibbles import by_unit, nibbles_call, pack
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
-from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, local_device, opencl_processor
 
 
 def weights(outputs: int, depth: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

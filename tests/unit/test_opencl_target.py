@@ -19,15 +19,15 @@ from tvm.target import Target
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Calls
 from tvm_stretch.targets.cpu.cpu import cpu_processor
-from tvm_stretch.targets.opencl.device import (
+from tvm_stretch.targets.opencl.opencl import (
     FAMILIES,
     PHONE_GPU,
     OpenCLDevice,
     described_device,
     device_of,
     local_device,
+    opencl_processor,
 )
-from tvm_stretch.targets.opencl.opencl import opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True, image_size=(4096, 4096))

@@ -33,11 +33,10 @@ from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.layers import ConvShape, taken
-from tvm_stretch.targets.opencl.device import OpenCLDevice, local_device
 from tvm_stretch.targets.opencl.kernels.base import gpu_candidates
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv, group_conv_cycles
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, Winners, describe_gpu
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, local_device, opencl_processor
 from tvm_stretch.targets.processor import Hardware, Processor
 
 GPU = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)

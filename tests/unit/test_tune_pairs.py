@@ -35,7 +35,6 @@ from tvm_stretch.targets.cpu.cpu import cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.layers import taken
-from tvm_stretch.targets.opencl.device import OpenCLDevice
 from tvm_stretch.targets.opencl.kernels.conv import choose_group_conv
 from tvm_stretch.targets.opencl.kernels.machine import Winners
 from tvm_stretch.targets.opencl.kernels.pair import (
@@ -47,7 +46,7 @@ from tvm_stretch.targets.opencl.kernels.pair import (
     pair_tiles,
 )
 from tvm_stretch.targets.opencl.kernels.window import GroupWindowConfig
-from tvm_stretch.targets.opencl.opencl import opencl_processor
+from tvm_stretch.targets.opencl.opencl import OpenCLDevice, opencl_processor
 from tvm_stretch.targets.processor import Processor
 
 BIG = replace(LARGE, name="NVIDIA H100", max_group_size=1024, compute_units=132)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
+from tvm_stretch.targets.cpu.kernels.conv_tiles import tiles_of_piece, write_in_pieces
 from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, whole_run
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures, DenseFeatures
 from tvm_stretch.targets.kernels.cycles import (
@@ -32,7 +33,6 @@ from tvm_stretch.targets.kernels.loops import const
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template, kernel_call
 
-from .conv_columns import tiles_of_piece, write_in_pieces
 from .conv_nest import ConvNest, write_nest
 from .conv_tiles import Tile, blocking, cut_for_parts
 
