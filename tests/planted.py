@@ -56,7 +56,10 @@ DEFECTS = {
         "tvm_stretch/plan/scheduling/clock.py", "begin + receiving + ns", "begin + ns", "scheduling"
     ),
     "read": Defect(
-        "tvm_stretch/read/onnx/operators/resize.py", "last -= stride", "last -= 0", "frontend"
+        "tvm_stretch/read/onnx/operators/movement.py",
+        "len(size) :]",
+        "len(size) - 1 : -1]",
+        "frontend",
     ),
     "run": Defect(
         "tvm_stretch/run/benchmark.py", "percent / 100) - 1)", "percent / 100))", "runtime"
