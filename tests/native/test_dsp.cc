@@ -35,9 +35,9 @@ ffi::Module Executor(const std::string& graph, int spin_us = 50, int deadline_ms
   return Create(graph, ffi::Module(ffi::make_object<Kernels>()), Code(spin_us, deadline_ms));
 }
 
-class Dsp : public ::testing::TestWithParam<int> {};  // how long both sides spin
+class DspRuns : public ::testing::TestWithParam<int> {};  // how long both sides spin
 
-TEST_P(Dsp, RunsItsRegions) {
+TEST_P(DspRuns, RunsItsRegions) {
   ffi::Module module = Executor(testing::DspGraph(), GetParam());
   for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(Compute(module, static_cast<float>(i)), 2.0f * static_cast<float>(i) - 6.0f);
@@ -45,7 +45,7 @@ TEST_P(Dsp, RunsItsRegions) {
   EXPECT_NE(Health(module).find(R"("regions":100)"), std::string::npos) << Health(module);
 }
 
-INSTANTIATE_TEST_SUITE_P(Spins, Dsp, ::testing::Values(0, 50));
+INSTANTIATE_TEST_SUITE_P(Spins, DspRuns, ::testing::Values(0, 50));
 
 TEST(DspSession, InstancesRunOnThreadsWhileOthersAskForTheirHealth) {
   ffi::Module module = Executor(testing::DspGraph());

@@ -36,7 +36,7 @@ constexpr double kTrials = 0.12, kLongestPause = 8;
 // A run is traced at the latest after this number of runs.
 constexpr int64_t kBetweenSamples = 32;
 
-constexpr size_t kNone = std::numeric_limits<size_t>::max();
+constexpr size_t kNoPlan = std::numeric_limits<size_t>::max();
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -218,21 +218,21 @@ int64_t PlanChooser::PauseAfter(double taken) const {
 bool PlanChooser::Failed(const std::vector<bool>& usable) {
   if (is_pinned_) return false;
   LeaveAlone(kForever);
-  return Choose(usable) != kNone;
+  return Choose(usable) != kNoPlan;
 }
 
 // Chooses a plan that is expected to be clearly faster than the settled one, or else that one.
 size_t PlanChooser::Choose(const std::vector<bool>& usable) {
-  size_t best = usable[settled_] ? settled_ : kNone;
-  double least = best == kNone ? kForever : kWorthChanging * CostOf(settled_);
+  size_t best = usable[settled_] ? settled_ : kNoPlan;
+  double least = best == kNoPlan ? kForever : kWorthChanging * CostOf(settled_);
   for (size_t i = 0; i < known_.size(); ++i) {
     if (i == settled_ || !usable[i]) continue;
     if (i != plan_ && run_ >= known_[i].tried_at) known_[i].now = 0;
-    if (CostOf(i) >= least && best != kNone) continue;
+    if (CostOf(i) >= least && best != kNoPlan) continue;
     best = i;
     least = CostOf(i);
   }
-  if (best == kNone) return best;
+  if (best == kNoPlan) return best;
   if (best == plan_) {
     if (settled_ != plan_) {
       slow_runs_ = 0, sample_at_ = run_;
