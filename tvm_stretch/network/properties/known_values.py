@@ -35,7 +35,7 @@ class Known:
         return self.here & (self.value <= HIDDEN)
 
 
-_BINARY: dict[str, Callable[..., Any]] = {
+BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -53,7 +53,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "bitwise_and": np.bitwise_and,
     "bitwise_or": np.bitwise_or,
 }
-_UNARY: dict[str, Callable[..., Any]] = {
+UNARY: dict[str, Callable[..., Any]] = {
     "negative": np.negative,
     "logical_not": np.logical_not,
     "bitwise_not": np.invert,
@@ -78,9 +78,9 @@ def pointwise(kind: str, args: Sequence[Known | None], dtype: str) -> Known | No
             known = here[0] & np.where(values[0], here[1], here[2])
         elif kind == "astype":
             value, known = values[0], here[0]
-        elif kind in _UNARY:
-            value, known = _UNARY[kind](values[0]), here[0]
-        elif kind in _BINARY:
+        elif kind in UNARY:
+            value, known = UNARY[kind](values[0]), here[0]
+        elif kind in BINARY:
             value, known = _of_two(kind, values, here)
         else:
             return None
@@ -93,7 +93,7 @@ def pointwise(kind: str, args: Sequence[Known | None], dtype: str) -> Known | No
 def _of_two(
     kind: str, values: list[np.ndarray], here: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    value, known = _BINARY[kind](*values), here[0] & here[1]
+    value, known = BINARY[kind](*values), here[0] & here[1]
     kind = kind.replace("bitwise", "logical") if value.dtype == bool else kind
     if kind in _FIXED:
         for one, is_known in zip(values, here, strict=True):
