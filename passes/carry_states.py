@@ -109,7 +109,7 @@ def _expand(
     states: States, inputs: list[str], outputs: list[str]
 ) -> dict[str, str | Greedy | Counter]:
     """What each state's input gets, patterns expanded and checked; in the order of the inputs."""
-    found: dict[str, str | Greedy | Counter] = {}
+    attributes: dict[str, str | Greedy | Counter] = {}
     for pattern, source in states.items():
         if not isinstance(pattern, str):
             raise _refuse("names of inputs", "states", repr(pattern))
@@ -132,10 +132,10 @@ def _expand(
             needed = own.output if isinstance(own, Greedy) else own
             if isinstance(needed, str) and needed not in outputs:
                 raise _refuse(f"one of the outputs {outputs}", f"state {name!r}", repr(needed))
-            if name in found:
+            if name in attributes:
                 raise _refuse("one output", f"state {name!r}", "two")
-            found[name] = own
-    return {name: found[name] for name in inputs if name in found}
+            attributes[name] = own
+    return {name: attributes[name] for name in inputs if name in attributes}
 
 
 class _Body(Bindings):

@@ -92,9 +92,9 @@ class _Mover(SourceRewriter):
         shape = shape_of(x)
         if not shape:
             return x
-        found = self.moved(x) if len(shape) == rank else None
-        if found is not None:
-            return found
+        moved = self.moved(x) if len(shape) == rank else None
+        if moved is not None:
+            return moved
         full = [1] * (rank - len(shape)) + shape
         value = self.constant(x)
         if value is not None:

@@ -209,11 +209,11 @@ class _Stretcher:
         source = self.values[segment.start]
         if not listed and self.scaler.is_as_before(segment.start, source):
             return False
-        found = [self._emit_branch(segment, blocks, source, i) for i in range(count)]
+        branches = [self._emit_branch(segment, blocks, source, i) for i in range(count)]
         if count > 1:
-            origin = np.concatenate([value.origin for value in found])
-            found = [self.scaler.join(found, segment.end, origin)]
-        self.values[segment.end] = found[0]
+            origin = np.concatenate([value.origin for value in branches])
+            branches = [self.scaler.join(branches, segment.end, origin)]
+        self.values[segment.end] = branches[0]
         return True
 
     def _emit_branch(

@@ -39,13 +39,13 @@ class FoldConstants:
 
 def constant_bindings(function: relax.Function) -> list[relax.VarBinding]:
     """The bindings that depend on constants only, in order."""
-    found: list[relax.VarBinding] = []
+    constants: list[relax.VarBinding] = []
     variables: set[relax.Var] = set()
     for binding in bindings_of(function):
         if isinstance(binding, relax.VarBinding) and is_constant(binding.value, variables):
             variables.add(binding.var)
-            found.append(binding)
-    return found
+            constants.append(binding)
+    return constants
 
 
 def is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
@@ -67,22 +67,37 @@ Values = dict[relax.Var, relax.Expr]
 def _computed(bindings: list[relax.VarBinding]) -> Values:
     """The values of ``bindings``, which depend on nothing else, if they can be computed."""
     values: Values = {}
-    left: list[relax.VarBinding] = []  # what nobody could compute, such as tuples
+    left: dict[relax.Var, relax.VarBinding] = {}  # what TVM could not compute either: tuples
     for binding in bindings:
-        result = None if left else by_numpy(binding.value, values)
-        if result is not None:
-            values[binding.var] = relax.const(result, str(binding.var.ty.dtype))
-            continue
-        read = {*relax.analysis.free_vars(binding.value)}.union(
-            *(relax.analysis.free_vars(other.value) for other in left)
-        )
-        earlier = [relax.VarBinding(var, values[var]) for var in read if var in values]
-        value = by_tvm([*earlier, *left, binding])
-        if isinstance(value, GenericConst):
+        if isinstance(binding.value, relax.TupleGetItem):
+            value = _part(binding.value, values)
+        else:
+            value = by_numpy(binding.value, values)
+        if value is None:
+            value = by_tvm([*_read(binding, values, left), binding])
+        if isinstance(value, GenericConst | relax.Tuple):
             values[binding.var] = value
         else:
-            left.append(binding)
+            left[binding.var] = binding
     return values
+
+
+def _part(item: relax.TupleGetItem, values: Values) -> relax.Expr | None:
+    """The field of a tuple that was computed."""
+    whole = values.get(item.tuple_value)
+    return None if whole is None else whole.fields[item.index]
+
+
+def _read(
+    binding: relax.VarBinding, values: Values, left: dict[relax.Var, relax.VarBinding]
+) -> list[relax.VarBinding]:
+    """The bindings that one reads, in order; they are constants where those are computed."""
+    earlier: dict[relax.Var, relax.VarBinding] = {}
+    for var in relax.analysis.free_vars(binding.value):
+        if var in left:
+            earlier.update({read.var: read for read in _read(left[var], values, left)})
+        earlier[var] = left[var] if var in left else relax.VarBinding(var, values[var])
+    return list(earlier.values())
 
 
 _QUOTIENTS = {"relax.divide": np.divide, "relax.floor_divide": np.floor_divide}
@@ -110,7 +125,7 @@ def by_tvm(bindings: list[relax.VarBinding]) -> relax.Expr:
     return folded.body.blocks[-1].bindings[-1].value.fields[0]
 
 
-def by_numpy(call: relax.Expr, values: Values) -> np.ndarray | None:
+def by_numpy(call: relax.Expr, values: Values) -> relax.Expr | None:
     """The result of an operator that NumPy computes as the network would; None for others."""
     if not isinstance(call, relax.Call) or kind_of(call) not in _FUNCTIONS:
         return None
@@ -119,10 +134,17 @@ def by_numpy(call: relax.Expr, values: Values) -> np.ndarray | None:
         return None
     with np.errstate(all="ignore"):
         result = _FUNCTIONS[kind_of(call)](call, *args)
-    shape = tuple(int(extent) for extent in call.ty.shape.values)
-    if result is None or (result.shape, str(result.dtype)) != (shape, str(call.ty.dtype)):
+    if isinstance(result, list):
+        parts = [_constant(part, ty) for part, ty in zip(result, call.ty.fields, strict=True)]
+        return relax.Tuple(parts) if all(part is not None for part in parts) else None
+    return None if result is None else _constant(result, call.ty)
+
+
+def _constant(array: np.ndarray, ty: relax.TensorType) -> GenericConst | None:
+    shape = tuple(int(extent) for extent in ty.shape.values)
+    if (array.shape, str(array.dtype)) != (shape, str(ty.dtype)):
         return None
-    return np.ascontiguousarray(result)
+    return relax.const(np.ascontiguousarray(array).reshape(shape), str(ty.dtype))
 
 
 def _operand(arg: relax.Expr, values: Values) -> Any:
@@ -192,28 +214,41 @@ def _gather_nd(call: relax.Call, x: np.ndarray, places: np.ndarray) -> np.ndarra
     return x[tuple(np.moveaxis(places, -1, 0))] if inside and not call.attrs.batch_dims else None
 
 
+def _split(call: relax.Call, x: np.ndarray) -> list[np.ndarray] | None:
+    where = call.attrs.indices_or_sections
+    axis = int(call.attrs.axis)
+    if not isinstance(where, tvm.tirx.IntImm):
+        return np.split(x, [int(place) for place in where], axis)
+    return np.split(x, int(where), axis) if x.shape[axis] % int(where) == 0 else None
+
+
 def _axes(call: relax.Call) -> tuple[int, ...] | None:
     axes = call.attrs.axes if hasattr(call.attrs, "axes") else call.attrs.axis
     return None if axes is None else tuple(int(axis) for axis in axes)
 
 
-_Function = Callable[..., np.ndarray | None]
+def _where(_: relax.Call, which: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    return np.where(which, x, y) if which.dtype == bool else None
+
+
+_Function = Callable[..., Any]
 _MOVES: dict[str, _Function] = {
     "astype": _cast,
     "broadcast_to": lambda _, x, shape: np.broadcast_to(x, shape),
     "concat": lambda call, parts: np.concatenate(parts, int(call.attrs.axis or 0)),
-    "expand_dims": lambda call, x: np.expand_dims(x, _axes(call)),
+    "expand_dims": lambda call, x: np.expand_dims(x, _axes(call) or ()),
     "flip": lambda call, x: np.flip(x, int(call.attrs.axis)),
     "gather_nd": _gather_nd,
     "full": lambda _, shape, x: np.full(shape, x, x.dtype),
     "permute_dims": lambda call, x: np.transpose(x, _axes(call)),
     "reshape": lambda _, x, shape: x.reshape(shape),
     "slice_scatter": _slice_scatter,
+    "split": _split,
     "squeeze": lambda call, x: np.squeeze(x, _axes(call)),
     "strided_slice": _slice,
     "take": _take,
     "tile": lambda call, x: np.tile(x, [int(count) for count in call.attrs.repeats]),
-    "where": lambda _, which, x, y: np.where(which, x, y) if which.dtype == bool else None,
+    "where": _where,
 }
 
 
@@ -253,7 +288,8 @@ def _with_values(function: relax.Function, values: dict[relax.Var, relax.Expr]) 
 
     def bound(binding: relax.Binding) -> relax.Binding:
         value = values.get(binding.var)
-        return binding if value is None else relax.VarBinding(binding.var, value)
+        constant = isinstance(value, GenericConst)
+        return relax.VarBinding(binding.var, value) if constant else binding
 
     blocks = [
         type(block)([bound(binding) for binding in block.bindings])

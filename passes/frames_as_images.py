@@ -90,9 +90,9 @@ class _Writer(SourceRewriter):
 
     def frames(self, video: relax.Expr) -> relax.Expr:
         """The frames of a video: (N, C, T, H, W) -> (N * T, C, H, W)."""
-        found = self.found(video)
-        if found is not None:
-            return found
+        images = self.found(video)
+        if images is not None:
+            return images
         batch, channels, time, height, width = shape_of(video)
         moved = self.emit(relax.op.permute_dims(video, _VIDEO))
         return self.emit(relax.op.reshape(moved, (batch * time, channels, height, width)))

@@ -168,9 +168,9 @@ def _names(
         if pair is None:
             continue
         first, second = (table[b.var.name] for b in (pair.first, pair.second))
-        found = replace(second, operators=first.operators + second.operators)
-        names[binding.var] = free_name(" + ".join(found.operators), taken)
-        table[names[binding.var]] = found
+        joined = replace(second, operators=first.operators + second.operators)
+        names[binding.var] = free_name(" + ".join(joined.operators), taken)
+        table[names[binding.var]] = joined
     return names
 
 

@@ -53,10 +53,10 @@ class _Joiner(CallRewriter):
         integer = integer_of(call)
         if integer is None or integer.kind not in ("multiply", "table"):
             return None
-        found = self.product(call, integer) if integer.kind == "multiply" else self.chain(call)
-        if found is None or found.table is None or shape_of(found.data) != shape_of(call):
+        joined = self.product(call, integer) if integer.kind == "multiply" else self.chain(call)
+        if joined is None or joined.table is None or shape_of(joined.data) != shape_of(call):
             return None
-        return integer_call(self.builder_, found.table, found.data, constant(found.numbers))
+        return integer_call(self.builder_, joined.table, joined.data, constant(joined.numbers))
 
     def lookup(self, x: relax.Expr) -> _Lookup:
         """The tensor and table that compute ``x``; ``x`` and the identity if it is no table."""

@@ -75,7 +75,7 @@ def low_rank(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[str, S
         scaler.sources[operator.name] = Source(operator.name, origin)
         return Value(var, origin)
 
-    found, sources = emitted_again(mod, emit)
+    rewritten, sources = emitted_again(mod, emit)
     if not changed:
         raise UnsupportedError(
             "expected a network with convolutions that can be decomposed, got none; low_rank suits "
@@ -83,7 +83,7 @@ def low_rank(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[str, S
         )
     # the teacher's layer has another kernel, so that a fit must not start from it
     new = {name: replace(sources[name], is_new=True) for name in changed}
-    return found, {**sources, **new}
+    return rewritten, {**sources, **new}
 
 
 def _factors(conv: Operator, share: float) -> tuple[_Factor, ...]:

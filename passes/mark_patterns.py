@@ -109,10 +109,10 @@ def _gathered(func: tirx.PrimFunc) -> list[int]:
 
 
 def _loads(exprs: Sequence[tvm.ir.Expr]) -> list[TensorLoad]:
-    found: list[TensorLoad] = []
+    loads: list[TensorLoad] = []
     for expr in exprs:
-        tvm_ffi.structural_walk(expr, (TensorLoad, found.append))
-    return found
+        tvm_ffi.structural_walk(expr, (TensorLoad, loads.append))
+    return loads
 
 
 def _fed_by_kernels(

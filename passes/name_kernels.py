@@ -125,9 +125,9 @@ def _named(
             continue
         calls, kernel = _kernel_calls(mod, value)
         if calls:
-            found = _provenance(calls)
-            names[var] = free_name(_label(found, kernel), taken)
-            table[names[var]] = found
+            origins = _provenance(calls)
+            names[var] = free_name(_label(origins, kernel), taken)
+            table[names[var]] = origins
         elif is_made_up(var.name):
             nameless.append(var.name)
             continue
@@ -135,9 +135,9 @@ def _named(
             whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
             known = None if whole is None else table.get(names.get(whole, whole.name))
             served = (show_dots(var.name),) if known is None else known.served[:1]
-            found = Provenance(helpers=served)
-            table[var.name] = found
-        table.update(dict.fromkeys(nameless, Provenance(helpers=found.served[:1])))
+            origins = Provenance(helpers=served)
+            table[var.name] = origins
+        table.update(dict.fromkeys(nameless, Provenance(helpers=origins.served[:1])))
         nameless.clear()
     last = next(reversed(table.values()), Provenance())
     table.update(dict.fromkeys(nameless, Provenance(helpers=last.served[-1:])))

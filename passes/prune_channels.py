@@ -221,14 +221,14 @@ def prune_channels(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[
     def emit(scaler: Scaler, operator: Operator, values: Mapping[str, Value]) -> Value:
         return scaler.again(operator, values, operator.name, origins.get(operator.name))
 
-    found, sources = emitted_again(mod, emit)
+    rewritten, sources = emitted_again(mod, emit)
     for number, group in enumerate(kept):
         # `imitate` chooses anew among the channels inside a block, which one layer computes
         if group.is_plain and len(group.makers) == 1 and _is_normalised(operators, *group.makers):
             for name in group.tensors:
                 if name in sources:
                     sources[name] = replace(sources[name], tied=f"g{number}", unit=group.unit)
-    return found, sources
+    return rewritten, sources
 
 
 def _kept(operators: Operators, group: ChannelGroup, share: float) -> Origin:
@@ -249,13 +249,13 @@ def _kept(operators: Operators, group: ChannelGroup, share: float) -> Origin:
 def _norms(operators: Operators, conv: Operator) -> Array:
     """The squared norm of each row of a convolution, with the scale of its normalisation."""
     weight = conv.call.args[1].value.numpy()
-    found = np.square(weight.reshape(len(weight), -1).astype("float64")).sum(1)
+    norms = np.square(weight.reshape(len(weight), -1).astype("float64")).sum(1)
     for reader in operators.readers[conv.name]:
         if operators[reader].kind == "nn.batch_norm":
             call = operators[reader].call
             scale, _, _, variance = (arg.value.numpy() for arg in call.args[1:5])
-            found = found * np.square(scale) / (variance + float(call.attrs.epsilon))
-    return found
+            norms = norms * np.square(scale) / (variance + float(call.attrs.epsilon))
+    return norms
 
 
 def _is_normalised(operators: Operators, conv: str) -> bool:

@@ -100,13 +100,13 @@ def _misordered(
 
 def _reachable(start: str, needs: Mapping[str, set[str]]) -> set[str]:
     """The regions that ``start`` needs, directly or through others."""
-    found: set[str] = set()
+    reachable: set[str] = set()
     open_ends = [start]
     while open_ends:
-        for other in needs.get(open_ends.pop(), set()) - found:
-            found.add(other)
+        for other in needs.get(open_ends.pop(), set()) - reachable:
+            reachable.add(other)
             open_ends.append(other)
-    return found
+    return reachable
 
 
 def _listed(names: list[str], most: int = 8) -> str:

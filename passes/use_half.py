@@ -98,8 +98,8 @@ class _Writer:
             is_tuple = isinstance(main.body.body, relax.Tuple)
             self.bb.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
         mod = self.bb.get()
-        found = to_text((self.halves, list(dict.fromkeys(self.wide))))
-        mod["main"] = mod["main"].with_attrs({**(main.attrs or {}), HALVES: found})
+        described = to_text((self.halves, list(dict.fromkeys(self.wide))))
+        mod["main"] = mod["main"].with_attrs({**(main.attrs or {}), HALVES: described})
         return mod
 
     def emit(self, value: relax.Expr) -> relax.Expr:

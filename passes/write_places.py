@@ -43,11 +43,11 @@ class WritePlaces:
 
 def _moved_back(function: relax.Function) -> dict[relax.Var, list[list[int]]]:
     """For each variable, the axes of the transposes that read it."""
-    found: dict[relax.Var, list[list[int]]] = {}
+    places: dict[relax.Var, list[list[int]]] = {}
     for binding in bindings_of(function):
         if kind_of(binding.value) == "permute_dims":
-            found.setdefault(binding.value.args[0], []).append(axes_of(binding.value))
-    return found
+            places.setdefault(binding.value.args[0], []).append(axes_of(binding.value))
+    return places
 
 
 @relax.expr_functor.mutator

@@ -212,7 +212,7 @@ def _dot(triple: str, target: Target, lanes: int) -> str:
 @functools.cache
 def own_caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int] | None:
     """Sizes of the first two levels of this machine's data caches, if the system reports them."""
-    found = {}
+    caches = {}
     for index in Path(folder).glob("index*"):
         try:
             kind, level, size = (
@@ -221,8 +221,8 @@ def own_caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int,
         except OSError:
             return None
         if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
-            found[level] = int(size[:-1]) * KIB
-    return (found["1"], found["2"]) if {"1", "2"} <= set(found) else None
+            caches[level] = int(size[:-1]) * KIB
+    return (caches["1"], caches["2"]) if {"1", "2"} <= set(caches) else None
 
 
 def _refuse(call: relax.Call) -> str | None:

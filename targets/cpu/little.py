@@ -104,15 +104,15 @@ def _cluster(given: Attributes) -> _Cluster:
 
 def _read(text: object) -> tuple[int, ...]:
     """The numbers in a list of cores such as ``0,4-7``."""
-    found: list[int] = []
+    sizes: list[int] = []
     for item in str(text).split(","):
         first, dash, last = item.partition("-")
         if not (first.isdigit() and (last.isdigit() or not dash)):
             break
-        found += range(int(first), min(int(last or first), _MOST_CORES) + 1)
+        sizes += range(int(first), min(int(last or first), _MOST_CORES) + 1)
     else:
-        if found and len(set(found)) == len(found) and max(found) < _MOST_CORES:
-            return tuple(sorted(found))
+        if sizes and len(set(sizes)) == len(sizes) and max(sizes) < _MOST_CORES:
+            return tuple(sorted(sizes))
     raise TargetError(
         'expected a list of cores like "0,2-3" for cores of target little-cores, got '
         f"{text!r}; correct it"

@@ -226,16 +226,16 @@ class Square:
         self, body: Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
     ) -> list[tirx.Stmt]:
         """``body(row, of)`` for every row; ``of(column, lane)`` loads an element of the row."""
-        start, found = 0, []
+        start, rows = 0, []
         for buffer in self.buffers:
             size = int(buffer.shape[0])
 
             def one(r: Expr, buffer: tirx.Buffer = buffer, start: int = start) -> tirx.Stmt:
                 return body(r, lambda j, z: load(buffer, r - start, j, z))
 
-            found.append(each(range(start, start + size), one))
+            rows.append(each(range(start, start + size), one))
             start += size
-        return found
+        return rows
 
     def _place(self, row: int) -> tuple[int, int]:
         """The index of a row's buffer, and the row's index in it."""

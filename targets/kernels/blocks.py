@@ -128,8 +128,8 @@ def concat(
     batch, _, height, width, _ = (int(d) for d in parts[0].ty.shape.values)
     template = choose(ConcatShape(tuple(widths), (batch, height, width)), machine)
     if template is not None:
-        found: relax.Var = template.call(bb, *parts)
-        return found
+        joined: relax.Var = template.call(bb, *parts)
+        return joined
 
     def merge(*tensors: te.Tensor) -> te.Tensor:
         return merged(widths, lanes, tensors, {})
@@ -150,8 +150,8 @@ def convolution(
     if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)
     template = choose(shape, machine.summing(sums), data_block)
-    found: relax.Var = template.call(bb, data, weight, sums=sums)
-    return found
+    result: relax.Var = template.call(bb, data, weight, sums=sums)
+    return result
 
 
 def subsample(bb: relax.BlockBuilder, stride: tuple[int, int], data: Expr) -> relax.Var:

@@ -97,8 +97,8 @@ def runs_of_groups(
     reads = [(0, inputs)] * vectors
     if groups > 1:
         each = [[v * lanes, (v + 1) * lanes - 1] for v in range(vectors)]
-        found = [[min(c, groups * outputs - 1) // outputs for c in pair] for pair in each]
-        reads = [(first * inputs, (last + 1) * inputs) for first, last in found]
+        bounds = [[min(c, groups * outputs - 1) // outputs for c in pair] for pair in each]
+        reads = [(first * inputs, (last + 1) * inputs) for first, last in bounds]
     edges = sorted({edge for read in reads for edge in read})
     runs = [
         run
@@ -117,11 +117,11 @@ def _between(reads: Sequence[tuple[int, int]], start: int, end: int) -> tuple[in
 
 def _runs(start: int, end: int, lanes: int, vectors: tuple[int, int]) -> list[ChannelRun]:
     """Channels ``start`` to ``end``: part of a block, whole blocks, part of a block."""
-    found = []
+    runs = []
     while start < end:
         block, lane = divmod(start, lanes)
         blocks = 1 if lane else max((end - start) // lanes, 1)
         upto = min(lanes, lane + end - start)
-        found.append(ChannelRun(block, blocks, (lane, upto), vectors))
-        start += found[-1].channels
-    return found
+        runs.append(ChannelRun(block, blocks, (lane, upto), vectors))
+        start += runs[-1].channels
+    return runs

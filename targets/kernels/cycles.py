@@ -41,12 +41,12 @@ Step = Callable[[int, int, int, VectorMachine], float]
 
 def register_tiles(machine: VectorMachine) -> list[tuple[int, int]]:
     """Register tiles (pixels, output blocks) that fit into the register file."""
-    found = []
+    tiles = []
     for blocks in range(1, 13):
         for pixels in range(1, machine.registers):
             if pixels * blocks + _operands(pixels, blocks, machine) <= machine.registers:
-                found.append((pixels, blocks))
-    return found
+                tiles.append((pixels, blocks))
+    return tiles
 
 
 def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:

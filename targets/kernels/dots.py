@@ -73,8 +73,8 @@ class Dot:
     def place(self, channel: Expr) -> tuple[Expr, Expr]:
         """The piece of a channel of a word, and its place there."""
         size = self.together if self.takes_pairs else self.parts
-        found = channel // size, channel % size
-        return found if self.takes_pairs else found[::-1]
+        indices = channel // size, channel % size
+        return indices if self.takes_pairs else indices[::-1]
 
     @property
     def takes_pairs(self) -> bool:

@@ -168,8 +168,8 @@ def acosh(x: Expr, name: str) -> Expr:
 
     def either(x: Expr) -> Expr:
         more = x - f32(1.0)
-        found = _grown(x, more + tirx.sqrt(more * (more + f32(2.0))))
-        return tirx.Select(x < f32(1.0), f32(math.nan), found)
+        grown = _grown(x, more + tirx.sqrt(more * (more + f32(2.0))))
+        return tirx.Select(x < f32(1.0), f32(math.nan), grown)
 
     return let(name, x, either)
 

@@ -41,11 +41,11 @@ def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
     if factor.min(initial=0) < 0 or not counting.size:
         return None
     bits = min(_MOST_BITS, -math.frexp(float(counting.max()))[1])
-    found = np.rint(factor.astype("float64") * 2.0 ** (31 + bits))
+    rounded = np.rint(factor.astype("float64") * 2.0 ** (31 + bits))
     smallest = counting.min() * 2.0 ** (31 + bits)
-    if bits < 1 or found.max() >= 2**31 or smallest < 2**_LEAST_DIGITS:
+    if bits < 1 or rounded.max() >= 2**31 or smallest < 2**_LEAST_DIGITS:
         return None
-    return found.astype("int32"), bits
+    return rounded.astype("int32"), bits
 
 
 def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr:
@@ -139,7 +139,7 @@ def write_out(body: tirx.Stmt) -> tirx.Stmt:
     """``body`` with the arithmetic of `rounded` instead of calls."""
 
     def written(call: Call) -> Expr:
-        found = narrowing_of(call)
-        return call if found is None else found.result()
+        narrowing = narrowing_of(call)
+        return call if narrowing is None else narrowing.result()
 
     return rewrite(body, (Call, written))

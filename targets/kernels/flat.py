@@ -65,10 +65,10 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
 
     def at(place: Expr) -> tirx.Stmt:
         def value(node: tirx.Var) -> Expr:
-            found = [i for i, var in enumerate(axes) if node.same_as(var)]
-            if not found:
+            places = [i for i, var in enumerate(axes) if node.same_as(var)]
+            if not places:
                 return node
-            return place if found[0] == last else tirx.const(0, node.ty.dtype)
+            return place if places[0] == last else tirx.const(0, node.ty.dtype)
 
         return rewrite(statement.body, (tirx.Var, value))
 
@@ -202,13 +202,13 @@ class _Axes:
 
     def value(self, var: tirx.Var, outer: Sequence[Expr], place: Expr) -> Expr:
         """The value of an axis variable: the last long axis holds the offset, beyond its extent."""
-        found = [i for i, own in enumerate(self.variables) if var.same_as(own)]
-        if not found:
+        places = [i for i, own in enumerate(self.variables) if var.same_as(own)]
+        if not places:
             return var
-        if found[0] in self.outer:
-            return outer[self.outer.index(found[0])]
+        if places[0] in self.outer:
+            return outer[self.outer.index(places[0])]
         longest = max(i for i, extent in enumerate(self.extents) if extent > 1)
-        return place if found[0] == longest else tirx.const(0, var.ty.dtype)
+        return place if places[0] == longest else tirx.const(0, var.ty.dtype)
 
 
 def _axes_of(statement: Any) -> _Axes | None:

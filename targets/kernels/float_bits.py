@@ -148,7 +148,7 @@ def _quantising(calls: Mapping[str, relax.Call]) -> set[str]:
     readers = Counter(
         arg.name for call in calls.values() for arg in call.args if isinstance(arg, relax.Var)
     )
-    found: set[str] = set()
+    buffers: set[str] = set()
     for last, call in calls.items():
         names = [last]
         while len(names) < 5 and (before := getattr(call.args[0], "name", "")) in calls:
@@ -162,10 +162,10 @@ def _quantising(calls: Mapping[str, relax.Call]) -> set[str]:
         zero = _number(calls[names[2]]) if rounds == 3 else 0.0
         low, high = (float(arg.value) for arg in calls[names[1]].args[1:])
         if str(calls[last].ty.dtype) == "int32" and is_saturating(zero, low, high):
-            found.update(names[: rounds + 1])
+            buffers.update(names[: rounds + 1])
             before = names[rounds + 1 :][:1]
-            found.update(n for n in before if is_scaling(kinds[rounds + 1], _number(calls[n])))
-    return found
+            buffers.update(n for n in before if is_scaling(kinds[rounds + 1], _number(calls[n])))
+    return buffers
 
 
 def _number(call: relax.Call) -> float:

@@ -118,9 +118,9 @@ class FusedKernel:
 
 def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """The blocks of a kernel that is not scheduled yet, in order."""
-    found: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, found.append), order="post")
-    return [block for block in found if block.name_hint != "root"]
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append), order="post")
+    return [block for block in blocks if block.name_hint != "root"]
 
 
 def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
@@ -206,12 +206,12 @@ def _narrowed(
 
 def _operands(func: tirx.PrimFunc, blocks: Sequence[s_tir.SBlock]) -> tuple[tirx.Buffer, ...]:
     """The parameters that the blocks read, without repetition."""
-    found: list[tirx.Buffer] = []
+    operands: list[tirx.Buffer] = []
     for buffer in (region.source for block in blocks for region in block.reads):
         is_parameter = any(buffer.same_as(param) for param in func.params)
-        if is_parameter and not any(buffer.same_as(other) for other in found):
-            found.append(buffer)
-    return tuple(found)
+        if is_parameter and not any(buffer.same_as(other) for other in operands):
+            operands.append(buffer)
+    return tuple(operands)
 
 
 def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:
@@ -231,11 +231,11 @@ def same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
 
 
 def _loads(value: Expr, buffer: tirx.Buffer) -> list[TensorLoad]:
-    found: list[TensorLoad] = []
+    loads: list[TensorLoad] = []
 
     def visit(node: TensorLoad) -> None:
         if node.source.same_as(buffer):
-            found.append(node)
+            loads.append(node)
 
     tvm_ffi.structural_walk(value, (TensorLoad, visit), order="post")
-    return found
+    return loads

@@ -187,13 +187,13 @@ def _points(block: Any) -> int:
 
 def _calls(node: Any) -> set[str]:
     """Names of the intrinsics that ``node`` calls; ``let`` for those that were expanded."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def visit(inner: Any) -> None:
-        found.add("let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?"))
+        names.add("let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?"))
 
     tvm_ffi.structural_walk(node, ((Call, tirx.Let), visit), order="post")
-    return found
+    return names
 
 
 # --- schedules ------------------------------------------------------------------------------------

@@ -77,8 +77,10 @@ def footprint(block: Any) -> Footprint:
 
 def _stride(place: Expr, axis: tirx.Var) -> int | None:
     """How far a step of ``axis`` moves; None if that is not constant."""
-    found = detect_linear_equation(place, [axis])
-    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else None
+    coefficients = detect_linear_equation(place, [axis])
+    return (
+        int(coefficients[0]) if coefficients and isinstance(coefficients[0], tirx.IntImm) else None
+    )
 
 
 _LINE = 16  # elements of a cache line

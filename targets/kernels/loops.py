@@ -77,11 +77,11 @@ def fenced_span(start: Index, extent: Index, body: Body, name: str = "i") -> tir
 
 def unravelled(index: Expr, shape: Sequence[int]) -> list[Expr]:
     """The indices of the element with a flat index in an array of this shape."""
-    found: list[Expr] = []
+    indices: list[Expr] = []
     for size in reversed(shape):
-        found.insert(0, const(0) if size == 1 else index % size)
+        indices.insert(0, const(0) if size == 1 else index % size)
         index = index if size == 1 else index // size
-    return found
+    return indices
 
 
 def lanes(count: int, body: Body) -> tirx.Stmt:

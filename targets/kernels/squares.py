@@ -59,8 +59,8 @@ def in_squares(
     across = _across(axes, side)
     if across is None or side not in _SIDES:
         return None
-    found = _Squares(statement.body, tuple(axes), across, side)
-    return scheduled(func, found.write(threads)) if found.fits else None
+    squares = _Squares(statement.body, tuple(axes), across, side)
+    return scheduled(func, squares.write(threads)) if squares.fits else None
 
 
 def _across(axes: Sequence[Axis], side: int) -> int | None:
@@ -87,9 +87,9 @@ class _Squares:
     @property
     def loads(self) -> list[TensorLoad]:
         """All loads, in the order of the strides of axes."""
-        found: list[TensorLoad] = []
-        tvm_ffi.structural_walk(self.body.value, (TensorLoad, found.append), order="post")
-        return found
+        loads: list[TensorLoad] = []
+        tvm_ffi.structural_walk(self.body.value, (TensorLoad, loads.append), order="post")
+        return loads
 
     @property
     def turned(self) -> int:
@@ -132,9 +132,9 @@ class _Squares:
         turned = loads[self.turned]
 
         def places(at: Expr, end: Expr) -> list[Expr]:
-            found = [*outer]
-            found.insert(self.across, at)
-            return [*found, end]
+            indices = [*outer]
+            indices.insert(self.across, at)
+            return [*indices, end]
 
         dtype = str(turned.source.dtype)
         rows = vectors("read", side, side, dtype=dtype)

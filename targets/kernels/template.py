@@ -170,8 +170,8 @@ class Template(ABC):
             return None
         layer: Layer = taken(self.layers[0], self)
         cut = layer.cut(along, extent)
-        found: Template | None = None if cut is None else choose(cut, machine, self.block)
-        return found
+        chosen: Template | None = None if cut is None else choose(cut, machine, self.block)
+        return chosen
 
     @property
     def block(self) -> int:
@@ -263,9 +263,9 @@ def configurations(
         count: most configurations.
     """
     kinds = templates_for(type(layer), machine)
-    found = [config for kind in kinds for config in kind.configure(layer, machine, block)]
-    found.sort(key=lambda config: (config.is_last_resort, config.cycles(machine)))
-    return tuple(found[:count])
+    candidates = [config for kind in kinds for config in kind.configure(layer, machine, block)]
+    candidates.sort(key=lambda config: (config.is_last_resort, config.cycles(machine)))
+    return tuple(candidates[:count])
 
 
 def choose(layer: Any, machine: VectorMachine, block: int = 0) -> Any:

@@ -53,12 +53,12 @@ def reads_of_tile(cfg: Sliding, start: int | None, width: int, axis: int = 1) ->
 
     Only input in the image is listed; with ``start`` None, all input of a tile anywhere.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
+    reads: dict[int, list[tuple[int, int]]] = {}
     for p in range(width):
         taps = range(cfg.kernel[axis]) if start is None else cfg.taps(axis, start + p)
         for tap in taps:
-            found.setdefault(p * cfg.stride[axis] + tap * cfg.dilation[axis], []).append((p, tap))
-    return tuple((place, tuple(found[place])) for place in sorted(found))
+            reads.setdefault(p * cfg.stride[axis] + tap * cfg.dilation[axis], []).append((p, tap))
+    return tuple((place, tuple(reads[place])) for place in sorted(reads))
 
 
 def each_read(
@@ -71,13 +71,13 @@ def each_read(
     Each input is fetched once, by its number and place, and then used for each tap, by its number,
     the output and the tap.
     """
-    found: list[tirx.Stmt] = []
+    statements: list[tirx.Stmt] = []
     for number, (place, taps) in enumerate(reads):
         if fetch is not None:
-            found.append(fetch(number, place))
+            statements.append(fetch(number, place))
         for output, tap in taps:
-            found += use(number, output, tap)
-    return found
+            statements += use(number, output, tap)
+    return statements
 
 
 def least(dtype: str) -> Expr:

@@ -237,13 +237,13 @@ def _run_onnx_runtime(model: onnx.ModelProto, values: Values) -> dict[str, np.nd
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-        found = session.run(None, dict(values))
+        answers = session.run(None, dict(values))
     except Exception as error:  # its own types
         raise ModelError(
             f"expected a network that ONNX Runtime runs for reference, got: {last_line(error)}; "
             "give other targets as the reference"
         ) from error
-    return dict(zip([output.name for output in model.graph.output], found, strict=True))
+    return dict(zip([output.name for output in model.graph.output], answers, strict=True))
 
 
 def _as_list(values: Any) -> list[np.ndarray]:
@@ -253,7 +253,7 @@ def _as_list(values: Any) -> list[np.ndarray]:
 def _differences(
     model: onnx.ModelProto, got: Values, expected: Values, limit: float
 ) -> tuple[TensorDifference, ...]:
-    found: dict[str, TensorDifference] = {}
+    differences: dict[str, TensorDifference] = {}
     different: set[str] = (
         set()
     )  # tensors above the limit, and what could not be compared after them
@@ -270,8 +270,10 @@ def _differences(
                 different.add(name)
             begins = is_above and not reads_different
             shape = tuple(expected[name].shape)
-            found[name] = TensorDifference(name, node.op_type, shape, largest, relative, begins)
-    return tuple(found.values())
+            differences[name] = TensorDifference(
+                name, node.op_type, shape, largest, relative, begins
+            )
+    return tuple(differences.values())
 
 
 def _distance(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:

@@ -49,14 +49,14 @@ def why_not_trusted(folder: Path) -> str | None:
         path = folder.resolve()  # symbolic links are checked at their target
         for place in (path, *path.parents):
             try:
-                found = place.lstat()
+                status = place.lstat()
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            if found.st_uid not in (os.geteuid(), 0):
-                return f"{place} belongs to user {found.st_uid}"
-            is_above_and_sticky = place != path and found.st_mode & stat.S_ISVTX
-            if found.st_mode & _OTHERS_WRITE and not is_above_and_sticky:
-                return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
+            if status.st_uid not in (os.geteuid(), 0):
+                return f"{place} belongs to user {status.st_uid}"
+            is_above_and_sticky = place != path and status.st_mode & stat.S_ISVTX
+            if status.st_mode & _OTHERS_WRITE and not is_above_and_sticky:
+                return f"others may write to {place} (mode {stat.S_IMODE(status.st_mode):o})"
     except (OSError, RuntimeError) as error:  # a loop of symbolic links
         return f"{folder} cannot be looked at ({error})"
     return None
@@ -338,8 +338,8 @@ def _fingerprint(content: bytes) -> str:
 
 def is_whole(content: bytes) -> bool:
     """Whether nothing has changed since `sealed` made it."""
-    found = _SEAL.match(content)
-    return found is not None and found[1].decode() == _fingerprint(content[found.end() :])
+    seal = _SEAL.match(content)
+    return seal is not None and seal[1].decode() == _fingerprint(content[seal.end() :])
 
 
 def is_finite(value: Any) -> bool:

@@ -75,13 +75,13 @@ class Format:
                 f"check the path, or {self.again}"
             ) from error
         where = f"{self.what} in {path}"
-        found = self.parse(content, where)
+        data = self.parse(content, where)
         if self.is_sealed and not is_whole(content):
             raise self.error(
                 f"expected the content that was written for {where}, got damaged or edited "
                 f"content; {self.again}"
             )
-        return found
+        return data
 
     def write(self, path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
         """Write a sealed file and the folder that it lies in; it appears complete or not at all."""
@@ -124,11 +124,11 @@ class Format:
 
     def body(self, data: dict[str, Any], where: str) -> dict[str, Any]:
         """Like `read`, for parsed JSON."""
-        found = (data.get("format"), data.get("version"))
-        if found != (self.name, self.version):
+        header = (data.get("format"), data.get("version"))
+        if header != (self.name, self.version):
             raise self.error(
                 f"expected {(self.name, self.version)} for the format and version of {where}, got "
-                f"{found}; {self.again} with this version of tvm_stretch"
+                f"{header}; {self.again} with this version of tvm_stretch"
             )
         head = {*self.head, "fingerprint"} if self.is_sealed else self.head
         return {key: value for key, value in data.items() if key not in head}
@@ -220,9 +220,9 @@ class Format:
 def _fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The types of the fields that files have, and the names of those without defaults."""
     types = get_type_hints(kind)
-    found = [field for field in fields(kind) if field.compare]
-    needed = (f.name for f in found if f.default is MISSING and f.default_factory is MISSING)
-    return {field.name: types[field.name] for field in found}, set(needed)
+    compared = [field for field in fields(kind) if field.compare]
+    needed = (f.name for f in compared if f.default is MISSING and f.default_factory is MISSING)
+    return {field.name: types[field.name] for field in compared}, set(needed)
 
 
 @cache

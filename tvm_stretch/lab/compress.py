@@ -191,9 +191,9 @@ def _passes(prune: float | None, low_rank: float | None, quantize: str | None) -
                 "beginning"
             )
     if not passes:
-        found = "neither" if quantize is None else "quantize alone"
+        levels = "neither" if quantize is None else "quantize alone"
         raise InputError(
-            f"expected prune or low_rank for compress, got {found}; prune=0.3 begins, and "
+            f"expected prune or low_rank for compress, got {levels}; prune=0.3 begins, and "
             "ts.quantize only quantises"
         )
     return passes

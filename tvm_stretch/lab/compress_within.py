@@ -314,14 +314,14 @@ def _steps(
         seen.append((price, levels))
         return objective.excess(price)
 
-    here, found = Levels(), []
+    here, steps = Levels(), []
     left, off = excess(here), 0.0
     while True:
         price = cost(here)
         assert price is not None
-        found.append(CompressionStep(here, price.ns / 1e6, price.millijoules, off))
+        steps.append(CompressionStep(here, price.ns / 1e6, price.millijoules, off))
         if not left:
-            return tuple(found)
+            return tuple(steps)
         ladders = here.higher(quantize)
         rungs = [_next(ladder, excess, left) for ladder in ladders]
         choices = [

@@ -186,17 +186,17 @@ def with_rectangles(
     graph: Graph, kernels: Kernels, machine: VectorMachine
 ) -> tuple[Graph, Kernels]:
     """The graph and its kernels, those of convolutions and poolings with a rectangle."""
-    found = {name: _with_rectangle(kernel, machine) for name, kernel in kernels.items()}
+    rewritten = {name: _with_rectangle(kernel, machine) for name, kernel in kernels.items()}
     tensors, nodes, end = list(graph.tensors), [], align(graph.arena_bytes)
     for node in graph.nodes:
-        known = found.get(node.kernel)
+        known = rewritten.get(node.kernel)
         if known is None:
             nodes.append(node)
             continue
         nodes.append(_asking(node, len(tensors), known[1]))
         tensors.append(Tensor((4,), "int64", "arena", 0, end, _RECTANGLE_BYTES))
         end += align(_RECTANGLE_BYTES)
-    marked = {name: pair[0] for name, pair in found.items() if pair is not None}
+    marked = {name: pair[0] for name, pair in rewritten.items() if pair is not None}
     changed = replace(graph, nodes=tuple(nodes), tensors=tuple(tensors), arena_bytes=end)
     return changed, {**kernels, **marked}
 

@@ -78,11 +78,11 @@ def branch(
 
 def _parts_of(segment: Replacement, places: Sequence[int]) -> dict[str, Provenance]:
     """The origin of each new operator of a split segment."""
-    found = {name: Provenance((origin,)) for name, origin in segment.origins.items()}
+    parts = {name: Provenance((origin,)) for name, origin in segment.origins.items()}
     for part, (names, owner) in enumerate(zip(segment.branches, places, strict=True)):
         for name in names:
-            found[name] = Provenance((segment.origins[name],), part=part, owner=owner)
-    return found
+            parts[name] = Provenance((segment.origins[name],), part=part, owner=owner)
+    return parts
 
 
 def _origin(part: Provenance, parts: Mapping[str, Provenance]) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ def processors_in(
             f"{unable[0].name} ({unable[0].target}); name an aarch64 core that has fullfp16, such "
             "as cortex-a76, or an OpenCL device that has cl_khr_fp16, or leave precision out"
         )
-    found = {p.name: _in_half(p, precision, quantised) for p in processors}
-    return [found[p.name] for p in processors], [found[p.name] for p in placeable]
+    in_half = {p.name: _in_half(p, precision, quantised) for p in processors}
+    return [in_half[p.name] for p in processors], [in_half[p.name] for p in placeable]
 
 
 def _in_half(processor: Processor, precision: str, quantised: bool) -> Processor:
@@ -101,13 +101,13 @@ def _in_bfloat(
             f"{unable.name} ({unable.target}); name an x86-64 core that has AMX, such as "
             "sapphirerapids, or leave precision out"
         )
-    found = {}
+    in_bfloat = {}
     for p in processors:
         machine = replace(p.machine, bfloat=p.arithmetic.bfloat)
         code = replace(p.code, schedule=ScheduleKernels(machine))
         own = replace(p, machine=machine, code=code, target=_asked(p.target))
-        found[p.name] = own if p.arithmetic.bfloat else p
-    return [found[p.name] for p in processors], [found[p.name] for p in placeable]
+        in_bfloat[p.name] = own if p.arithmetic.bfloat else p
+    return [in_bfloat[p.name] for p in processors], [in_bfloat[p.name] for p in placeable]
 
 
 def _asked(target: tvm.target.Target) -> tvm.target.Target:

@@ -29,8 +29,8 @@ def to_text(value: object) -> str:
 
 def from_text(kind: type[T], text: str | bytes) -> T:
     """The value that `to_text` wrote; ``kind`` is its type, such as ``tuple[int, str]``."""
-    found: T = _TEXTS.value(kind, json.loads(text), "content", "an attribute")
-    return found
+    value: T = _TEXTS.value(kind, json.loads(text), "content", "an attribute")
+    return value
 
 
 def target_data(target: tvm.target.Target) -> dict[str, Any]:

@@ -85,15 +85,15 @@ class OperatorGraph:
 
     def sources(self, tensors: Sequence[str]) -> tuple[str, ...]:
         """The groups and parameters that hold the tensors, with views and tuples resolved."""
-        found: dict[str, None] = {}
+        sources: dict[str, None] = {}
         for tensor in tensors:
             if tensor not in self._views:
-                found[tensor] = None
+                sources[tensor] = None
                 continue
             if tensor not in self._sources:
                 self._sources[tensor] = self.sources(self.operators[tensor].inputs)
-            found.update(dict.fromkeys(self._sources[tensor]))
-        return tuple(found)
+            sources.update(dict.fromkeys(self._sources[tensor]))
+        return tuple(sources)
 
     def _check_order(self) -> None:
         """Refuse an order in which a group cannot run, because searches need its operands' times.

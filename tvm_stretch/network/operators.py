@@ -79,14 +79,14 @@ class Calls:
 
     def leaves(self, expr: relax.Expr) -> Iterator[Leaf]:
         """The tensors that an expression reads, in order."""
-        found: list[Leaf] = []
+        leaves: list[Leaf] = []
 
         def note(leaf: Leaf) -> relax.Expr:
-            found.append(leaf)
+            leaves.append(leaf)
             return leaf.var
 
         self.rebuild(expr, note)
-        yield from found
+        yield from leaves
 
     def rebuild(self, expr: relax.Expr, replace: Callable[[Leaf], relax.Expr]) -> relax.Expr:
         """``expr`` with ``replace(leaf)`` for every tensor that it reads."""
@@ -275,11 +275,11 @@ class Operators:
 
     def below(self, tensor: str) -> frozenset[str]:
         """The operators whose results depend on a tensor, and the tensor."""
-        found = {tensor}
+        tensors = {tensor}
         for operator in self._order[self._position[tensor] + 1 :]:
-            if not found.isdisjoint(operator.inputs):
-                found.add(operator.name)
-        return frozenset(found)
+            if not tensors.isdisjoint(operator.inputs):
+                tensors.add(operator.name)
+        return frozenset(tensors)
 
     def between(self, start: str, end: str) -> tuple[Operator, ...]:
         """The operators on all paths from tensor ``start`` to tensor ``end``, in program order.

@@ -40,8 +40,8 @@ class Provenance:
 
     def in_part(self, parts: Mapping[str, Provenance]) -> Provenance:
         """The same with part and owner of its operators, if they are parts."""
-        found = next((parts[name] for name in self.served if name in parts), None)
-        return self if found is None else replace(self, part=found.part, owner=found.owner)
+        part = next((parts[name] for name in self.served if name in parts), None)
+        return self if part is None else replace(self, part=part.part, owner=part.owner)
 
 
 def with_table(
@@ -84,8 +84,8 @@ def from_source(name: str) -> str:
 
 def source_of(name: str) -> str:
     """The operator of the frontend from which a binding called ``name`` comes, else ``name``."""
-    found = SOURCE.fullmatch(name)
-    return show_dots(found["source"] if found else name)
+    match = SOURCE.fullmatch(name)
+    return show_dots(match["source"] if match else name)
 
 
 def same_source(expr: relax.Expr) -> str:

@@ -122,22 +122,22 @@ class Description:
     def read(text: object, name: str) -> Description:
         """Parse the answer of a device."""
         where = f"what {name} says of itself"
-        found = FORMAT.load(str(text), where)
-        if found.pop("version", None) != _VERSION:
+        data = FORMAT.load(str(text), where)
+        if data.pop("version", None) != _VERSION:
             raise DeviceError(
                 f"expected version {_VERSION} for {where}, got another; install the same version "
                 "of tvm_stretch there"
             )
-        found["cpu"] = found.pop("name", "")
-        return Description.build({**found, "name": name}, where)
+        data["cpu"] = data.pop("name", "")
+        return Description.build({**data, "name": name}, where)
 
     @staticmethod
     def build(data: dict[str, Any], where: str) -> Description:
         """Like `read`, for plain data."""
-        found = FORMAT.build(Description, data, where)
-        _require_numbers(found, where)
-        _require_known(found, where)
-        return found
+        description = FORMAT.build(Description, data, where)
+        _require_numbers(description, where)
+        _require_known(description, where)
+        return description
 
     def to_file(self) -> str:
         """The content of a file that `build` reads."""
@@ -237,5 +237,5 @@ def _require_known(found: Description, where: str) -> None:
 def _this_machine() -> tuple[str, str, tuple[str, ...]]:
     load_native_library()
     text = str(tvm.get_global_func("tvm_stretch.describe_machine")())
-    found = Description.read(text, "this machine")
-    return found.triple, found.cpu, found.features
+    description = Description.read(text, "this machine")
+    return description.triple, description.cpu, description.features

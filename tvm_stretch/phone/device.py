@@ -196,8 +196,8 @@ class RemoteModule:
 
     def method(self, name: str) -> Callable[..., Any]:
         """A method of TVM's handle, for actions of `Device.ask`."""
-        found: Callable[..., Any] = self._module[name]
-        return found
+        method: Callable[..., Any] = self._module[name]
+        return method
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
         """A method; arrays and tensors of this machine become tensors of the device."""
@@ -206,9 +206,9 @@ class RemoteModule:
             def action(link: Link) -> Any:
                 return self._module[method](*(_sent(link, argument) for argument in given))
 
-            found = self.device.ask(f"to answer {method}", action, seconds, self.session)
-            is_module = isinstance(found, tvm.runtime.Module)
-            return RemoteModule(self.device, found) if is_module else found
+            answer = self.device.ask(f"to answer {method}", action, seconds, self.session)
+            is_module = isinstance(answer, tvm.runtime.Module)
+            return RemoteModule(self.device, answer) if is_module else answer
 
         return answered
 

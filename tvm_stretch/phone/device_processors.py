@@ -52,19 +52,19 @@ def processors_of(
         )
     if cpu_threads is not None:
         require_threads(cpu_threads)
-    found = place if isinstance(place, Description) else place.describe()
-    wanted = _kinds_of(found) if targets is None else _as_list(targets)
+    description = place if isinstance(place, Description) else place.describe()
+    wanted = _kinds_of(description) if targets is None else _as_list(targets)
     own = next((item for item in wanted if _is_cpu(item)), HOST)
-    host = _host(own, found, cpu_threads or len(found.big_cores))
-    others = [_on_device_or_given(item, found, host) for item in wanted if not _is_cpu(item)]
+    host = _host(own, description, cpu_threads or len(description.big_cores))
+    others = [_on_device_or_given(item, description, host) for item in wanted if not _is_cpu(item)]
     on_cores = [p for p in others if isinstance(p, Processor) and p.hardware.on_host_cores]
-    big = {core.number for core in found.big_cores}
+    big = {core.number for core in description.big_cores}
     taken = sum(len(big & {*p.hardware.cores}) if p.hardware.cores else p.threads for p in on_cores)
     if taken and not cpu_threads:  # a driver that runs on the CPU's cores
-        host = _host(own, found, max(1, host.threads - taken))
+        host = _host(own, description, max(1, host.threads - taken))
     everything, placeable = make_processors([host, *others], host.threads)
     there = {
-        p.name: replace(p, hardware=replace(p.hardware, runs_here=False, device=found.name))
+        p.name: replace(p, hardware=replace(p.hardware, runs_here=False, device=description.name))
         for p in everything
     }
     names = [p.name for p in placeable if p is not host or any(map(_is_cpu, wanted))]

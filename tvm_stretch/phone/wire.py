@@ -72,19 +72,19 @@ def connect(address: Address, deadline: Deadline) -> socket.socket:
     Raises:
         OSError: no server answers in time.
     """
-    found: list[socket.socket | Exception] = []
+    answers: list[socket.socket | Exception] = []
 
     def look_up() -> None:
         try:
-            found.append(socket.create_connection(address, deadline.left()))
+            answers.append(socket.create_connection(address, deadline.left()))
         except Exception as error:
-            found.append(error)
+            answers.append(error)
 
     thread = threading.Thread(target=look_up, daemon=True)
     thread.start()
     if not ended(thread, deadline.left()):
         raise TimeoutError(f"nothing for {deadline.seconds:g} s")
-    (result,) = found
+    (result,) = answers
     if isinstance(result, Exception):
         raise result
     return result
@@ -135,11 +135,11 @@ def offered(address: Address, deadline: Deadline) -> dict[str, int]:
         status, summary = _receive_answer(tracker, deadline)
         if status != TrackerCode.SUCCESS:
             raise ValueError(f"{summary!r} from the tracker")
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for server in summary["server_info"]:
             key = str(server["key"]).partition(":")[2]
-            found[key] = found.get(key, 0) + 1
-        return found
+            counts[key] = counts.get(key, 0) + 1
+        return counts
 
 
 def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str = "") -> str:
@@ -190,17 +190,17 @@ def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
     Raises:
         OSError: they do not arrive in time, or the connection ends.
     """
-    found = bytearray()
-    while len(found) < count:
+    received = bytearray()
+    while len(received) < count:
         step()
         waited = min(_HEARTBEAT, deadline.left())
         if not readable([source], waited):
             continue
-        piece = source.recv(min(count - len(found), 1 << 16))
+        piece = source.recv(min(count - len(received), 1 << 16))
         if not piece:
             raise ConnectionError("an end of the connection")
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 def readable(sources: Sequence[socket.socket], seconds: float) -> list[socket.socket]:

@@ -80,14 +80,14 @@ class _Forming:
 
     def _find_awaiting(self) -> dict[str, set[str]]:
         """For each operator the operators that read its result, directly or through views."""
-        found: dict[str, set[str]] = {name: set() for name in self._reads}
+        awaiting: dict[str, set[str]] = {name: set() for name in self._reads}
         for reader in reversed(list(self._reads)):
-            readers = found[reader]
+            readers = awaiting[reader]
             for name in self._reads[reader]:
-                if name not in found:
+                if name not in awaiting:
                     continue
-                found[name] |= readers if reader in self._views else {reader}
-        return found
+                awaiting[name] |= readers if reader in self._views else {reader}
+        return awaiting
 
     def add(self, name: str) -> None:
         """Put the next operator of the network into a region."""

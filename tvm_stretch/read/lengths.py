@@ -81,15 +81,15 @@ def _sizes(name: str, given: Iterable[int] | Length) -> list[int] | Length:
     if isinstance(given, Length):
         return given
     try:
-        found = [operator.index(size) for size in itertools.islice(given, _MOST + 1)]
+        sizes = [operator.index(size) for size in itertools.islice(given, _MOST + 1)]
     except TypeError:
-        found = []
-    if not found or min(found) < 1 or len(set(found)) < len(found):
+        sizes = []
+    if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise InputError(
             f"expected different sizes of at least 1 for lengths[{name!r}], got {given!r:.100}; "
             "give a list of them, or ts.Length(1, 128) for any"
         )
-    return found
+    return sizes
 
 
 def combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
@@ -98,13 +98,13 @@ def combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     Raises:
         InputError: there are too many.
     """
-    found = [dict(zip(sizes, one, strict=True)) for one in itertools.product(*sizes.values())]
-    if len(found) > _MOST:
+    every = [dict(zip(sizes, one, strict=True)) for one in itertools.product(*sizes.values())]
+    if len(every) > _MOST:
         raise InputError(
-            f"expected at most {_MOST} lengths, got {len(found)}; each is compiled, so leave some "
+            f"expected at most {_MOST} lengths, got {len(every)}; each is compiled, so leave some "
             "out and pad inputs"
         )
-    return found
+    return every
 
 
 def sized(

@@ -72,7 +72,7 @@ class _Expander(CallRewriter):
         if str(x.ty.dtype) == "bool":
             x = self.builder_.emit(relax.op.astype(x, "uint8"))
         node = Node(kind_of(call), "", 18, [x], {}, ["place"], self.builder_)
-        found = place_of_extreme(
+        place = place_of_extreme(
             node,
             int(axis or 0) % node.rank(),
             largest=kind_of(call) == "argmax",
@@ -80,8 +80,8 @@ class _Expander(CallRewriter):
             keepdims=keepdims,
         )
         if axis is None:
-            found = relax.op.reshape(self.builder_.emit(found), call.ty.shape)
-        return found
+            place = relax.op.reshape(self.builder_.emit(place), call.ty.shape)
+        return place
 
     def median(self, call: relax.Call) -> relax.Expr | None:
         """The same median, of a type that TVM's runtime can sort."""
@@ -89,10 +89,10 @@ class _Expander(CallRewriter):
         if dtype not in _NARROW:
             return None
         wide = self.builder_.emit(relax.op.astype(call.args[0], "int32"))
-        found = self.builder_.emit(relax.Call(call.op, [wide], call.attrs))
-        if not isinstance(found.ty, relax.TupleType):
-            return relax.op.astype(found, dtype)
-        values, indices = (self.builder_.emit(relax.TupleGetItem(found, i)) for i in range(2))
+        medians = self.builder_.emit(relax.Call(call.op, [wide], call.attrs))
+        if not isinstance(medians.ty, relax.TupleType):
+            return relax.op.astype(medians, dtype)
+        values, indices = (self.builder_.emit(relax.TupleGetItem(medians, i)) for i in range(2))
         return relax.Tuple([self.builder_.emit(relax.op.astype(values, dtype)), indices])
 
     def running(self, call: relax.Call) -> relax.Expr:

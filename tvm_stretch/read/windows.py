@@ -123,9 +123,9 @@ class Windows:
         elements, pixels = np.flatnonzero(inside)[order], pixels[order]
         counts = np.bincount(pixels, minlength=prod(self.size))
         row = np.arange(len(pixels)) - np.repeat(np.cumsum(counts) - counts, counts)
-        found = np.full((max(counts.max(), 1), prod(self.size)), self.elements)
-        found[row, pixels] = elements
-        return found
+        sources = np.full((max(counts.max(), 1), prod(self.size)), self.elements)
+        sources[row, pixels] = elements
+        return sources
 
     @property
     def elements(self) -> int:

@@ -39,8 +39,8 @@ class CoreSpeed:
 def measure_core(graph: Graph, peak_gflops: float | None = None) -> CoreSpeed:
     """The speed of the calling thread's core, measured in some milliseconds."""
     used = graph.arena_bytes + graph.weights_bytes + graph.prepared_bytes
-    found = json.loads(tvm.get_global_func("tvm_stretch.core_speed")(min(used, _LAST_LEVEL)))
-    return CoreSpeed(peak_gflops or found["gflops"], found["gbytes"])
+    speeds = json.loads(tvm.get_global_func("tvm_stretch.core_speed")(min(used, _LAST_LEVEL)))
+    return CoreSpeed(peak_gflops or speeds["gflops"], speeds["gbytes"])
 
 
 def flops_of(graph: Graph, node: Node) -> int | None:
@@ -104,15 +104,15 @@ def advise(
 
 
 def _slow_kernels(graph: Graph, seconds: Sequence[float], core: CoreSpeed) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    slow: list[dict[str, Any]] = []
     for region in (region for region in graph.regions if region.processor == _CPU):
         for index in region.nodes:
             node, ns = graph.nodes[index], seconds[index] * 1e9
             limit = limit_of(graph, node, core)
             if limit is not None and ns > limit[1]:
                 kernel = {"node": index, "name": node.name, "ns": round(ns), "by": limit[0]}
-                found.append({**kernel, "share": limit[1] / ns, "saves": round(ns - limit[1])})
-    return sorted(found, key=lambda kernel: -kernel["saves"])[:10]
+                slow.append({**kernel, "share": limit[1] / ns, "saves": round(ns - limit[1])})
+    return sorted(slow, key=lambda kernel: -kernel["saves"])[:10]
 
 
 def _waits(timeline: Timeline) -> list[dict[str, Any]]:

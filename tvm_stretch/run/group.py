@@ -183,16 +183,16 @@ class Group:
         Raises:
             InputError: there is no such member.
         """
-        found = self.members.get(str(member))
-        if found is None and isinstance(member, int) and 0 <= member < len(self.members):
-            found = list(self.members.values())[member]
-        if found is None:
+        model = self.members.get(str(member))
+        if model is None and isinstance(member, int) and 0 <= member < len(self.members):
+            model = list(self.members.values())[member]
+        if model is None:
             raise InputError(
                 f"expected one of {', '.join(self.members)} for the member, got {member!r}; name "
                 "one of them"
             )
-        due = time.perf_counter() + found.deadline
-        job = _Job(found, (args, kwargs), due, next(self._numbers))
+        due = time.perf_counter() + model.deadline
+        job = _Job(model, (args, kwargs), due, next(self._numbers))
         self._enqueue(job)
         return job.future
 
@@ -330,14 +330,14 @@ def _numbers(
     """A number for each member, above 0 unless ``below`` is another limit."""
     if given is None:
         return [default] * count
-    found = [default if number is None else number for number in _listed(given)]
-    valid = [is_finite(n) or n == default for n in found]
-    if len(found) != count or not all(valid) or not all(n > -below for n in map(float, found)):  # type: ignore[arg-type]
+    numbers = [default if number is None else number for number in _listed(given)]
+    valid = [is_finite(n) or n == default for n in numbers]
+    if len(numbers) != count or not all(valid) or not all(n > -below for n in map(float, numbers)):  # type: ignore[arg-type]
         raise InputError(
             f"expected {count} numbers, one for each model, for {name}, got {given!r:.100}; "
             "rates and deadlines are above 0"
         )
-    return [float(number) for number in found]  # type: ignore[arg-type]
+    return [float(number) for number in numbers]  # type: ignore[arg-type]
 
 
 def _ways(model: Model) -> Iterator[Way]:

@@ -102,12 +102,12 @@ class MetersOfModel:
         """
         require_runs(repeat)
         self.random_run()()
-        found = []
+        traces = []
         for _ in range(repeat):
             step()
-            found.append(json.loads(self._module["trace"]()))
-        number = found[-1]["plan"]
-        return number, [self._of_plan(number, t) for t in found if t["plan"] == number]
+            traces.append(json.loads(self._module["trace"]()))
+        number = traces[-1]["plan"]
+        return number, [self._of_plan(number, t) for t in traces if t["plan"] == number]
 
     def _of_plan(self, number: int, trace: dict[str, Any]) -> dict[str, Any]:
         """A trace with the numbers that regions and nodes have in the graph of one plan."""

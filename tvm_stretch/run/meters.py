@@ -94,9 +94,9 @@ def read_meters(meter: object) -> tuple[Meter, ...]:
     """
     if meter is True:
         return find_meters()
-    found = (meter,) if isinstance(meter, Meter) else meter
-    if isinstance(found, Sequence) and found and all(isinstance(one, Meter) for one in found):
-        return tuple(found)
+    meters = (meter,) if isinstance(meter, Meter) else meter
+    if isinstance(meters, Sequence) and meters and all(isinstance(one, Meter) for one in meters):
+        return tuple(meters)
     raise MeterError(
         f"expected True, a Meter or several for the meter, got {meter!r:.100}; True takes the "
         "meters of this machine"
@@ -111,13 +111,13 @@ def find_meters(root: str | Path = "/sys/class", nvml: str = _NVML) -> tuple[Met
     """
     why: list[str] = []
     battery = _batteries(Path(root, "power_supply"), why)
-    found = battery or (*_packages(Path(root, "powercap"), why), *_gpus(nvml, why))
-    if not found:
+    meters = battery or (*_packages(Path(root, "powercap"), why), *_gpus(nvml, why))
+    if not meters:
         raise MeterError(
             f"expected a meter of energy, got none: {'; '.join(why)}; make one readable, or give a "
             "Meter of your own"
         )
-    return tuple(found)
+    return tuple(meters)
 
 
 class Recorder(Protocol):
@@ -249,7 +249,7 @@ def mean_power(meter: Meter, steps: Sequence[tuple[float, float]]) -> tuple[floa
 
 def _batteries(folder: Path, why: list[str]) -> list[Meter]:
     """Batteries that discharge: what all of a phone takes."""
-    found = []
+    batteries = []
     for supply in sorted(folder.glob("*")):
         if _text(supply / "type") != "Battery":
             continue
@@ -257,13 +257,13 @@ def _batteries(folder: Path, why: list[str]) -> list[Meter]:
         if status != "Discharging":
             why.append(f"the battery {supply.name} is {status.lower() or 'silent'}: unplug it")
         elif (supply / "power_now").exists():
-            found.append(Meter(supply.name, "watts", _reader([supply / "power_now"])))
+            batteries.append(Meter(supply.name, "watts", _reader([supply / "power_now"])))
         else:
             product = [supply / "current_now", supply / "voltage_now"]
-            found.append(Meter(supply.name, "watts", _reader(product)))
-    if not found and not why:
+            batteries.append(Meter(supply.name, "watts", _reader(product)))
+    if not batteries and not why:
         why.append("no battery")
-    return found
+    return batteries
 
 
 def _reader(files: Sequence[Path]) -> Callable[[], float]:
@@ -273,19 +273,19 @@ def _reader(files: Sequence[Path]) -> Callable[[], float]:
 
 def _packages(folder: Path, why: list[str]) -> list[Meter]:
     """RAPL's counters of whole packages; parts of a package are in its sum."""
-    found = []
+    packages = []
     for zone in sorted(folder.glob("intel-rapl:*")):
         if zone.name.count(":") > 1:
             continue
         counter, limit = zone / "energy_uj", _text(zone / "max_energy_range_uj")
         if _text(counter) and limit:
             name = f"rapl {_text(zone / 'name')}"
-            found.append(Meter(name, "joules", _reader([counter]), float(limit) / 1e6))
+            packages.append(Meter(name, "joules", _reader([counter]), float(limit) / 1e6))
         else:
             why.append(f"{counter} cannot be read: root may allow it (chmod a+r)")
-    if not found:
+    if not packages:
         why.append("no RAPL")
-    return found
+    return packages
 
 
 def _text(path: Path) -> str:

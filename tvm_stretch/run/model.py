@@ -137,14 +137,14 @@ class Model:
     def _infos(self, ports: Literal["inputs", "outputs"]) -> tuple[TensorInfo, ...]:
         graph = self.graph
         now = getattr(graph.with_length(self.plans.number) if graph.lengths else graph, ports)
-        found = []
+        infos = []
         for place, port in enumerate(now):
             tensors = [graph.tensors[getattr(own, ports)[place].tensor] for own in graph.lengths]
             shapes = tuple(dict.fromkeys(tensor.shape for tensor in tensors))
             tensor = graph.tensors[port.tensor]
             several = shapes if len(shapes) > 1 else ()
-            found.append(TensorInfo(port.name, tensor.shape, tensor.dtype, several))
-        return tuple(found)
+            infos.append(TensorInfo(port.name, tensor.shape, tensor.dtype, several))
+        return tuple(infos)
 
     @property
     def lost(self) -> str | None:

@@ -71,13 +71,13 @@ def _clang_of_ndk(machine: str) -> Path | None:
     if not home:
         return None
     name = f"toolchains/llvm/prebuilt/*/bin/{machine}-linux-android{_ANDROID_API}-clang"
-    found = sorted(Path(home).glob(name))
-    if not found:
+    compilers = sorted(Path(home).glob(name))
+    if not compilers:
         raise TargetError(
             f"expected an Android NDK for ANDROID_NDK_HOME, got {home!r} without {name}; correct "
             "the variable, or unset it and pip install ziglang"
         )
-    return found[0]
+    return compilers[0]
 
 
 def _run(command: Sequence[str], output: str, files: Sequence[str]) -> None:

@@ -40,19 +40,19 @@ def find_execution(
         graph: its regions, each on a processor, and their kernels.
         ran: the nodes that a traced run executed; None for all of them.
     """
-    found: dict[str, set[str]] = {}
+    reads: dict[str, set[str]] = {}
     for region in graph.regions:
         processor = graph.processors[region.processor].name
         for node in region.nodes:
             where = processor if ran is None or node in ran else NOWHERE
             for operator in graph.nodes[node].provenance.served:
-                found.setdefault(operator, set()).add(where)
+                reads.setdefault(operator, set()).add(where)
     strays = tuple(
         Stray(operator, processor, where)
         for operator, processor in planned.items()
-        for where in sorted(found.get(operator, set()) - {processor})
+        for where in sorted(reads.get(operator, set()) - {processor})
     )
-    without = tuple(operator for operator in planned if operator not in found)
+    without = tuple(operator for operator in planned if operator not in reads)
     return Execution(len(planned), strays, without)
 
 

@@ -83,8 +83,8 @@ def read_report(path: Path) -> dict[str, Any]:
     """
     try:
         size = path.stat().st_size
-        found = _DATA.findall(path.read_text(encoding="utf-8")) if size < _MOST else []
-        data = json.loads(found[0]) if len(found) == 1 else {}
+        matches = _DATA.findall(path.read_text(encoding="utf-8")) if size < _MOST else []
+        data = json.loads(matches[0]) if len(matches) == 1 else {}
         fault = _fault(data)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         fault = f"{type(error).__name__}: {error!s:.200}"
@@ -145,12 +145,12 @@ def _facts(data: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _kernels(data: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
-    found: dict[tuple[str, ...], float | None] = {}
+    kernels: dict[tuple[str, ...], float | None] = {}
     for node in data["nodes"]:  # a layer in shares is several kernels of the same operators
         key, ns = tuple(node["operators"]), node["ns"]
-        known = found.get(key)
-        found[key] = ns if known is None else known + (ns or 0)
-    return found
+        known = kernels.get(key)
+        kernels[key] = ns if known is None else known + (ns or 0)
+    return kernels
 
 
 def _places(data: Mapping[str, Any]) -> dict[str, str]:

@@ -47,9 +47,9 @@ def seal(path: Path) -> None:
     with path.open("rb") as file:
         place, count = find_section(file, WEIGHTS_SECTION)
     weights = (place + WEIGHTS_HEADER.size, count - WEIGHTS_HEADER.size) if count else (0, 0)
-    found = _Seal(size, *weights).measured(path)
+    own = _Seal(size, *weights).measured(path)
     with path.open("ab") as file:
-        file.write(_SEAL.pack(_MAGIC, *found))
+        file.write(_SEAL.pack(_MAGIC, *own))
 
 
 def require_seal(file: BinaryIO, name: str) -> _Seal:
@@ -62,10 +62,10 @@ def require_seal(file: BinaryIO, name: str) -> _Seal:
             f"expected an artifact of tvm_stretch for {name}, got a library without the end that "
             "this version's Model.export writes; export it again, and do not strip it"
         )
-    found = _Seal(*fields)
-    if found.size != size or not 0 <= found.weights <= found.weights + found.weights_size <= size:
+    own = _Seal(*fields)
+    if own.size != size or not 0 <= own.weights <= own.weights + own.weights_size <= size:
         raise _damaged(name)
-    return found
+    return own
 
 
 def check_seal(path: Path, name: str) -> None:
@@ -80,8 +80,8 @@ def check_seal(path: Path, name: str) -> None:
         RunError: there is no memory to look at it.
     """
     with path.open("rb") as file:
-        found = require_seal(file, name)
-    if found != found.measured(path):
+        own = require_seal(file, name)
+    if own != own.measured(path):
         raise _damaged(name)
 
 

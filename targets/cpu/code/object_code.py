@@ -163,10 +163,10 @@ def _is_allocated(declared: tirx.DeclBuffer) -> bool:
 
 def _has_blocks(mod: tvm.IRModule) -> bool:
     """Whether a kernel comes from TVM's schedules; loop nests of templates have no blocks."""
-    found: list[s_tir.SBlock] = []
+    blocks: list[s_tir.SBlock] = []
     for kernel in mod.functions.values():
-        tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, found.append))
-    return bool(found)
+        tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, blocks.append))
+    return bool(blocks)
 
 
 _MACHINE_OFFSET = 18

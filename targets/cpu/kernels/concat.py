@@ -239,9 +239,9 @@ def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Exp
 
 def _parts(fused: FusedKernel) -> list[tirx.Buffer]:
     """The concatenated tensors, in order; a tensor may occur twice."""
-    found: list[tirx.Buffer] = []
+    parts: list[tirx.Buffer] = []
     body = fused.blocks[-1].body
     tvm_ffi.structural_walk(
-        body, (TensorLoad, lambda node: found.append(node.source)), order="post"
+        body, (TensorLoad, lambda node: parts.append(node.source)), order="post"
     )
-    return found
+    return parts

@@ -125,11 +125,11 @@ class ConvConfig(Template, ConvShape):
 
     def tiled(self: Conv, tiles: Iterable[tuple[int, int]]) -> list[Conv]:
         """This convolution in tiles of pixels and vectors; tiles end where groups do."""
-        found = [replace(self, pixels=pixels, oc_blocks=blocks) for pixels, blocks in tiles]
+        tiled = [replace(self, pixels=pixels, oc_blocks=blocks) for pixels, blocks in tiles]
         if self.groups > self.merged_groups:
             width = self.out_channels // self.groups * self.merged_groups // self.lanes
-            found = [config for config in found if width % config.oc_blocks == 0]
-        return found
+            tiled = [config for config in tiled if width % config.oc_blocks == 0]
+        return tiled
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         """Cycles of one core; ``step`` may replace the model of a step."""

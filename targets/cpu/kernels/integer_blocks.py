@@ -136,10 +136,10 @@ class _Scale:
         """The scale in fixed point if the machine rounds in integers."""
         if machine.kind != "dsp" or not factors:
             return _Scale(rounding, factors)
-        found = mantissas(factors[0])
-        if found is None:
+        mantissa = mantissas(factors[0])
+        if mantissa is None:
             return _Scale(rounding, factors, rounder=in_integers)
-        return _Scale(rounding, [found[0]], found[1])
+        return _Scale(rounding, [mantissa[0]], mantissa[1])
 
     def rounded(self, sums: te.Tensor, bias: te.Tensor, *factor: te.Tensor) -> te.Tensor:
         """Round sums, whose bias and factor are in blocks of channels too."""

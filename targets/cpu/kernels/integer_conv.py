@@ -91,12 +91,12 @@ class IntegerNest(ConvNest):
 
 def integer_runs(cfg: ConvConfig, vectors: int) -> list[ChannelRun] | None:
     """The runs that ``vectors`` of a tile read, in whole words; None if tiles differ."""
-    found = channel_runs(cfg, vectors) if cfg.data_block > WORD else None
-    if found is None or cfg.data_block != cfg.lanes:
+    runs = channel_runs(cfg, vectors) if cfg.data_block > WORD else None
+    if runs is None or cfg.data_block != cfg.lanes:
         return None
-    inner = [lane for run in found for lane in run.lanes]
+    inner = [lane for run in runs for lane in run.lanes]
     whole = all(lane % WORD == 0 for lane in inner) or cfg.groups == 1
-    return found if whole else [whole_run(cfg, vectors)]
+    return runs if whole else [whole_run(cfg, vectors)]
 
 
 @dataclass(frozen=True, kw_only=True)

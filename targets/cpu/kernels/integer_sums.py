@@ -107,9 +107,9 @@ def _factor(factor: Expr) -> _Factor:
 def _product(number: Expr, factor: Expr) -> Expr:
     """Rounded to nearest, halves up."""
     if isinstance(factor, tirx.FloatImm):
-        found = mantissas(np.array([factor.value], "float32"))
-        if found is not None:
-            return halves_up(number.astype("int32"), word(int(found[0][0])), found[1])
+        mantissa = mantissas(np.array([factor.value], "float32"))
+        if mantissa is not None:
+            return halves_up(number.astype("int32"), word(int(mantissa[0][0])), mantissa[1])
     parts = _factor(factor)
     most = word(2**31 - 1) >> parts.before  # larger numbers are far beyond 8 bits anyway
     moved = tirx.max(-most, tirx.min(most, number.astype("int32"))) << parts.before

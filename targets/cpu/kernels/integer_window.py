@@ -210,15 +210,15 @@ class _Nest(RowNest[bool]):
         cfg = self.cfg
         n, b, y, column = place
         unsigned, wide = (f"{t}x{count}" if count > 1 else t for t in ("uint8", "int32"))
-        found: list[Expr] = []
+        taps: list[Expr] = []
         for i, row in enumerate(self.rows(y, group)):
             if mask is not None:
                 row = tirx.max(const(0), tirx.min(const(cfg.in_size[0] - 1), row))
             pixels = load(self.data, n, b, row, column, lane)
             if cfg.dtype != "uint8":
                 pixels = tirx.reinterpret(unsigned, pixels)
-            found.append(tirx.shift_left(pixels.astype(wide), number(8 * i, count)))
-        word = reduce(tirx.bitwise_or, found)
+            taps.append(tirx.shift_left(pixels.astype(wide), number(8 * i, count)))
+        word = reduce(tirx.bitwise_or, taps)
         if cfg.way.shift(cfg.dtype):
             word = tirx.bitwise_xor(word, number(FLIP, count))
         return word if mask is None else tirx.bitwise_and(word, every(mask, count))

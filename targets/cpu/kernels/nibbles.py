@@ -309,8 +309,8 @@ class _Nest:
         whole, rest = divmod(self.own.depth, self.own.block)
 
         def row(r: Expr) -> tirx.Stmt:
-            found = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
-            return block(found + ([part(r, whole, rest)] if rest else []))
+            parts = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
+            return block(parts + ([part(r, whole, rest)] if rest else []))
 
         return loop(self.own.rows, row, "row")
 

@@ -113,8 +113,8 @@ def _versions(model: bytes) -> str:
 
     A context of ``v2:6:2.51.0:5.51.0:73:0:0:0`` was made by version 2.51.0 of QNN for HTP v73.
     """
-    found = onnx.load_model_from_string(model).metadata_props
-    said = [entry.value for entry in found if entry.key.startswith("ep_compatibility_info.")]
+    properties = onnx.load_model_from_string(model).metadata_props
+    said = [entry.value for entry in properties if entry.key.startswith("ep_compatibility_info.")]
     return " ".join(" ".join(said).split()) or "no version of its libraries"
 
 

@@ -215,7 +215,7 @@ def _include_pad(call: relax.Call) -> bool | None:
     data, counts = operands_of(call)
     if integer.dilation != (1, 1) or not isinstance(counts, GenericConst):
         return None
-    found = counts.value.numpy()
+    numbers = counts.value.numpy()
     sizes, (top, left, bottom, right) = shape_of(data)[2:], integer.padding
     for include in (True, False):
         sums = []
@@ -228,7 +228,7 @@ def _include_pad(call: relax.Call) -> bool | None:
             around = (before, after) if include else (0, 0)
             sums.append(((places >= -around[0]) & (places < size + around[1])).sum(1))
         expected = np.outer(*sums)[None, None]
-        if np.array_equal(np.broadcast_to(found, expected.shape), expected):
+        if np.array_equal(np.broadcast_to(numbers, expected.shape), expected):
             return include
     return None
 

@@ -104,13 +104,13 @@ def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
     done: list[tirx.Stmt] = []
     run: list[_Store] = []
     for statement in sequence.seq:
-        found = _store_of(statement)
-        if found is not None and (not run or found.into.buffer.same_as(run[0].into.buffer)):
-            run.append(found)
+        store = _store_of(statement)
+        if store is not None and (not run or store.into.buffer.same_as(run[0].into.buffer)):
+            run.append(store)
             continue
         done += _pack_run(run)
-        run = [] if found is None else [found]
-        if found is None:
+        run = [] if store is None else [store]
+        if store is None:
             done.append(statement)
     done += _pack_run(run)
     return block(done) if any(_store_of(s) is not None for s in sequence.seq) else sequence

@@ -361,12 +361,12 @@ class _Pool:
         first = x * cfg.stride[1] + (self.before - cfg.padding[1])
         if cfg.stride[1] == 1:
             return self._most([at(first + kx) for kx in range(cfg.kernel[1])])
-        found: list[Expr] = []
+        neighbours: list[Expr] = []
         for kx in range(0, cfg.kernel[1], 2):
             upper, lower = at(first + kx + PIXELS), at(first + kx)
             both = pair("vdealvdd", upper, lower, word(-LANES))
-            found += [low(both), high(both)] if kx + 1 < cfg.kernel[1] else [low(both)]
-        return self._most(found)
+            neighbours += [low(both), high(both)] if kx + 1 < cfg.kernel[1] else [low(both)]
+        return self._most(neighbours)
 
     def _at(self, column: Expr) -> Expr:
         return bytes_at(self.columns, column * LANES)

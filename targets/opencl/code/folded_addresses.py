@@ -173,8 +173,8 @@ class _Bases:
         start = _start(indices[0])
         if start is None:
             return None, [], 0
-        found, offset = _linear(start, 1)
-        parts = {part: term for part, term in found.items() if term[1]}
+        terms, offset = _linear(start, 1)
+        parts = {part: term for part, term in terms.items() if term[1]}
         key = place, frozenset((part, times) for part, (_, times) in parts.items())
         return (key if parts else None), list(parts.values()), offset
 

@@ -122,7 +122,7 @@ _NAME = "tvm_stretch_best"
 
 
 def _functions(scalar: str, on_cpu: bool) -> str:
-    found = []
+    lines = []
     for name, sign in _SIGNS.items():
         for width in ("", *_WIDTHS):
             kind, wins = f"{scalar}{width}", f"a {sign} b"
@@ -130,19 +130,19 @@ def _functions(scalar: str, on_cpu: bool) -> str:
                 wins = f"({wins}) | (a != a)" if width else f"{wins} || a != a"
             best = f"select(b, a, {wins})" if width else f"{wins} ? a : b"
             body = f"({kind} a, {kind} b) {{ return {best}; }}"
-            found.append(f"static {kind} {_NAME}_{name}_{kind}{body}\n")
-    return "".join(found)
+            lines.append(f"static {kind} {_NAME}_{name}_{kind}{body}\n")
+    return "".join(lines)
 
 
 def nan_safe_prelude(text: str, *, on_cpu: bool) -> str:
     """The functions that a program calls."""
-    found = []
+    functions = []
     for scalar in _FLOATS.values():
         if any(f"{_NAME}_{name}_{scalar}" in text for name in _SIGNS):
             if extension := _EXTENSIONS.get(scalar):
-                found.append(f"#pragma OPENCL EXTENSION {extension} : enable\n")
-            found.append(_functions(scalar, on_cpu))
-    return "".join(found)
+                functions.append(f"#pragma OPENCL EXTENSION {extension} : enable\n")
+            functions.append(_functions(scalar, on_cpu))
+    return "".join(functions)
 
 
 def nan_safe(best: tirx.Max | tirx.Min) -> Expr:

@@ -192,8 +192,8 @@ def compile_opencl(
 
     def code_of(function: tirx.PrimFunc) -> bytes:
         name = str(function.attrs["global_symbol"])
-        found = _launches(name, function, target, on_cpu)
-        return to_text(list(found)).encode()
+        calls = _launches(name, function, target, on_cpu)
+        return to_text(list(calls)).encode()
 
     codes = generate(kernels, schedule, target, code_of, options=f"on_cpu={on_cpu}")
     launches = {name: from_text(tuple[Launch, ...], code) for name, code in codes.items()}

@@ -43,13 +43,15 @@ def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tupl
         ("shared", bytes for each group). OpenCL declares the latter only in kernels, not in the
         functions that they call.
     """
-    found: list[Var] = []
-    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda s: found.append(s.buffer)))
+    temporaries: list[Var] = []
+    tvm_ffi.structural_walk(
+        function.body, (tirx.AllocBuffer, lambda s: temporaries.append(s.buffer))
+    )
     moved: dict[Var, Var] = {}
     pointers: dict[Var, Var] = {}
     memory: list[tuple[str, int]] = []
     on_stack = 0
-    for buffer in found:
+    for buffer in temporaries:
         dtype, scope = str(buffer.dtype), str(buffer.scope())
         size = bytes_of(buffer)
         if scope == "shared" or (scope == "global" and on_stack + size > _STACK_BYTES):

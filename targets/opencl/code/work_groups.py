@@ -65,7 +65,7 @@ def device_calls(
     split = tvm.transform.Sequential(_pipeline(on_cpu, own_barriers))(bound)
     host = split[name]
     tensors = _Tensors(host)
-    found: list[DeviceCall] = []
+    calls: list[DeviceCall] = []
 
     def visit(call: Call) -> None:
         if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
@@ -75,14 +75,14 @@ def device_calls(
         extents = dict(zip(tags, map(int, call.args[end:]), strict=True))
         device, own = place_temporaries(split[entry])
         memory = (*tensors.find(call.args[1:end]), *own)
-        found.append(DeviceCall(entry, device, memory, tensors.scratch, extents))
+        calls.append(DeviceCall(entry, device, memory, tensors.scratch, extents))
 
     def refuse(_: tirx.BufferStore) -> None:
         raise UnsupportedError(f"expected work-items for all of kernel {name}, got some; report it")
 
     tvm_ffi.structural_walk(host.body, (tirx.BufferStore, refuse))
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
-    return found
+    return calls
 
 
 def _from_the_start(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -186,26 +186,26 @@ def _work_groups(
 
 
 def _mentions_threads(body: tirx.Stmt) -> bool:
-    found: list[tirx.For] = []
+    bound: list[tirx.For] = []
 
     def visit(loop: tirx.For) -> None:
         if loop.kind == tirx.ForKind.THREAD_BINDING:
-            found.append(loop)
+            bound.append(loop)
 
     tvm_ffi.structural_walk(body, (tirx.For, visit), order="post")
-    return bool(found)
+    return bool(bound)
 
 
 def _has_barriers(function: tirx.PrimFunc) -> bool:
     """Whether a kernel contains its own barriers between work-items."""
-    found: list[Call] = []
+    barriers: list[Call] = []
 
     def visit(call: Call) -> None:
         if getattr(call.op, "name", "") == "tirx.tvm_storage_sync":
-            found.append(call)
+            barriers.append(call)
 
     tvm_ffi.structural_walk(function.body, (Call, visit))
-    return bool(found)
+    return bool(barriers)
 
 
 def _portable_call(call: Call) -> tvm.ir.Expr:
@@ -277,9 +277,9 @@ def _has_vectors(loop: tirx.For) -> bool:
 
     def compared(chosen: tirx.Select) -> None:
         bits = tvm.DataType(str(chosen.ty.dtype)).bits
-        for found in _comparisons(chosen.condition, differs):
-            if tvm.DataType(str(found.a.ty.dtype)).bits != bits:
-                uneven.append(found)
+        for comparison in _comparisons(chosen.condition, differs):
+            if tvm.DataType(str(comparison.a.ty.dtype)).bits != bits:
+                uneven.append(comparison)
 
     tvm_ffi.structural_walk(
         loop.body,
@@ -295,20 +295,20 @@ def _has_vectors(loop: tirx.For) -> bool:
 
 def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
     """The loop's variable, and variables of blocks and lets that depend on it."""
-    found = [loop.loop_var]
+    variables = [loop.loop_var]
 
     def visit(realized: s_tir.SBlockRealize) -> None:
         for axis, value in zip(realized.block.iter_vars, realized.iter_values, strict=True):
-            if _mentions(value, found):
-                found.append(axis.var)
+            if _mentions(value, variables):
+                variables.append(axis.var)
 
     def named(let: tirx.Let) -> None:
-        if _mentions(let.value, found):
-            found.append(let.var)
+        if _mentions(let.value, variables):
+            variables.append(let.var)
 
     walks = [(s_tir.SBlockRealize, visit), (tirx.Let, named)]
     tvm_ffi.structural_walk(loop.body, walks, order="pre")
-    return found
+    return variables
 
 
 def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
@@ -319,9 +319,9 @@ def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
 
 def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
     """Comparisons in a condition that differ between lanes."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(condition, (_COMPARISONS, found.append))
-    return [comparison for comparison in found if _mentions(comparison, differs)]
+    comparisons: list[Any] = []
+    tvm_ffi.structural_walk(condition, (_COMPARISONS, comparisons.append))
+    return [comparison for comparison in comparisons if _mentions(comparison, differs)]
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepApart")

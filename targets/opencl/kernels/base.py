@@ -63,10 +63,10 @@ def gpu_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Any, ...]
     The template with most of them gives way to others.
     """
     kinds = (kind for kind in every_template().values() if issubclass(kind, TunedTemplate))
-    found = [list(kind.variants(layer, gpu, count)) for kind in kinds]
-    while sum(map(len, found)) > count:
-        max(found, key=len).pop()
-    return tuple(config for some in found for config in some)
+    by_kind = [list(kind.variants(layer, gpu, count)) for kind in kinds]
+    while sum(map(len, by_kind)) > count:
+        max(by_kind, key=len).pop()
+    return tuple(config for some in by_kind for config in some)
 
 
 def in_images(config: Any, gpu: GpuMachine) -> list[Any]:

@@ -128,11 +128,11 @@ class GroupConvConfig(GpuConvConfig):
         if layer.is_depthwise:
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
-        found: Any = choose_group_conv(plain, machine.gpu)
+        chosen: Any = choose_group_conv(plain, machine.gpu)
         if not layer.exact:
-            return [found]
-        direct = isinstance(found, ConvConfig)  # and not Winograd, which is not exact
-        configs = [found] if direct else [*group_conv_candidates(plain, machine.gpu, 1)]
+            return [chosen]
+        direct = isinstance(chosen, ConvConfig)  # and not Winograd, which is not exact
+        configs = [chosen] if direct else [*group_conv_candidates(plain, machine.gpu, 1)]
         return [replace(config, exact=True) for config in configs]  # so are parts of the layer
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
@@ -146,10 +146,10 @@ class GroupConvConfig(GpuConvConfig):
         if machine.gpu is None:
             return plain
         sizes, tile = Sizes.of(self), tile_of(self)
-        found = tile_cycles(sizes, tile, machine.gpu)
+        cycles = tile_cycles(sizes, tile, machine.gpu)
         groups = group_count(sizes, tile)
         return GroupConvFeatures(
-            **vars(plain), work_groups=groups, group_items=self.group_items, **found._asdict()
+            **vars(plain), work_groups=groups, group_items=self.group_items, **cycles._asdict()
         )
 
     @property
@@ -266,8 +266,8 @@ def _kind(config: ConvConfig) -> object:
 
 def choose_group_conv(layer: ConvConfig, gpu: GpuMachine) -> ConvConfig:
     """The configuration of a convolution or dense layer: measured best, or best by the model."""
-    found: ConvConfig | None = gpu.winners.find(layer)
-    return found or group_conv_candidates(layer, gpu, 1)[0]
+    winner: ConvConfig | None = gpu.winners.find(layer)
+    return winner or group_conv_candidates(layer, gpu, 1)[0]
 
 
 @lru_cache(maxsize=4096)
@@ -275,12 +275,12 @@ def group_conv_candidates(
     layer: ConvConfig, gpu: GpuMachine, count: int = 8
 ) -> tuple[ConvConfig, ...]:
     """Up to ``count`` configurations of all templates, the fastest by their models first."""
-    found: list[ConvConfig] = []
+    candidates: list[ConvConfig] = []
     if gpu.local_on_chip and is_row(layer):
-        found = row_candidates(layer, gpu)
+        candidates = row_candidates(layer, gpu)
     elif gpu.local_on_chip:
-        found = [tiled(layer, tile, gpu.images) for tile in tiles_of(layer, gpu)[:count]]
-    return tuple((found or item_conv_candidates(layer, gpu))[:count])
+        candidates = [tiled(layer, tile, gpu.images) for tile in tiles_of(layer, gpu)[:count]]
+    return tuple((candidates or item_conv_candidates(layer, gpu))[:count])
 
 
 def group_conv_cycles(config: GroupConvConfig, gpu: GpuMachine) -> float:

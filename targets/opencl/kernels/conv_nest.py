@@ -298,12 +298,12 @@ class Products:
         cfg, wide = self.cfg, self.cfg.item_quads
         pixel = tile * cfg.group_pixels + down + i * cfg.items[0]
         overhangs = cfg.tiles * cfg.group_pixels > cfg.all_pixels
-        found = []
+        statements = []
         for j in range(wide):
             quad = column * (cfg.width // QUAD) + j * cfg.items[1] + across
             value = load(self.acc, i * wide + j)
             if self.parts is not None:
-                found.append(store_quad(self.parts, value, split, quad, pixel, 0))
+                statements.append(store_quad(self.parts, value, split, quad, pixel, 0))
                 continue
             place = cfg.output(pixel, quad)
             stores = block(finish_quad(self.epilogue, place, value, f"result{i}_{j}"))
@@ -312,5 +312,5 @@ class Products:
                 if cfg.out_groups * cfg.oc_blocks > cfg.out_blocks
                 else None
             )
-            found.append(when(exists, stores))
-        return [when(pixel < cfg.all_pixels if overhangs else None, block(found))]
+            statements.append(when(exists, stores))
+        return [when(pixel < cfg.all_pixels if overhangs else None, block(statements))]

@@ -150,9 +150,9 @@ def row_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ConvConfig]:
     """Few outputs a group, so that all units read weights, and as many lines as fill it, first."""
     first = max(1, min(_ROW_BLOCKS, layer.out_blocks // gpu.units))
     others = [blocks for blocks in (1, 2, _ROW_BLOCKS) if blocks != first]
-    found = [_lines(layer, gpu, blocks) for blocks in (first, *others)]
-    places = ((i, j) for i, lines in enumerate(found) for j in range(len(lines)))
-    return [found[i][j] for i, j in sorted(places, key=sum)]
+    by_blocks = [_lines(layer, gpu, blocks) for blocks in (first, *others)]
+    places = ((i, j) for i, lines in enumerate(by_blocks) for j in range(len(lines)))
+    return [by_blocks[i][j] for i, j in sorted(places, key=sum)]
 
 
 def _lines(layer: ConvConfig, gpu: GpuMachine, blocks: int) -> list[ConvConfig]:

@@ -106,12 +106,12 @@ def shares(
     total: int, items: int, item: Expr, body: Callable[[int, Expr], tirx.Stmt]
 ) -> list[tirx.Stmt]:
     """``body(turn, number)`` for ``total`` numbers, which the items of a group take in turns."""
-    found = []
+    parts = []
     for turn in range(-(-total // items)):
         number = item + turn * items
         fits = (turn + 1) * items <= total
-        found.append(when(None if fits else number < total, body(turn, number)))
-    return found
+        parts.append(when(None if fits else number < total, body(turn, number)))
+    return parts
 
 
 def join_items(

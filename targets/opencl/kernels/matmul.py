@@ -84,8 +84,8 @@ class GroupMatmulConfig(MatmulConfig):
         """The template itself, or that of the cores that take over."""
         if machine.gpu is not None:
             return self
-        found: Template | None = choose(taken(MatmulShape, self), machine)
-        return found
+        chosen: Template | None = choose(taken(MatmulShape, self), machine)
+        return chosen
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         return _Nest(self, fused).launch()

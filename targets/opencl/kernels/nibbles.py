@@ -158,14 +158,14 @@ class _Nest:
     def results(self, parts: tirx.Buffer, place: tuple[Expr, Expr, Expr]) -> list[tirx.Stmt]:
         """Store the sums of one item of the first line."""
         unit, column, first = place
-        found = []
+        results = []
         for r in range(self.rows):
             sums = [load(parts, r, i, 0, column) for i in range(self.sums)]
             for i, value in self.outputs(sums):
                 output = unit * UNITS + column * (UNITS // self.across) + i
                 exists = tirx.all(first + r < self.own.rows, output < self.own.outputs)
-                found.append(when(exists, store(self.y, value, first + r, output)))
-        return found
+                results.append(when(exists, store(self.y, value, first + r, output)))
+        return results
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,9 @@ class GroupPairConfig(Template):
         first = self.window.work(EpilogueWork(), machine, item)
         second = self.conv.work(epilogue, machine, item)
         assert first is not None
-        found = PairCycles(0.0, 0.0, 0.0)
+        cycles = PairCycles(0.0, 0.0, 0.0)
         if machine.gpu is not None:
-            found = pair_cycles(self, machine.gpu)
+            cycles = pair_cycles(self, machine.gpu)
         return GroupPairFeatures(
             flops=first.flops + second.flops,
             in_bytes=first.in_bytes + second.in_bytes - first.out_bytes,
@@ -194,9 +194,9 @@ class GroupPairConfig(Template):
             depthwise_flops=first.flops,
             weight_numbers=self.window.channels * prod(self.window.kernel)
             + self.conv.in_channels * self.conv.out_channels,
-            busy_cycles=found.busy,
-            waiting_cycles=found.waiting,
-            moved_bytes=found.moved_bytes,
+            busy_cycles=cycles.busy,
+            waiting_cycles=cycles.waiting,
+            moved_bytes=cycles.moved_bytes,
         )
 
 
@@ -288,9 +288,9 @@ def _configs(
     for tile in itertools.starmap(PairTile, product(_GROUP_PIXELS, _PIXELS, _COLUMNS, _SLICES)):
         if tile.group_pixels % tile.pixels or outputs % tile.columns:
             continue
-        found = _config(window, conv, inner, tile)
-        if _fits(found, gpu):
-            yield found
+        config = _config(window, conv, inner, tile)
+        if _fits(config, gpu):
+            yield config
 
 
 def pair_tiles(pair: Pair, gpu: GpuMachine) -> list[PairTile]:
@@ -300,8 +300,8 @@ def pair_tiles(pair: Pair, gpu: GpuMachine) -> list[PairTile]:
     if not (gpu.local_on_chip and is_pair(window, conv)):
         return []
     assert isinstance(conv, GroupConvConfig)
-    found = sorted(_configs(window, conv, 2, gpu), key=lambda c: pair_cycles(c, gpu).total)
-    return [config.tile for config in found]
+    configs = sorted(_configs(window, conv, 2, gpu), key=lambda c: pair_cycles(c, gpu).total)
+    return [config.tile for config in configs]
 
 
 def pair_candidates(pair: Pair, gpu: GpuMachine, count: int) -> list[PairTile]:
@@ -339,9 +339,9 @@ def choose_pair(
     measured = gpu.winners.find(Pair.of_kernels(window, conv))
     if measured is not None:
         return None if measured == APART else _config(window, conv, inner, measured)
-    found = min(
+    best = min(
         _configs(window, conv, inner, gpu),
         key=lambda config: pair_cycles(config, gpu).total,
         default=None,
     )
-    return found if found is not None and _is_faster(found, gpu) else None
+    return best if best is not None and _is_faster(best, gpu) else None

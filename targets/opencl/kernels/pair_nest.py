@@ -146,14 +146,14 @@ class PairNest:
 
         def step(number: Expr) -> tirx.Stmt:
             k = slice_ * cfg.steps + number
-            found = []
+            statements = []
             for i in range(QUAD):
                 place = cfg.conv.factor_at(quad // width, k * QUAD + i, quad % width * QUAD)
-                found.append(store(self.factors, load_quad(self.weight, *place), i))
+                statements.append(store(self.factors, load_quad(self.weight, *place), i))
             for p in range(cfg.pixels):
                 value = load(self.tile, k * cfg.group_pixels + first + p)
-                found.append(store(self.pixel, value, 0))
-                found += [
+                statements.append(store(self.pixel, value, 0))
+                statements += [
                     store(
                         self.acc,
                         load(self.acc, p)
@@ -162,7 +162,7 @@ class PairNest:
                     )
                     for i in range(QUAD)
                 ]
-            return block(found)
+            return block(statements)
 
         ends = cfg.steps * cfg.slices > cfg.quads
         left = tirx.min(const(cfg.steps), const(cfg.quads) - slice_ * cfg.steps)

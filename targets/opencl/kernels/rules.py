@@ -60,17 +60,17 @@ def _without_one_item(loop: tirx.For) -> tirx.Stmt:
 
 def _has_groups_inside(func: tirx.PrimFunc) -> bool:
     """Whether a serial loop runs work-groups, as the plain rule writes sums of whole tensors."""
-    found: list[tirx.For] = []
+    loops: list[tirx.For] = []
 
     def visit(loop: tirx.For) -> None:
         if loop.thread_binding is None and isinstance(loop.body, tirx.For):
             inner = loop.body.thread_binding
-            found.extend(
+            loops.extend(
                 [loop] if inner is not None and inner.thread_tag.startswith("blockIdx") else []
             )
 
     tvm_ffi.structural_walk(func.body, (tirx.For, visit))
-    return bool(found)
+    return bool(loops)
 
 
 def _is_one(extent: Expr) -> bool:

@@ -92,8 +92,8 @@ def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
 def _sorted_tiles(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
     """The same for a GPU without winners, which change with each trial of `ts.tune.measure`."""
     sizes = Sizes.of(layer)
-    found = _tiles(layer, sizes, gpu)
-    return tuple(sorted(found, key=lambda tile: tile_cycles(sizes, tile, gpu).total))
+    tiles = _tiles(layer, sizes, gpu)
+    return tuple(sorted(tiles, key=lambda tile: tile_cycles(sizes, tile, gpu).total))
 
 
 def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:

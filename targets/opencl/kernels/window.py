@@ -242,8 +242,8 @@ class Window:
 
 def choose_group_window(layer: WindowConfig, gpu: GpuMachine) -> GroupWindowConfig:
     """The configuration of a depthwise convolution or pooling: measured best, or of the model."""
-    found: GroupWindowConfig | None = gpu.winners.find(layer)
-    return found or group_window_candidates(layer, gpu)[0]
+    winner: GroupWindowConfig | None = gpu.winners.find(layer)
+    return winner or group_window_candidates(layer, gpu)[0]
 
 
 def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupWindowConfig]:
@@ -254,13 +254,13 @@ def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupW
     """
     items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
     enough = gpu.units * gpu.wave * _WAVES_A_UNIT
-    found = [
+    candidates = [
         taken(GroupWindowConfig, layer, tile=tile, group_items=each, images=gpu.images)
         for each in items
         for tile in _WINDOW_TILES
         if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]
     ]
-    usual = found[:2]
+    usual = candidates[:2]
     enough_items = [config for config in usual if config.work_items >= enough]
     first = enough_items[-1] if enough_items else usual[0]
-    return [first, *(config for config in found if config != first)]
+    return [first, *(config for config in candidates if config != first)]

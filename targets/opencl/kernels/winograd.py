@@ -267,11 +267,11 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         """Configurations of each tile that may be faster than direct sums."""
         if not isinstance(layer, ConvConfig):
             return []
-        found = group_winograd_candidates(layer, gpu, count // 4)
-        if not found:
+        candidates = group_winograd_candidates(layer, gpu, count // 4)
+        if not candidates:
             return []
         direct = tile_cycles(Sizes.of(layer), tiles_of(layer, gpu)[0], gpu).total
-        return [one for one in found if group_winograd_cycles(one, gpu) < _WORTH * direct]
+        return [one for one in candidates if group_winograd_cycles(one, gpu) < _WORTH * direct]
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
@@ -290,14 +290,14 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         if machine.gpu is None:
             return plain
         product = self.product
-        found = tile_cycles(Sizes.of(product), tile_of(product), machine.gpu)
+        cycles = tile_cycles(Sizes.of(product), tile_of(product), machine.gpu)
         moved = numbers_of(self)
         return GroupWinogradFeatures(
             **vars(plain),
-            busy_cycles=found.busy_cycles,
-            waiting_cycles=found.waiting_cycles,
-            moved_bytes=found.moved_bytes,
-            exchange_cycles=found.exchange_cycles,
+            busy_cycles=cycles.busy_cycles,
+            waiting_cycles=cycles.waiting_cycles,
+            moved_bytes=cycles.moved_bytes,
+            exchange_cycles=cycles.exchange_cycles,
             plane_numbers=float(moved[0]),
             sum_numbers=float(moved[1]),
         )

@@ -23,19 +23,19 @@ def target(text: str) -> str | dict[str, Any]:
 def shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     """``x=1,3,224,224``, or ``tokens=1,n`` with a name for a dimension of ``--length``."""
     name, _, sizes = text.rpartition("=")
-    found = tuple(size if size.isidentifier() else _integer(size) for size in sizes.split(","))
-    if not name or None in found:
+    numbers = tuple(size if size.isidentifier() else _integer(size) for size in sizes.split(","))
+    if not name or None in numbers:
         raise argparse.ArgumentTypeError(f"expected INPUT=1,3,224,224 or the like, got {text!r}")
-    return name, tuple(size for size in found if size is not None)
+    return name, tuple(size for size in numbers if size is not None)
 
 
 def length(text: str) -> tuple[str, tuple[int, ...] | slice]:
     """``n=64,128``, or ``n=1..512`` for any size in between, as a slice."""
     name, _, sizes = text.rpartition("=")
     first, any_size, last = sizes.partition("..")
-    found = tuple(map(_integer, (first, last) if any_size else sizes.split(",")))
-    known = tuple(size for size in found if size is not None)
-    if not name or len(known) < len(found):
+    numbers = tuple(map(_integer, (first, last) if any_size else sizes.split(",")))
+    known = tuple(size for size in numbers if size is not None)
+    if not name or len(known) < len(numbers):
         raise argparse.ArgumentTypeError(f"expected n=64,128 or n=1..512, got {text!r}")
     return name, slice(*known) if any_size else known
 
@@ -60,16 +60,16 @@ def share(text: str) -> tuple[str, float]:
 
 def named_file(text: str) -> tuple[str, Path]:
     """``x=picture.npy``, or a file alone."""
-    name, found, path = text.rpartition("=")
-    if not path or (found and not name):
+    name, equals, path = text.rpartition("=")
+    if not path or (equals and not name):
         raise argparse.ArgumentTypeError(f"expected x.npy or INPUT=x.npy, got {text!r}")
     return name, Path(path)
 
 
 def named_network(text: str) -> tuple[str, str]:
     """``R-50=resnet50.onnx``."""
-    name, found, path = text.partition("=")
-    if not (name and found and path):
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"expected R-50=resnet50.onnx or the like, got {text!r}")
     return name, path
 

@@ -140,21 +140,21 @@ def run(args: argparse.Namespace) -> None:
 
 def _by_name(pairs: Sequence[tuple[str, Value]], option: str) -> dict[str, Value]:
     """What an option that may be given several times says of each name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(
             f"expected each name once for {option}, got {twice!r} several times; leave one out"
         )
-    return found
+    return by_name
 
 
 def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
     """What a file holds; the names in an archive are those of inputs."""
     try:
-        found = np.load(path, allow_pickle=False)
-        return [(name, found)] if isinstance(found, np.ndarray) else list(found.items())
+        loaded = np.load(path, allow_pickle=False)
+        return [(name, loaded)] if isinstance(loaded, np.ndarray) else list(loaded.items())
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"expected an array that NumPy saved for --input, got {path}: {error}; "
@@ -252,13 +252,14 @@ def plan(args: argparse.Namespace) -> None:
 def stretch(args: argparse.Namespace) -> None:
     """List designs of NN-Stretch, the fastest first."""
     network, device = _network(args.network), _device(args.device)
-    found = ts.stretch(network, args.targets, device=device, cpu_threads=args.threads)
+    stretched = ts.stretch(network, args.targets, device=device, cpu_threads=args.threads)
     if args.output is not None:
-        found.best.design.write(args.output)
+        stretched.best.design.write(args.output)
     designs = [
-        {"predicted_ns": c.ns, "pruned_by": c.rule, **c.design.to_data()} for c in found.candidates
+        {"predicted_ns": c.ns, "pruned_by": c.rule, **c.design.to_data()}
+        for c in stretched.candidates
     ]
-    _show(args, designs, str(found))
+    _show(args, designs, str(stretched))
 
 
 def quantize(args: argparse.Namespace) -> None:
@@ -309,9 +310,9 @@ def probe(args: argparse.Namespace) -> None:
 def calibrate(args: argparse.Namespace) -> None:
     """Make a phone's profile."""
     networks = _by_name([(name, _network(path)) for name, path in args.networks], "--network")
-    found = ts.tune.calibrate(args.latencies, networks, name=args.name, like=args.like)
-    found.write(args.output)
-    _show(args, {"profile": args.output}, f"{found}\n{args.output}: --device {args.output}")
+    profile = ts.tune.calibrate(args.latencies, networks, name=args.name, like=args.like)
+    profile.write(args.output)
+    _show(args, {"profile": args.output}, f"{profile}\n{args.output}: --device {args.output}")
 
 
 def compare(args: argparse.Namespace) -> None:

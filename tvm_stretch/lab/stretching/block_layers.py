@@ -142,23 +142,23 @@ def block_layers(block: BlockWidths, read: int, width: int) -> list[Layer]:
     except UnequalWidthsError:
         assert read != width, "a block that reads as many channels as it computes exists"
         return [point_conv(start, read, width, norm), *block_layers(block, width, width)]
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for member in block.members:
         skip = block.skips.get(member.name)
         if skip is not None and sizes[block.root(skip)] != width:
-            found.append(point_conv(start, sizes[block.root(skip)], width, norm))
-        _add_layer(block.operators, member, found, lambda n: sizes[block.root(n)])
-    return found
+            layers.append(point_conv(start, sizes[block.root(skip)], width, norm))
+        _add_layer(block.operators, member, layers, lambda n: sizes[block.root(n)])
+    return layers
 
 
 def outside_layers(
     operators: Operators, names: Iterable[str], widths: Mapping[str, int]
 ) -> list[Layer]:
     """The layers of operators that are not scaled."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for name in names:
-        _add_layer(operators, operators[name], found, lambda n: channels_of(operators, n, widths))
-    return found
+        _add_layer(operators, operators[name], layers, lambda n: channels_of(operators, n, widths))
+    return layers
 
 
 def channels_of(operators: Operators, name: str, widths: Mapping[str, int]) -> int:

@@ -103,38 +103,38 @@ class Search:
 
     def _reads(self, tables: Sequence[Table]) -> list[tuple[int, int]]:
         """The fewest and the most channels that each segment may read."""
-        found = []
+        reads = []
         for index, table in enumerate(tables):
             own = table.run.read
             if not self._is_fed(index):
-                found.append((own, own))
+                reads.append((own, own))
                 continue
             before = tables[index - 1]
             ends = [
                 before.run.out_width([pick(before.widths[p]) for p in self.places], before.merge)
                 for pick in (min, max)
             ]
-            found.append((min(own, *ends), max(own, *ends)))
-        return found
+            reads.append((min(own, *ends), max(own, *ends)))
+        return reads
 
     def _extended(
         self, states: dict[int, list[Past]], segment: _Segment, is_fed: bool
     ) -> dict[int, list[Past]]:
-        found: dict[int, list[Past]] = {}
+        extended: dict[int, list[Past]] = {}
         for read, pasts in states.items():
             for out, ns, choice in segment.choices(read):
                 key = out if is_fed else 0
-                found.setdefault(key, []).extend(
+                extended.setdefault(key, []).extend(
                     Past(past.ns + ns, (*past.segments, choice)) for past in pasts
                 )
         if not is_fed:
-            following = len(next(iter(found.values()))[0].segments)
+            following = len(next(iter(extended.values()))[0].segments)
             read = self.runs[following].read if following < len(self.runs) else 0
-            found = {read: [past for pasts in found.values() for past in pasts]}
+            extended = {read: [past for pasts in extended.values() for past in pasts]}
             most = 4 * _PASTS
         else:
             most = _PASTS
-        return {read: sorted(pasts, key=lambda p: p.ns)[:most] for read, pasts in found.items()}
+        return {read: sorted(pasts, key=lambda p: p.ns)[:most] for read, pasts in extended.items()}
 
 
 def _passes_on(operators: Operators, end: str, run: Run) -> bool:

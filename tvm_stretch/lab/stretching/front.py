@@ -134,8 +134,8 @@ def find_front(task: Task, places: Sequence[int], rules: Rules, merge: str | Non
     every: dict[Candidate, None] = {}
     for capacity in CAPACITIES:
         step()
-        found, _ = find_candidates(task, places, replace(rules, capacity=capacity), merge)
-        every.update(dict.fromkeys(candidate for candidate in found if candidate.kept))
+        candidates, _ = find_candidates(task, places, replace(rules, capacity=capacity), merge)
+        every.update(dict.fromkeys(candidate for candidate in candidates if candidate.kept))
     front = Front((), original, task.fastest_alone_ns)
     return replace(front, points=_thinned(every, front.share))
 
@@ -172,7 +172,7 @@ def find_candidates(
     space = {"all of them (table 2)": space_of_table_2(blocks, len(able))}
     sets = [s for size in (2, 3) for s in combinations(able, size)]
     segmentations = list(dict.fromkeys((task.chain.runs, _cut(task, able, rules))))
-    found: dict[Design, Candidate] = {}
+    by_design: dict[Design, Candidate] = {}
     for runs in segmentations:
         own = replace(task, chain=Chain.of(task.chain.operators, runs))
         for places in sets:
@@ -185,9 +185,9 @@ def find_candidates(
             for design in designs:
                 step()
                 figures = predict(own.chain, design, own.pricing, own.home)
-                found.setdefault(design, candidate_of(task, design, figures))
-    space["simulated"] = log10(max(1, len(found)))
-    return list(found.values()), space
+                by_design.setdefault(design, candidate_of(task, design, figures))
+    space["simulated"] = log10(max(1, len(by_design)))
+    return list(by_design.values()), space
 
 
 def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:

@@ -163,7 +163,7 @@ def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
                     "correct the design"
                 )
             segment_of[block.output] = segment.start
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for block in blocks:
         start = segment_of.get(block.output)
         try:
@@ -173,9 +173,9 @@ def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
                 raise
             continue
         begin = start or ties.start
-        before = found[begin].blocks if begin in found else ()
-        found[begin] = Run(operators, (*before, ties), len(found))
-    return found
+        before = runs[begin].blocks if begin in runs else ()
+        runs[begin] = Run(operators, (*before, ties), len(runs))
+    return runs
 
 
 def _broken_rule(task: Task, rules: Rules, run: Run, segment: StretchedSegment, read: int) -> str:

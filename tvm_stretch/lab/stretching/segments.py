@@ -89,15 +89,15 @@ class Run:
 
     def first_layers(self, read: int, width: int, merge: str, branches: int) -> list[Layer]:
         """The layers that do not depend on depth: 1x1 convolutions at the ends, the first block."""
-        norm, found = has_norms(self.operators), []
+        norm, layers = has_norms(self.operators), []
         if branches > 1 and merge == "project":
             size = narrowed(read, width, self.width)
-            found.append(point_conv(self.operators.shape(self.start), read, size, norm))
+            layers.append(point_conv(self.operators.shape(self.start), read, size, norm))
             read = size
         share = self.width // branches
         if branches > 1 and merge != "concat" and width != share:
-            found.append(point_conv(self.operators.shape(self.end), width, share, norm))
-        return [*found, *block_layers(self.blocks[0], read, width)]
+            layers.append(point_conv(self.operators.shape(self.end), width, share, norm))
+        return [*layers, *block_layers(self.blocks[0], read, width)]
 
     def others(self, depth: int) -> list[BlockWidths]:
         """The blocks of a branch without the first."""
@@ -121,7 +121,7 @@ class Run:
 
 def find_runs(operators: Operators) -> tuple[Run, ...]:
     """The stages of a network, each as one run; a stage that forks inside gives several."""
-    found, reasons = [], []
+    runs, reasons = [], []
     for number, stage in enumerate(detect_stages(operators)):
         for blocks in _consecutive(stage.blocks):
             try:
@@ -133,24 +133,24 @@ def find_runs(operators: Operators) -> tuple[Run, ...]:
                 reasons.append(str(error))
                 continue
             if len(operators.shape(blocks[-1].output)) == 4:
-                found.append(Run(operators, ties, number))
-    if not found:
+                runs.append(Run(operators, ties, number))
+    if not runs:
         raise UnsupportedError(
             "expected blocks between meeting points in the network, got "
             f"{reasons[0] if reasons else 'none'}; there is nothing to stretch"
         )
-    return tuple(found)
+    return tuple(runs)
 
 
 def _consecutive(blocks: Sequence[Block]) -> list[list[Block]]:
     """The blocks in chains, in which each block reads only the one before it."""
-    found = [[blocks[0]]]
+    groups = [[blocks[0]]]
     for before, block in pairwise(blocks):
         if block.inputs == (before.output,):
-            found[-1].append(block)
+            groups[-1].append(block)
         else:
-            found.append([block])
-    return found
+            groups.append([block])
+    return groups
 
 
 def cut_runs(

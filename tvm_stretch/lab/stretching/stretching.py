@@ -292,9 +292,9 @@ def stretch(
         costs, places = site.costs(), site.places
         mod = load_trainable(source, shapes)
         where = {"targets": wanted, "device": device, "cpu_threads": cpu_threads}
-        found = stretch_network(mod, costs, places, rules or Rules(), merge, where)
+        stretched = stretch_network(mod, costs, places, rules or Rules(), merge, where)
     with reporting(progress):
-        return found if accuracy is None else with_accuracy(found, accuracy)
+        return stretched if accuracy is None else with_accuracy(stretched, accuracy)
 
 
 def stretch_network(

@@ -39,8 +39,8 @@ class Options:
 
     def figures(self, read: int) -> Array:
         """Nanoseconds, multiply-adds and parameters of each branch that reads ``read`` channels."""
-        found: Array = self.fixed + self.slope * (read - self.low)
-        return found
+        figures: Array = self.fixed + self.slope * (read - self.low)
+        return figures
 
 
 class Pricing:

@@ -111,14 +111,14 @@ def place(device: str | torch.device | None, net: nn.Module) -> torch.device:
         InputError: torch has no such device.
     """
     try:
-        found = device_of(net) if device is None else torch.device(device)
-        torch.empty(0, device=found)
+        chosen = device_of(net) if device is None else torch.device(device)
+        torch.empty(0, device=chosen)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         raise InputError(
             f"expected a device that torch has for device, got {device!r} ({error}); give 'cpu' or "
             "'cuda'"
         ) from error
-    return found
+    return chosen
 
 
 def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -78,11 +78,11 @@ def _replaced(
     call = binding.value
     if not isinstance(call, relax.Call):
         return binding
-    found = {i: names.get((binding.var.name, i)) for i in range(len(call.args))}
-    if not any(found.values()):
+    replaced = {i: names.get((binding.var.name, i)) for i in range(len(call.args))}
+    if not any(replaced.values()):
         return binding
     args = [
-        constant(arrays[":".join(name)].astype(str(arg.ty.dtype))) if (name := found[i]) else arg
+        constant(arrays[":".join(name)].astype(str(arg.ty.dtype))) if (name := replaced[i]) else arg
         for i, arg in enumerate(call.args)
     ]
     again = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
@@ -127,16 +127,16 @@ class _Reader:
         yield Node(name, operator.kind, self._inputs(operator), attrs, shape)
 
     def _inputs(self, operator: Operator) -> tuple[str, ...]:
-        found: list[str] = []
+        inputs: list[str] = []
         for index, arg in enumerate(operator.call.args):
             if (operator.name, index) in self.names:
                 self._keep(operator, index, arg)
-                found.append(":".join(self.names[operator.name, index]))
+                inputs.append(":".join(self.names[operator.name, index]))
             elif isinstance(arg, relax.Tuple) and operator.kind == "concat":
-                found += self._values(arg.fields)
+                inputs += self._values(arg.fields)
             elif isinstance(arg, relax.Var):
-                found.append(self.alias.get(arg.name, arg.name))
-        return tuple(found)
+                inputs.append(self.alias.get(arg.name, arg.name))
+        return tuple(inputs)
 
     def _values(self, variables: Any) -> tuple[str, ...]:
         for expr in variables:
@@ -340,7 +340,7 @@ def _weights(net: TrainableNetwork) -> dict[str, np.ndarray]:
             f"expected the {len(wanted)} weights that to_torch made, got {what}; leave layers and "
             "their parameters in place (no pruning, no parametrisation)"
         )
-    found = {}
+    weights = {}
     for key, weight in wanted.items():
         value = state[key].detach().cpu()
         if tuple(value.shape) != weight.shape:
@@ -353,5 +353,5 @@ def _weights(net: TrainableNetwork) -> dict[str, np.ndarray]:
                 f"expected finite numbers for {key!r}, got NaN or infinity; train with a lower "
                 "rate, from a checkpoint before that"
             )
-        found[weight.name] = value.float().numpy() if value.is_floating_point() else value.numpy()
-    return found
+        weights[weight.name] = value.float().numpy() if value.is_floating_point() else value.numpy()
+    return weights

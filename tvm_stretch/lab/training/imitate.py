@@ -165,14 +165,14 @@ class _Imitation:
             for node, values in _before(self.teacher, self.x)
             for name in wanted.intersection(node.inputs)
         }
-        found: dict[str, Tensor] = {}
+        energies: dict[str, Tensor] = {}
         for node in readers:
             read, made = self.sources[node.inputs[0]], self.sources[node.name]
             weight = self._scaled(made.tensor)
             rows = weight if made.tied else weight[self.channels[node.name].clamp_min(0)]
             energy = spread[read.tensor] * rows.square().sum((0, 2, 3))
-            found[read.tied] = found.get(read.tied, torch.zeros(())) + energy
-        return found
+            energies[read.tied] = energies.get(read.tied, torch.zeros(())) + energy
+        return energies
 
     # --- weights ---
 

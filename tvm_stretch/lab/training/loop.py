@@ -241,10 +241,10 @@ def _epoch(
         logits = net(images)
         if not steps:
             _check_classes(logits, labels)
-        found = loss(images, logits, labels)
-        found.backward()
+        batch_loss = loss(images, logits, labels)
+        batch_loss.backward()
         optimizer.step()
-        total += found.detach()
+        total += batch_loss.detach()
         steps += 1
         if steps % LOOK_EVERY == 0:
             _report(total, steps, training, epoch)
@@ -362,10 +362,10 @@ def read_checkpoint(
             "path, or remove the file"
         )
     if state["settings"] != dict(settings):
-        found = state["settings"]
-        name = next(n for n in {**settings, **found} if found.get(n) != settings.get(n))
+        saved = state["settings"]
+        name = next(n for n in {**settings, **saved} if saved.get(n) != settings.get(n))
         raise TrainingError(
-            f"expected a checkpoint of the same training in {path}, got {name}={found.get(name)!r} "
+            f"expected a checkpoint of the same training in {path}, got {name}={saved.get(name)!r} "
             f"where this has {settings.get(name)!r}; give another path, or remove the file"
         )
     net.load_state_dict(state["net"])

@@ -115,8 +115,8 @@ class TrainableNetwork(nn.Module):
             for name in node.inputs:
                 if self.graph.last_reader.get(name) == node.name:
                     values.pop(name, None)
-        found = tuple(values[name] for name in self.graph.outputs)
-        return found if self.graph.is_tuple else found[0]
+        outputs = tuple(values[name] for name in self.graph.outputs)
+        return outputs if self.graph.is_tuple else outputs[0]
 
     def compute(self, node: Node, values: Mapping[str, Any], times: int) -> Any:
         """The result of an operator.
@@ -133,9 +133,9 @@ class TrainableNetwork(nn.Module):
 
     def norm_of(self, name: str) -> _BatchNorm:
         """The batch normalisation of this name."""
-        found = self.get_submodule(self._layer_of[name])
-        assert isinstance(found, _BatchNorm)
-        return found
+        norm = self.get_submodule(self._layer_of[name])
+        assert isinstance(norm, _BatchNorm)
+        return norm
 
     def weight_of(self, name: str, role: str = "weight") -> Tensor:
         """A weight of an operator, to be read or written."""

@@ -76,13 +76,15 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
                 net(batch.to(device_of(net), torch.float32))
         if not batches:
             raise InputError("expected images to recalibrate with, got none; give a few hundred")
-        found = {layer: moments for layer, moments in norms.items() if moments.count}
-        if not all(torch.as_tensor(moments.squares).isfinite().all() for moments in found.values()):
+        counted = {layer: moments for layer, moments in norms.items() if moments.count}
+        if not all(
+            torch.as_tensor(moments.squares).isfinite().all() for moments in counted.values()
+        ):
             raise TrainingError(
                 "expected finite values in front of every batch normalisation, got others; look "
                 "for NaN among the images and the weights"
             )
-    for layer, moments in found.items():
+    for layer, moments in counted.items():
         statistics = dict(layer.named_buffers())
         statistics["running_mean"].copy_(torch.as_tensor(moments.mean))
         statistics["running_var"].copy_(torch.as_tensor(moments.squares) / (moments.count - 1))

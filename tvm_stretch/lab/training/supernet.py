@@ -104,14 +104,14 @@ class Supernet(nn.Module):
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """A candidate's part of the shared weights, by its own keys."""
-        found = {}
+        weights = {}
         for name, (key, places) in self._places[index].items():
             value: Tensor = self.shared[key]
             for axis, place in enumerate(places):
                 if len(place) < value.shape[axis]:
                     value = value.index_select(axis, place.to(value.device))
-            found[name] = value
-        return found
+            weights[name] = value
+        return weights
 
     @property
     def fingerprint(self) -> str:
@@ -142,10 +142,10 @@ class Supernet(nn.Module):
         """A candidate with copies of its weights, to be recalibrated or trained by itself."""
         net = self.nets[index]
         values = {name: net.state_dict()[net.weight_key(name)] for name in net.weight_names}
-        found = TrainableNetwork(net.graph, values, net.design)
+        candidate = TrainableNetwork(net.graph, values, net.design)
         own = {name: value.detach().clone() for name, value in self.weights(index).items()}
-        found.load_state_dict({**found.state_dict(), **own})
-        return found
+        candidate.load_state_dict({**candidate.state_dict(), **own})
+        return candidate
 
 
 def fit_supernet(
@@ -174,12 +174,12 @@ def fit_supernet(
     count = len(supernet.nets)
 
     def loss(images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        found = functional.cross_entropy(logits, labels)
+        total = functional.cross_entropy(logits, labels)
         taught = functional.softmax(logits.detach(), 1)
         chosen = {supernet.smallest, *torch.randint(count, (sampled,)).tolist()}
         for index in sorted(chosen - {supernet.largest}):
-            found = found + functional.cross_entropy(supernet.say(index, images), taught)
-        return found
+            total = total + functional.cross_entropy(supernet.say(index, images), taught)
+        return total
 
     return train(supernet, loader, loss, training, what)
 
@@ -198,14 +198,14 @@ def _axes_of_weights(graph: Graph) -> dict[str, dict[int, Layout]]:
         name: ((name, shape[1]),) for name, shape in graph.inputs.items() if len(shape) > 1
     }
     order = {node.name: position for position, node in enumerate(graph.nodes)}
-    found: dict[str, dict[int, Layout]] = {name: {} for name in held}
+    axes: dict[str, dict[int, Layout]] = {name: {} for name in held}
     for node in graph.nodes:
         reads = [layouts[name] for name in node.inputs if name in layouts]
         layouts[node.name] = own = _layout(node, reads, order)
         for name in node.inputs:
             if name in held:
-                found[name] = _axes(node, held[name], reads[0] if reads else own, own)
-    return found
+                axes[name] = _axes(node, held[name], reads[0] if reads else own, own)
+    return axes
 
 
 def _layout(node: Node, reads: Sequence[Layout], order: Mapping[str, int]) -> Layout:
@@ -235,20 +235,20 @@ def _axes(node: Node, weight: Weight, read: Layout, own: Layout) -> dict[int, La
 
 def _full_counts(layouts: Sequence[Mapping[str, Mapping[int, Layout]]]) -> dict[str, int]:
     """The largest number of channels that each producer has in any candidate."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for axes in (axes for own in layouts for axes in own.values()):
         for producer, count in (part for layout in axes.values() for part in layout):
-            found[producer] = max(count, found.get(producer, 0))
-    return found
+            counts[producer] = max(count, counts.get(producer, 0))
+    return counts
 
 
 def _unions(
     layouts: Sequence[Mapping[str, Mapping[int, Layout]]],
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """The producers that each weight's axis has in any candidate."""
-    found: dict[tuple[str, int], dict[str, None]] = {}
+    unions: dict[tuple[str, int], dict[str, None]] = {}
     for own in layouts:
         for name, axes in own.items():
             for axis, layout in axes.items():
-                found.setdefault((name, axis), {}).update(dict.fromkeys(p for p, _ in layout))
-    return {key: tuple(producers) for key, producers in found.items()}
+                unions.setdefault((name, axis), {}).update(dict.fromkeys(p for p, _ in layout))
+    return {key: tuple(producers) for key, producers in unions.items()}

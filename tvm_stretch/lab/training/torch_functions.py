@@ -43,10 +43,10 @@ def _conv_transpose(
     strides: Any, padding: Any, dilation: Any, groups: int, output_padding: Any,
 ) -> Tensor:  # fmt: skip
     top, left, bottom, right = padding
-    found = functional.conv_transpose2d(x, weight, None, strides, 0, 0, groups, dilation)
+    result = functional.conv_transpose2d(x, weight, None, strides, 0, 0, groups, dilation)
     rows, columns = output_padding
-    found = functional.pad(found, (0, columns, 0, rows))
-    return found[:, :, top : found.shape[2] - bottom, left : found.shape[3] - right]
+    result = functional.pad(result, (0, columns, 0, rows))
+    return result[:, :, top : result.shape[2] - bottom, left : result.shape[3] - right]
 
 
 @GRADIENT("nn.max_pool2d")

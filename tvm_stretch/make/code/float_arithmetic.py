@@ -95,10 +95,10 @@ def opencl_product(call: Call) -> Expr:
 
 def product_prelude(text: str) -> str:
     """The functions for the products of a program: OpenCL may fuse neither across them."""
-    found = []
+    functions = []
     for scalar in _SCALARS.values():
         for kind in (f"{scalar}{width}" for width in _WIDTHS):
             if f"{_PRODUCT}_{kind}(" in text:
                 body = "{\n#pragma OPENCL FP_CONTRACT OFF\n  return a * b;\n}\n"
-                found.append(f"static {kind} {_PRODUCT}_{kind}({kind} a, {kind} b) {body}")
-    return "".join(found)
+                functions.append(f"static {kind} {_PRODUCT}_{kind}({kind} a, {kind} b) {body}")
+    return "".join(functions)

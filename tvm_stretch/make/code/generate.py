@@ -74,13 +74,13 @@ def with_safe_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _has_integers(func: tirx.PrimFunc) -> bool:
     """Whether a function reads integers or makes them of other values: most kernels do not."""
-    found: set[str] = set()
+    dtypes: set[str] = set()
     rules = [
-        (TensorLoad, lambda load: found.add(str(load.source.dtype))),
-        (tirx.Cast, lambda cast: found.add(str(cast.ty.dtype))),
+        (TensorLoad, lambda load: dtypes.add(str(load.source.dtype))),
+        (tirx.Cast, lambda cast: dtypes.add(str(cast.ty.dtype))),
     ]
     tvm_ffi.structural_walk(func.body, rules)
-    return any("int" in dtype for dtype in found)
+    return any("int" in dtype for dtype in dtypes)
 
 
 class _Values:
@@ -150,12 +150,12 @@ class _Values:
         """Whether an expression depends on the values of a tensor."""
         if isinstance(expr, tirx.IntImm):
             return False
-        found: list[bool] = []
-        rules: list[tuple[Any, Any]] = [(TensorLoad, lambda _: found.append(True))]
+        computed: list[bool] = []
+        rules: list[tuple[Any, Any]] = [(TensorLoad, lambda _: computed.append(True))]
         if self._computed:
-            rules.append((Var, lambda var: found.append(var in self._computed)))
+            rules.append((Var, lambda var: computed.append(var in self._computed)))
         tvm_ffi.structural_walk(expr, rules)
-        return any(found)
+        return any(computed)
 
     def _copy(self, var: Var, value: Expr) -> None:
         if self._is_computed(value):
@@ -332,15 +332,15 @@ def source_files() -> dict[str, bytes]:
 
     The package itself is left out: it only names what its modules have.
     """
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     waiting = [*_generators()]
     while waiting:
         module = waiting.pop()
-        content = None if module in found or module == _PACKAGE else _content(module)
+        content = None if module in sources or module == _PACKAGE else _content(module)
         if content is not None:
-            found[module] = content
+            sources[module] = content
             waiting += _imports(content)
-    return dict(sorted(found.items()))
+    return dict(sorted(sources.items()))
 
 
 def _generators() -> Iterator[str]:

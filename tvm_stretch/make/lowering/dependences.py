@@ -175,11 +175,11 @@ class _Trace:
         if root.is_constant or view.bytes == 0:
             return []
         pieces = self._pieces.setdefault(root, [_Piece(0, root.bytes, None, set())])
-        found = []
+        covering = []
         for start, stop in view.layout.runs():
             first, last = _cut(pieces, start), _cut(pieces, stop)
-            found += [(root, piece) for piece in pieces[first:last]]
-        return found
+            covering += [(root, piece) for piece in pieces[first:last]]
+        return covering
 
 
 def _cut(pieces: list[_Piece], at: int) -> int:

@@ -213,7 +213,7 @@ def _ports(draft: _Draft, table: TensorTable) -> LengthSpec:
     """Inputs, outputs, states and guards of one draft, as a length that has no name yet."""
     main = relax.analysis.remove_all_unused(draft.main)
     inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, draft.inputs)))
-    results, found = read_guards(main)
+    results, guards = read_guards(main)
     held, states = read_states(main)
     results = len(draft.outputs) if results is None else results
     results = results if held is None else held
@@ -230,7 +230,7 @@ def _ports(draft: _Draft, table: TensorTable) -> LengthSpec:
         kept=ports[results:],
         guards=tuple(
             Guard(places[g.input] if g.input else ports[g.result].tensor, g.low, g.high, g.what)
-            for g in found
+            for g in guards
         ),
     )
 
@@ -249,11 +249,11 @@ def names_of_outputs(main: relax.Function, count: int) -> Sequence[str]:
 def _number_regions(drafts: Sequence[_Draft], table: TensorTable) -> tuple[Region, ...]:
     """The regions of all plans, with numbers for their nodes and tensors."""
     numbers = itertools.count()
-    found: list[Region] = []
+    regions: list[Region] = []
     for draft in drafts:
-        first = len(found)
+        first = len(regions)
         for region, link in zip(draft.regions, draft.links, strict=True):
-            found.append(
+            regions.append(
                 Region(
                     name=region.name,
                     processor=region.processor,
@@ -263,4 +263,4 @@ def _number_regions(drafts: Sequence[_Draft], table: TensorTable) -> tuple[Regio
                     sends=tuple(map(table.add_window, link.sends)),
                 )
             )
-    return tuple(found)
+    return tuple(regions)

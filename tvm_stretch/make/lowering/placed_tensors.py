@@ -114,20 +114,20 @@ class View:
     @property
     def layout(self) -> Layout:
         """The layout of a view that `find_layout` accepted."""
-        found = self.find_layout()
-        assert found is not None, "walk.py only records views that have a layout"
-        return found
+        layout = self.find_layout()
+        assert layout is not None, "walk.py only records views that have a layout"
+        return layout
 
     def find_layout(self) -> Layout | None:
         """Where the elements lie in the root; None if no strides describe it."""
         item = dtype_bytes(self.dtype)
         strides = tuple(math.prod(self.shape[i + 1 :]) * item for i in range(len(self.shape)))
-        found: Layout | None = Layout(self.offset, strides, self.shape, item)
+        layout: Layout | None = Layout(self.offset, strides, self.shape, item)
         buffer = self.buffer
-        while buffer.parent is not None and found is not None:
-            found = found.inside(buffer)
+        while buffer.parent is not None and layout is not None:
+            layout = layout.inside(buffer)
             buffer = buffer.parent
-        return found
+        return layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +204,8 @@ class TensorTable:
         """Number of any tensor on the same bytes, whatever its shape and type."""
         root = view.buffer.root
         start = root.offset + view.layout.start
-        found = self._windows.get((root.kind, root.index, start, view.bytes))
-        return self.add(view) if found is None else found
+        window = self._windows.get((root.kind, root.index, start, view.bytes))
+        return self.add(view) if window is None else window
 
 
 def is_readable(view: View) -> bool:

@@ -62,19 +62,19 @@ def write_states(
 
     The steps that copied and wrote it only write then.
     """
-    found: list[Written | None] = []
+    writes: list[Written | None] = []
     for place, state in enumerate(states):
         index = len(plans[0][1])
         own = [_writer(plan, place - len(states), state, kernels) for plan in plans]
         steps = [one for one in own if one is not None]
         sizes = {_row_bytes(step) for _, step in steps}
         if state.grown or state.result < results or len(steps) < len(plans) or len(sizes) != 1:
-            found.append(None)
+            writes.append(None)
             continue
         for (_, outputs, _), (region, step) in zip(plans, steps, strict=True):
             outputs.append(_write(region, step, index))
-        found.append(Written(index, sizes.pop()))
-    return found
+        writes.append(Written(index, sizes.pop()))
+    return writes
 
 
 def _writer(
@@ -151,15 +151,15 @@ def slide_states(
 
 def _copies(held: Buffer, present: Buffer, regions: Sequence[RegionSteps]) -> list[Found]:
     """The steps that copy parts of `held` to `present`; none if another processor reads either."""
-    found = []
+    copies = []
     for region in regions:
         for step in region.steps:
             roots = [view.buffer.root for view in (*step.inputs, *step.outputs)]
             if region.processor and (held in roots or present in roots):
                 return []
             if step.kernel == COPY_KERNEL and roots == [held, present]:
-                found.append((region, step))
-    return found
+                copies.append((region, step))
+    return copies
 
 
 def _distance(copies: Sequence[DraftNode]) -> int:

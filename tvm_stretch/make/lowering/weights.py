@@ -54,8 +54,8 @@ class WeightsBlob:
         key = (data.nbytes, hashlib.blake2b(data.data, digest_size=16).digest())
         if key not in self._offsets:
             rows = data.reshape(value.shape[0], -1) if data.size and len(value.shape) > 1 else None
-            found = None if rows is None else self._find(rows)
-            self._offsets[key] = self._append(data, rows) if found is None else found
+            present = None if rows is None else self._find(rows)
+            self._offsets[key] = self._append(data, rows) if present is None else present
         return self._offsets[key]
 
     def _append(self, data: np.ndarray, rows: np.ndarray | None) -> int:

@@ -68,8 +68,8 @@ class AttentionReader:
         is_plain = all(str(o.ty.dtype) == "float32" for o in operands)
         if not is_plain or len({*operands}) < len(operands) or len(shape_of(v)) < 2:
             return None
-        found = self.placed(operands, scale)
-        return replace(found, shape=replace(found.shape, zeroes_nan=has_zeros))
+        attention = self.placed(operands, scale)
+        return replace(attention, shape=replace(attention.shape, zeroes_nan=has_zeros))
 
     def zeroed(self, shares: relax.Expr) -> relax.Call | None:
         """The softmax of ``where(isnan(softmax), 0, softmax)``, which PyTorch exports."""
@@ -107,8 +107,8 @@ class AttentionReader:
         of_q, of_k, of_v, *of_mask = (tuple(shape_of(x)) for x in (q, k, v, *masks))
         mask = of_mask[0] if of_mask else None
         shape = AttentionShape(of_q, of_k, of_v, mask, scale, before is not None)
-        found = Attention((q, k, v, *masks), shape)
-        return (self.grouped(found) or found) if before is not None else found
+        attention = Attention((q, k, v, *masks), shape)
+        return (self.grouped(attention) or attention) if before is not None else attention
 
     def grouped(self, found: Attention) -> Attention | None:
         """One query of several heads that share keys and values, as several queries of one head.
@@ -165,8 +165,12 @@ def normalised(
 
     def args(expr: relax.Expr, kind: str) -> list[relax.Expr] | None:
         """The operands of the operator that computes ``expr``, if it is one of this kind."""
-        found = definitions.get(expr) if isinstance(expr, relax.Var) else None
-        return list(found.args) if found is not None and kind_of(found) == kind else None
+        definition = definitions.get(expr) if isinstance(expr, relax.Var) else None
+        return (
+            list(definition.args)
+            if definition is not None and kind_of(definition) == kind
+            else None
+        )
 
     def mean_of(expr: relax.Expr) -> relax.Expr | None:
         """The operand of a mean along the last axis."""

@@ -237,12 +237,12 @@ def _matmul(r: Rewriter, call: relax.Call) -> Made:
 
 def _attention(r: Rewriter, call: relax.Call) -> Made:
     """An attention whose last product is ``call``, where a template computes all of it."""
-    found = AttentionReader(r.definitions, r.uses).read(call)
-    template = None if found is None else choose(found.shape, r.machine.plain)
-    if found is None or template is None:
+    attention = AttentionReader(r.definitions, r.uses).read(call)
+    template = None if attention is None else choose(attention.shape, r.machine.plain)
+    if attention is None or template is None:
         return None
-    operands = r.plain(relax.Tuple(found.operands)).fields
-    views = [r.view(x, shape) for x, shape in zip(operands, found.shapes, strict=True)]
+    operands = r.plain(relax.Tuple(attention.operands)).fields
+    views = [r.view(x, shape) for x, shape in zip(operands, attention.shapes, strict=True)]
     made = template.call(r.bb, *views)
     shape = tuple(shape_of(call))
     return Value(shape, plain=r.view(made, shape), named=made)
@@ -273,10 +273,10 @@ def _softmax(r: Rewriter, call: relax.Call) -> Made:
 @LAYOUT("divide")
 def _normalised(r: Rewriter, call: relax.Call) -> Made:
     """A normalisation of rows, where a template computes all of it."""
-    found = normalised(call, r.definitions) if _is_f32(call) else None
-    if found is None:
+    norm = normalised(call, r.definitions) if _is_f32(call) else None
+    if norm is None:
         return None
-    (x, epsilon), shape = found, tuple(shape_of(call))
+    (x, epsilon), shape = norm, tuple(shape_of(call))
     template = choose(NormShape(shape, epsilon), r.machine.plain)
     if template is None:
         return None
@@ -413,14 +413,14 @@ def _with_operand(value: relax.Expr, call: relax.Call) -> relax.Call:
 def _weights(function: relax.Function) -> set[relax.Expr]:
     """Values that only matrix products read, perhaps moved: added to larger numbers there."""
     otherwise = set(relax.analysis.free_vars(function.body.body))
-    found: set[relax.Expr] = set()
+    weights: set[relax.Expr] = set()
     for binding in reversed([*bindings_of(function)]):
         kind, is_weight = kind_of(binding.value), binding.var not in otherwise
         if is_weight:
-            found.add(binding.value)
+            weights.add(binding.value)
         if kind != "matmul" and not (is_weight and kind in _MOVES):
             otherwise.update(relax.analysis.free_vars(binding.value))
-    return found
+    return weights
 
 
 def _is_f32(call: relax.Call) -> bool:

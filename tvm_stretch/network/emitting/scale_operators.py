@@ -54,8 +54,8 @@ def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Orig
     """
     spare = max(0, total - size)
     begin = spare * index // max(1, count - 1) // unit * unit if count > 1 else 0
-    found = np.arange(begin, begin + size)
-    return np.where(found < total, found, -1)
+    indices = np.arange(begin, begin + size)
+    return np.where(indices < total, indices, -1)
 
 
 class _Emitter(Bindings):
@@ -113,9 +113,9 @@ class Scaler:
         Raises:
             UnsupportedError: the operator does not work with other channels.
         """
-        found = self._again(operator, values, name, origin)
-        self.sources[name] = Source(operator.name, found.origin)
-        return found
+        value = self._again(operator, values, name, origin)
+        self.sources[name] = Source(operator.name, value.origin)
+        return value
 
     def _again(
         self, operator: Operator, values: Mapping[str, Value], name: str, origin: Origin | None
@@ -148,14 +148,14 @@ class Scaler:
         if self.weights.warm and not weight.any():
             weight = self.weights.random(weight.shape)
         conv = relax.op.nn.conv2d(source.var, constant(weight))
-        found = Value(self.emitter.emit(name, conv), origin)
+        value = Value(self.emitter.emit(name, conv), origin)
         made = Source(tensor, origin, is_new=True)
         self.sources[name] = self.sources[f"{name}.norm"] = made
         if self.norm is None:
-            return found
+            return value
         size = len(origin)
         ones, zeros = np.ones(size, "float32"), np.zeros(size, "float32")
-        args = [found.var, *(constant(a) for a in (ones, zeros, zeros, ones))]
+        args = [value.var, *(constant(a) for a in (ones, zeros, zeros, ones))]
         call = relax.Call(self.norm.op, args, self.norm.attrs)
         whole = self.emitter.emit(f"{name}.statistics", call)
         return Value(self.emitter.emit(f"{name}.norm", relax.TupleGetItem(whole, 0)), origin)

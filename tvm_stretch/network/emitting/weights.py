@@ -62,15 +62,15 @@ def _weight(call: relax.Expr) -> GenericConst | None:
 
 def half_weights(network: tvm.IRModule) -> dict[GenericConst, GenericConst]:
     """The weights of `half_weight` in ``main``, by those in float32."""
-    found: dict[GenericConst, GenericConst] = {}
+    narrowed: dict[GenericConst, GenericConst] = {}
 
     def visit(expr: relax.Expr) -> None:
         weight, half = _weight(expr), half_weight(expr)
         if weight is not None and half is not None:
-            found[weight] = half
+            narrowed[weight] = half
 
     relax.analysis.post_order_visit(network["main"].body, visit)
-    return found
+    return narrowed
 
 
 Origin: TypeAlias = NDArray[np.int64]
@@ -93,12 +93,12 @@ class Weights:
         if not self.warm:
             return self.random(shape)
         axes = (1, -1, *(1,) * (weight.ndim - 2))
-        found = weight[rows][:, columns] / times(columns, weight.shape[1]).reshape(axes)
-        found[:, columns < 0] = 0
-        found[rows < 0] = self.random((int((rows < 0).sum()), *shape[1:]))
+        selected = weight[rows][:, columns] / times(columns, weight.shape[1]).reshape(axes)
+        selected[:, columns < 0] = 0
+        selected[rows < 0] = self.random((int((rows < 0).sum()), *shape[1:]))
         if self.noise:
-            found += self.noise * found.std() * self.rng.standard_normal(found.shape)
-        return np.ascontiguousarray(found.astype(weight.dtype))
+            selected += self.noise * selected.std() * self.rng.standard_normal(selected.shape)
+        return np.ascontiguousarray(selected.astype(weight.dtype))
 
     def random(self, shape: tuple[int, ...]) -> Array:
         """Random weights after He, which keep the variance of activations."""

@@ -224,21 +224,21 @@ class BlockWidths:
         start, end = self.root(self.start), self.root(self.end)
         if start == end and read != width:
             raise UnequalWidthsError
-        found = {start: read, end: width}
-        self._size_pieces(found)
+        sizes = {start: read, end: width}
+        self._size_pieces(sizes)
         for name in reversed(self.parts):
-            self._size_parts(name, found)
+            self._size_parts(name, sizes)
         for member in self.members:
             if member.name not in self.parts:
                 root = self.root(member.name)
-                found.setdefault(root, self._inside(root, read, width))
-        self._size_pieces(found)
+                sizes.setdefault(root, self._inside(root, read, width))
+        self._size_pieces(sizes)
         for name in self.parts:
-            total = sum(found[self.root(part)] for part in self.parts[name])
-            if found.setdefault(self.root(name), total) != total:
+            total = sum(sizes[self.root(part)] for part in self.parts[name])
+            if sizes.setdefault(self.root(name), total) != total:
                 raise UnequalWidthsError
-        self._check_groups(found, width)
-        return found
+        self._check_groups(sizes, width)
+        return sizes
 
     def _size_pieces(self, found: dict[str, int]) -> None:
         for name, piece in self.pieces.items():

@@ -248,14 +248,14 @@ def find_token_rows(
 
 def _by_rows(members: Sequence[Operator], whole: Collection[str]) -> frozenset[str]:
     """The operators of which some reader, or the reader of the segment, takes single rows."""
-    found = {member.name for member in members if member.name not in whole}
+    names = {member.name for member in members if member.name not in whole}
     for member in reversed(members):
-        if member.name in found and member.kind == "matmul":
+        if member.name in names and member.kind == "matmul":
             left = operands(member.call)[0]
-            found.update({left.name} if isinstance(left, relax.Var) else ())
-        elif member.name in found:
-            found.update(member.inputs)
-    return frozenset(found & {member.name for member in members})
+            names.update({left.name} if isinstance(left, relax.Var) else ())
+        elif member.name in names:
+            names.update(member.inputs)
+    return frozenset(names & {member.name for member in members})
 
 
 def _read_whole(operator: Operator, axes: Mapping[str, int]) -> list[str]:
@@ -328,9 +328,9 @@ def _of_parts(operator: Operator, axes: Mapping[str, int]) -> int | None:
         return None
     if not all(isinstance(part, relax.Var) for part in parts.fields):
         return None
-    found = {axes.get(part.name) for part in parts.fields}
-    axis = found.pop()
-    return axis if not found and int(along) % len(operator.shape) != axis else None
+    axes_of_parts = {axes.get(part.name) for part in parts.fields}
+    axis = axes_of_parts.pop()
+    return axis if not axes_of_parts and int(along) % len(operator.shape) != axis else None
 
 
 def _aligned(operator: Operator, axes: Mapping[str, int], count: int) -> int | None:

@@ -32,8 +32,8 @@ _MOST_NAMES = 8
 
 def with_floats(mod: tvm.IRModule, floats: Mapping[str, Sequence[str]]) -> tvm.IRModule:
     """Record in the module which operators are in float, by the reason, if there are any."""
-    found = {reason: list(names) for reason, names in floats.items()}
-    return _with_attr(mod, FLOATS, found) if floats else mod
+    by_reason = {reason: list(names) for reason, names in floats.items()}
+    return _with_attr(mod, FLOATS, by_reason) if floats else mod
 
 
 def with_integers(mod: tvm.IRModule) -> tvm.IRModule:

@@ -121,8 +121,10 @@ class _Walk(Uses):
 
     def _args(self, small: relax.Expr, large: relax.Expr) -> Iterator[Pair]:
         """The tensors of an operand."""
-        found = [list(self._fields(*both)) for both in zip(self.calls, (small, large), strict=True)]
-        for one, other in zip(*found, strict=True):
+        fields_of_args = [
+            list(self._fields(*both)) for both in zip(self.calls, (small, large), strict=True)
+        ]
+        for one, other in zip(*fields_of_args, strict=True):
             if isinstance(one, Leaf) and isinstance(other, Leaf) and one.name == other.name:
                 yield self.pairs[one.var.name, one.index]
             elif isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

@@ -138,8 +138,8 @@ def _axes(call: relax.Call, rank: int) -> list[int]:
     given = getattr(attrs, "axes", None) if hasattr(attrs, "axes") else getattr(attrs, "axis", None)
     if given is None:
         return [*range(rank)]
-    found = [int(axis) for axis in (given if hasattr(given, "__len__") else [given])]
-    return [axis % rank for axis in found]
+    axes = [int(axis) for axis in (given if hasattr(given, "__len__") else [given])]
+    return [axis % rank for axis in axes]
 
 
 @PADDING(
@@ -195,7 +195,7 @@ def _groups(
     one: Sequence[int], other: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The axes of both shapes in the shortest groups of as many elements."""
-    found, i, j = [], 0, 0
+    groups, i, j = [], 0, 0
     while i < len(one) or j < len(other):
         left, right = [i] if i < len(one) else [], [j] if j < len(other) else []
         i, j = i + len(left), j + len(right)
@@ -209,8 +209,8 @@ def _groups(
             else:
                 left.append(i)
                 i += 1
-        found.append((tuple(left), tuple(right)))
-    return found
+        groups.append((tuple(left), tuple(right)))
+    return groups
 
 
 @PADDING("permute_dims")

@@ -136,10 +136,10 @@ def numbers_of(x: relax.Expr, definition: Definition) -> tuple[np.ndarray, np.nd
 
 def weight_of(x: relax.Expr, axis: int, definition: Definition) -> Weight | None:
     """8-bit weights without zero point and with one scale for each index of ``axis``."""
-    found = numbers_of(x, definition)
-    if found is None or found[0].dtype.kind == "f" or not found[0].size:
+    numbers = numbers_of(x, definition)
+    if numbers is None or numbers[0].dtype.kind == "f" or not numbers[0].size:
         return None
-    values, scales = found
+    values, scales = numbers
     rows = np.moveaxis(scales, axis, 0).reshape(scales.shape[axis], -1)
     limits = np.iinfo("int8")
     if (rows != rows[:, :1]).any() or values.min() < limits.min or values.max() > limits.max:

@@ -70,8 +70,8 @@ def _blame(binding: relax.Binding, error: Exception) -> None:
 
 def _types(call: relax.Call) -> list[str]:
     """Element types of its operands."""
-    found = {str(arg.ty.dtype): None for arg in call.args if isinstance(arg.ty, relax.TensorType)}
-    return list(found) or ["no tensors"]
+    dtypes = {str(arg.ty.dtype): None for arg in call.args if isinstance(arg.ty, relax.TensorType)}
+    return list(dtypes) or ["no tensors"]
 
 
 def _is_static(kind: object) -> bool:

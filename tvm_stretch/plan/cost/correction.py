@@ -88,21 +88,21 @@ class Ratios:
         every /= every[:, :-1].sum(axis=1, keepdims=True)
         wanted /= np.sqrt(wanted[:, :-1].sum(axis=1, keepdims=True))
         importance, covariance = wanted.T @ wanted, self._covariance
-        left, found = np.ones(len(every), bool), []
+        left, order = np.ones(len(every), bool), []
         for _ in range(min(count, len(every))):
             shared = covariance @ every.T
             variance = (every * shared.T).sum(axis=1) + NOISE**2
             gain = (shared * (importance @ shared)).sum(axis=0) / variance
             best = int(np.where(left, gain, -1.0).argmax())
             left[best] = False
-            found.append(best)
+            order.append(best)
             covariance = covariance - np.outer(shared[:, best], shared[:, best]) / variance[best]
-        return found
+        return order
 
     def _matrix(self, kernels: Sequence[Parts]) -> Array:
-        found = np.zeros((len(kernels), len(self._columns) + 1))
-        for row, (family, parts) in zip(found, kernels, strict=True):
+        matrix = np.zeros((len(kernels), len(self._columns) + 1))
+        for row, (family, parts) in zip(matrix, kernels, strict=True):
             for phase, nanoseconds in parts.items():
                 row[self._columns[family, phase]] = nanoseconds
-        found[:, -1] = LAUNCH_NS
-        return found
+        matrix[:, -1] = LAUNCH_NS
+        return matrix

@@ -158,9 +158,9 @@ def generic_features(
 
 def statements_of(function: tirx.PrimFunc, lanes: int) -> Iterator[Statement]:
     """The statements of a function that consists of blocks, in order."""
-    found: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
-    for block in found:
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append), order="post")
+    for block in blocks:
         if block.name_hint != "root" or len(block.iter_vars):
             yield _statement(block, lanes)
 

@@ -80,13 +80,13 @@ class FamilyModel:
 
     def parts(self, kernels: Sequence[Features], below: Sequence[Parts] | None) -> list[Parts]:
         """The latencies by phase; an additional launch counts as a part of the start."""
-        found = []
+        parts = []
         for row in self._by_phase(kernels, below):
             by_phase = dict(zip(self.weights, map(float, row), strict=True))
             if self.is_correction:
                 by_phase["start"] += by_phase.pop(LAUNCH)
-            found.append((self.family, by_phase))
-        return found
+            parts.append((self.family, by_phase))
+        return parts
 
     def _by_phase(self, kernels: Sequence[Features], below: Sequence[Parts] | None) -> Array:
         amounts = _amounts(kernels, below) * np.asarray(list(self.weights.values()))
@@ -243,8 +243,8 @@ def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list
     for index, kernel in enumerate(kernels):
         places.setdefault(kernel, []).append(index)
     return [
-        (found[0], max(1.0, float(np.median([measured_ns[i] for i in found]))))
-        for found in places.values()
+        (rows[0], max(1.0, float(np.median([measured_ns[i] for i in rows]))))
+        for rows in places.values()
     ]
 
 

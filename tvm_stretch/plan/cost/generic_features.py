@@ -176,6 +176,6 @@ def from_json(data: Any) -> Features | None:
         )
     if kind is None or version != kind.version:
         return None
-    found = MEASUREMENTS.build(kind, values, family)
+    features = MEASUREMENTS.build(kind, values, family)
     limits = {one.name: (one.metadata.get("least", 0), _LARGEST) for one in fields(kind)}
-    return MEASUREMENTS.within(found, family, 0, _LARGEST, **limits)
+    return MEASUREMENTS.within(features, family, 0, _LARGEST, **limits)

@@ -81,22 +81,22 @@ class MeasuredModel(CostModel):
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel, analytic for families that were not measured."""
-        found = self.base.predict_all(kernels)
+        predicted = self.base.predict_all(kernels)
         for family, positions in self._by_family(kernels):
             own = [kernels[i] for i in positions]
             latency, outside = self._latencies(family, own), family.outside(own)
             widths = family.half_widths(latency, outside)
             for i, ns, half, reasons in zip(positions, latency, widths, outside, strict=True):
                 low, high = math.floor(ns * math.exp(-half)), math.ceil(ns * math.exp(half))
-                found[i] = Prediction(max(1, round(ns)), low, high, "measured", reasons)
-        return found
+                predicted[i] = Prediction(max(1, round(ns)), low, high, "measured", reasons)
+        return predicted
 
     def nanoseconds(self, kernels: Sequence[Features]) -> Array:
         """Predicted latencies without intervals."""
-        found = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
+        times = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
         for family, positions in self._by_family(kernels):
-            found[positions] = self._latencies(family, [kernels[i] for i in positions])
-        return found
+            times[positions] = self._latencies(family, [kernels[i] for i in positions])
+        return times
 
     def run_ns(self, kernels: Sequence[Features]) -> float:
         """The predicted latency of a run of these kernels, with its start and its launches."""
@@ -156,11 +156,11 @@ class MeasuredModel(CostModel):
                 yield self.families[name], own
 
     def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
-        found = family.predict(kernels, self._below(family, kernels))
+        latencies = family.predict(kernels, self._below(family, kernels))
         if self.memory is None:
-            return found
+            return latencies
         least = [_OF_MEMORY * kernel.far_weight_bytes / self.memory for kernel in kernels]
-        return np.maximum(found, least)
+        return np.maximum(latencies, least)
 
     def _below(self, family: FamilyModel, kernels: Sequence[Features]) -> list[Parts] | None:
         if not family.is_correction or self.below is None:
@@ -207,17 +207,17 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
             f"{path}: the cost families {', '.join(changed)} have changed since then; their "
             "kernels are predicted by typical speeds until they are measured again"
         )
-    found = FORMAT.build(MeasuredModel, data, where)
-    found.check(where)
-    return found
+    model = FORMAT.build(MeasuredModel, data, where)
+    model.check(where)
+    return model
 
 
 def _leave_out_changed(data: dict[str, Any]) -> list[str]:
     """Remove families of other versions from a file's object, and return their names."""
-    known, found = all_families(), data.get("families")
+    known, families = all_families(), data.get("families")
     versions = {
         name: family.get("version") if isinstance(family, dict) else None
-        for name, family in (found.items() if isinstance(found, dict) else ())
+        for name, family in (families.items() if isinstance(families, dict) else ())
     }
     changed = [n for n, v in versions.items() if n not in known or v != known[n].version]
     if changed:
@@ -351,8 +351,8 @@ class Launching:
 
     def run_ns(self, kernels: Sequence[Features], alone_ns: float) -> float:
         """The time of a run of kernels that take ``alone_ns`` if each is alone."""
-        found = LaunchedRunFeatures.of(kernels, round(alone_ns))
-        return float(self._runs(*_columns([found]))[0])
+        features = LaunchedRunFeatures.of(kernels, round(alone_ns))
+        return float(self._runs(*_columns([features]))[0])
 
     def added_ns(self, kernel: Features, alone_ns: float) -> float:
         """What a kernel adds to a run, if its neighbours are like it."""

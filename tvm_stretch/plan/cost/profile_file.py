@@ -111,16 +111,16 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
 
 def _clocks(text: str, device: str) -> dict[str, float]:
     """MHz by processor."""
-    found = {}
+    clocks = {}
     for item in text.split(","):
         name, _, mhz = item.partition("=")
-        if not name or not mhz.isdecimal() or name in found:
+        if not name or not mhz.isdecimal() or name in clocks:
             raise CostModelError(
                 f"expected clocks in MHz like cpu=1286,opencl=427 after @ of device {device!r}, "
                 f"got {item!r}; correct it"
             )
-        found[name] = float(mhz)
-    return found
+        clocks[name] = float(mhz)
+    return clocks
 
 
 def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
@@ -137,14 +137,14 @@ def parse_profile(text: str, where: str = FORMAT.what) -> Profile:
     if isinstance(transfers, list):
         data["transfers"] = [_renamed(table) for table in transfers]
     profile = FORMAT.build(Profile, data, where)
-    for name, found in [
+    for name, value in [
         (where, profile),
         *((f"{name} in {where}", one) for name, one in profile.processors.items()),
         *((f"transfers of {where}", one) for one in profile.transfers),
     ]:
-        if isinstance(found, ProcessorProfile):
-            _check_processor(found, name)
-        FORMAT.within(found, name, 0.0, _MOST, **_RANGES)
+        if isinstance(value, ProcessorProfile):
+            _check_processor(value, name)
+        FORMAT.within(value, name, 0.0, _MOST, **_RANGES)
     _check_pairs(profile, where)
     return profile
 

@@ -89,9 +89,9 @@ def trees_of(text: str, width: int) -> list[Array]:
 def load_trees(trees: Sequence[Array], width: int) -> xgboost.Booster:
     """A model with the trees of `trees_of`."""
     written = [_written(tree, number, width) for number, tree in enumerate(trees)]
-    found: xgboost.Booster = the_xgboost().Booster()
-    found.load_model(bytearray(json.dumps(_around(written, width)).encode()))
-    return found
+    booster: xgboost.Booster = the_xgboost().Booster()
+    booster.load_model(bytearray(json.dumps(_around(written, width)).encode()))
+    return booster
 
 
 def _written(tree: Array, number: int, width: int) -> dict[str, Any]:

@@ -70,18 +70,18 @@ class Tuned:
         own, gpu = fingerprint(processor), processor.machine.gpu
         if gpu is None or not os.access(path, os.F_OK):
             return Tuned(own, {}, {}, {})
-        where, found = f"{FORMAT.what} in {path}", FORMAT.read(path)
+        where, data = f"{FORMAT.what} in {path}", FORMAT.read(path)
         names = {"device", "winners", "pairs", "dropped"}
-        lists = [found.get("winners"), found.get("pairs")]
-        if set(found) != names or not all(isinstance(one, list) for one in lists):
+        lists = [data.get("winners"), data.get("pairs")]
+        if set(data) != names or not all(isinstance(one, list) for one in lists):
             raise CostModelError(
-                f"expected device, winners, pairs and dropped for {where}, got {sorted(found)}; "
+                f"expected device, winners, pairs and dropped for {where}, got {sorted(data)}; "
                 f"{FORMAT.again}"
             )
-        check_device(found["device"], own, str(path))
-        configs = [_config(item, gpu, where) for item in found["winners"]]
-        pairs = dict(_pair(item, gpu, where) for item in found["pairs"])
-        return Tuned(own, {c.bare(): c for c in configs}, pairs, dict(found["dropped"]))
+        check_device(data["device"], own, str(path))
+        configs = [_config(item, gpu, where) for item in data["winners"]]
+        pairs = dict(_pair(item, gpu, where) for item in data["pairs"])
+        return Tuned(own, {c.bare(): c for c in configs}, pairs, dict(data["dropped"]))
 
 
 def tuned_path(folder: Path, processor: Processor) -> Path:

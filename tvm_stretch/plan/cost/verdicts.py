@@ -67,9 +67,9 @@ class Verdicts:
         layouts = (PLAIN, blocked_layout(processor))
 
         def check(call: relax.Call) -> str | None:
-            found = operator_class(call)
+            kind = operator_class(call)
             for layout in layouts:
-                reason = self.reasons.get(in_layout(found, layout))
+                reason = self.reasons.get(in_layout(kind, layout))
                 if reason:
                     return f"probe: {reason} ({layout})"
             return processor.why_not(call)
@@ -89,9 +89,9 @@ class Verdicts:
         """The verdicts in a file; none if there is no file."""
         if not os.access(path, os.F_OK):  # true as well for a folder that is not readable
             return Verdicts(dict(device), {})
-        found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
-        check_device(found.device, device, str(path))
-        return found
+        verdicts = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
+        check_device(verdicts.device, device, str(path))
+        return verdicts
 
 
 def verdicts_path(folder: Path, processor: Processor) -> Path:
@@ -124,8 +124,8 @@ def apply_verdicts(
         processor = Tuned.read(tuned_path(folder, processor), processor).apply(processor)
         return verdicts.apply(processor) if verdicts.refused else processor
 
-    found = {processor.name: careful(processor) for processor in processors}
-    return [found[p.name] for p in processors], [found[p.name] for p in placeable]
+    by_name = {processor.name: careful(processor) for processor in processors}
+    return [by_name[p.name] for p in processors], [by_name[p.name] for p in placeable]
 
 
 # --- classes of operators -------------------------------------------------------------------------
@@ -166,11 +166,11 @@ def _attributes(call: relax.Call) -> str:
     """Attributes as text; numbers of groups as one, some, or one for each channel (all)."""
     if call.attrs is None:
         return ""
-    found = []
+    lines = []
     for field in type(call.attrs).__tvm_ffi_type_info__.fields:
         name, value = field.name, getattr(call.attrs, field.name)
         if name == "groups":
             channels = int(call.args[0].ty.shape.values[1])
             value = {1: "one", channels: "all"}.get(int(value), "some")
-        found.append(f"{name}={str(value).replace(' ', '')}")
-    return " ".join(found)
+        lines.append(f"{name}={str(value).replace(' ', '')}")
+    return " ".join(lines)

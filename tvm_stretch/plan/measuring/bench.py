@@ -95,7 +95,7 @@ class Bench:
     def measure_network(self, name: str, prepared: Prepared) -> NetworkTiming:
         """Measure every kernel of a network in its context, and the network as a whole."""
         rows, total, copied_ns, traced = self._rows(prepared, network=name)
-        features = {kernel: found.features for kernel, found in prepared.kernels.items()}
+        features = {kernel: kernel_of.features for kernel, kernel_of in prepared.kernels.items()}
         placed = in_place(prepared.model.graph, features, once=self._is_gpu)
         return NetworkTiming(
             rows, [kernel for kernel in placed if kernel is not None], total, copied_ns, traced

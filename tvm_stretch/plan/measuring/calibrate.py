@@ -209,21 +209,21 @@ def read_latencies(path: Path) -> list[Latency]:
             f"expected the columns {', '.join(columns)} in {path}, got "
             f"{', '.join(given_columns) or 'nothing'}; add {missing[0]}"
         )
-    found: dict[tuple[str, str], Latency] = {}
+    latencies: dict[tuple[str, str], Latency] = {}
     for line, row in rows:
         where = f"line {line} of {path}"
         model, given = row["model"], row["processor"]
         latency = Latency(model, processor_of(given), _latency(row["latency_ms"], where))
         key = (latency.network, latency.processor)
-        if key in found:
+        if key in latencies:
             raise CostModelError(
                 f"expected one latency of each network and processor, got another of {model} on "
                 f"{given} in {where}; keep the one that you trust"
             )
-        found[key] = latency
-    if not found:
+        latencies[key] = latency
+    if not latencies:
         raise CostModelError(f"expected rows in {path}, got none; measure some networks")
-    return list(found.values())
+    return list(latencies.values())
 
 
 def _latency(text: str | None, where: str) -> float:

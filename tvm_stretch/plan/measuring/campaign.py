@@ -323,7 +323,7 @@ class Campaign:
             for i, answer in zip(held, answers, strict=True):
                 errors[i] = abs(answer.nanoseconds / rows[i].nanoseconds - 1.0)
         samples = [Sample.from_json(row.sample or {}) for row in rows]
-        found = zip(samples, (e + 0.02 for e in errors), strict=True)
-        self._trouble = [(sample, error) for sample, error in found if sample.is_possible]
+        weighted = zip(samples, (e + 0.02 for e in errors), strict=True)
+        self._trouble = [(sample, error) for sample, error in weighted if sample.is_possible]
         say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
         return self._trouble

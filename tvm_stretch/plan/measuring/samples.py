@@ -92,13 +92,13 @@ class Sample(Sliding):
     @staticmethod
     def from_json(data: dict[str, Any]) -> Sample:
         """Read what `to_json` wrote."""
-        found = MEASUREMENTS.build(Sample, data, "a sample")
-        known = found.kind in KINDS and found.epilogue in EPILOGUES and found.dtype in DTYPES
-        if not known or not found._is_window() or min(found.out_size) < 1:
+        sample = MEASUREMENTS.build(Sample, data, "a sample")
+        known = sample.kind in KINDS and sample.epilogue in EPILOGUES and sample.dtype in DTYPES
+        if not known or not sample._is_window() or min(sample.out_size) < 1:
             raise CostModelError(
                 f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
             )
-        return found
+        return sample
 
     def _is_window(self) -> bool:
         pairs = (*self.in_size, *self.kernel, *self.stride, *self.dilation)
@@ -189,11 +189,11 @@ def wide_window(dice: random.Random) -> Sample:
     while True:
         inputs, outputs = (8 * round(2.0 ** dice.uniform(3.5, 7)) for _ in range(2))
         side = dice.choice((4, 7, 8, 10, 13, 14, 17, 20, 26, 28, 35, 40, 52, 56))
-        found = Sample(
+        sample = Sample(
             *("conv", inputs, (side, side), outputs, (3, 3)), padding=(1, 1, 1, 1), epilogue="relu"
         )
-        if found.is_possible:
-            return found
+        if sample.is_possible:
+            return sample
 
 
 def by_kind(samples: Sequence[Sample], dice: random.Random) -> Sample:

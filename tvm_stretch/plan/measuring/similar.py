@@ -62,14 +62,14 @@ def similar_models(folders: Sequence[Path], processor: str) -> list[MeasuredMode
         CostModelError: no folder has one, or one is damaged or of another version.
     """
     paths = [folder / f"{processor}.json" for folder in folders]
-    found = [load_cost_model(path).without_residuals() for path in paths if path.exists()]
-    if folders and not found:
+    models = [load_cost_model(path).without_residuals() for path in paths if path.exists()]
+    if folders and not models:
         names = ", ".join(map(str, folders))
         raise CostModelError(
             f"expected a model of {processor} of a similar device, got none in {names}; "
             "ts.tune.measure writes them, or leave out like"
         )
-    return found
+    return models
 
 
 def telling_first(
@@ -79,7 +79,7 @@ def telling_first(
     kernels = [kernel_of_sample(sample, machine) for sample in samples]
     parts = model.parts([kernel for kernel in kernels if kernel is not None])
     places = [i for i, kernel in enumerate(kernels) if kernel is not None]
-    known = [(i, found) for i, found in zip(places, parts, strict=True) if found is not None]
+    known = [(i, part) for i, part in zip(places, parts, strict=True) if part is not None]
     if not known:
         return list(samples)
     positions, wanted = zip(*known, strict=True)

@@ -164,7 +164,7 @@ class PacketCounter:
     ) -> list[Timing]:
         """The counts of one run; other arguments of `Stopwatch.watch` are ignored."""
         step()
-        return [Timing(max(1, found), 0.0, 1, True, 0) for found in run()]
+        return [Timing(max(1, nanoseconds), 0.0, 1, True, 0) for nanoseconds in run()]
 
 
 _CACHES = np.zeros(12_000_000, np.float32)

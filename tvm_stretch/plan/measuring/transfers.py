@@ -142,9 +142,9 @@ def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:
     """The lower quartile of each model's run times, measured alternately."""
     samples: list[list[int]] = [[] for _ in calls]
     for number in range(_WARM_UP + runs):
-        for call, found in zip(calls, samples, strict=True):
+        for call, times in zip(calls, samples, strict=True):
             step()
             ns = call()
             if number >= _WARM_UP:
-                found.append(ns)
-    return [quartile(found)[0] for found in samples]
+                times.append(ns)
+    return [quartile(times)[0] for times in samples]

@@ -65,8 +65,8 @@ class Layers(Forms):
         for network in networks:
             phase: Any = BlockChannels({processor.name: machine})  # mypy sees no pass
             phase(load_network(network))
-        found = [la for la in asked.unknown if getattr(la, "kind", "depthwise") == "depthwise"]
-        return [found[start : start + _TOGETHER] for start in range(0, len(found), _TOGETHER)]
+        layers = [la for la in asked.unknown if getattr(la, "kind", "depthwise") == "depthwise"]
+        return [layers[start : start + _TOGETHER] for start in range(0, len(layers), _TOGETHER)]
 
     def choose(self, count: int | None) -> None:
         """The first configuration of each layer, then the second ones, and so on."""
@@ -127,13 +127,13 @@ class Layers(Forms):
             lambda: node_times(trace_of(loaded.module, total), total), _RUNS, _SECONDS
         )
         names = [node.name for node in model.graph.nodes]
-        found: list[int | Failure] = []
+        results: list[int | Failure] = []
         for index, (trial, answer) in enumerate(zip(trials, answers, strict=True)):
             wrong = int(np.sum(~(np.abs(answer - trial.answer) <= trial.config.slack)))
             reason = f"answer: {wrong} of {trial.answer.size} numbers are wrong"
             timing = timings[names.index(f"{_NAME}{index}")]
-            found.append(reason if wrong else timing.nanoseconds)
-        return found
+            results.append(reason if wrong else timing.nanoseconds)
+        return results
 
 
 # --- networks of layers ---------------------------------------------------------------------------

@@ -73,13 +73,13 @@ class Pairs(Forms):
         right: dict[PairTile, Model] = {}
         zeros = np.zeros(self._added, "float32")
         for tile, build in zip(self.tiles, builds, strict=True):
-            found = attempt(build, [zeros], self.judge, self.bench.device)
-            if not isinstance(found, str):
-                right[tile] = found
+            result = attempt(build, [zeros], self.judge, self.bench.device)
+            if not isinstance(result, str):
+                right[tile] = result
             elif tile == APART:
-                say(f"a pair's two kernels fail: {found}")
+                say(f"a pair's two kernels fail: {result}")
             else:
-                self.drop(self.described(tile), found)
+                self.drop(self.described(tile), result)
         if APART in right:
             self.tuned.pairs[self.layers] = self.fastest(right)
         return len(right) < len(self.tiles)

@@ -131,6 +131,6 @@ class RecordKernels:
 
 def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
     """A copy of the processor, and a table that its compilations fill."""
-    found: dict[str, Kernel] = {}
-    phases = (*processor.code.phases, RecordKernels(processor, found))
-    return replace(processor, code=replace(processor.code, phases=phases)), found
+    kernels: dict[str, Kernel] = {}
+    phases = (*processor.code.phases, RecordKernels(processor, kernels))
+    return replace(processor, code=replace(processor.code, phases=phases)), kernels

@@ -97,15 +97,15 @@ def reordered(simulation: Simulation) -> Simulation:
     processors one by one, as long as each of them gains.
     """
     problem, ranks = simulation.problem, remaining_paths(simulation.problem)
-    found = _listed(problem, simulation.placement, ranks)
-    if _end(found) > _CLEARLY_LESS * _end(simulation):
+    listed = _listed(problem, simulation.placement, ranks)
+    if _end(listed) > _CLEARLY_LESS * _end(simulation):
         return simulation
     moves = [(op, place) for op, able in enumerate(problem.supported) for place in able]
     for operator, place in islice((*moves, *moves), _MOST_STEPS // len(ranks)):
-        if place != found.placement[operator]:
-            moved = _listed(problem, {**found.placement, operator: place}, ranks)
-            found = min(found, moved, key=_end)
-    return found
+        if place != listed.placement[operator]:
+            moved = _listed(problem, {**listed.placement, operator: place}, ranks)
+            listed = min(listed, moved, key=_end)
+    return listed
 
 
 def _listed(problem: Problem, placement: Mapping[int, int], ranks: Sequence[float]) -> Simulation:

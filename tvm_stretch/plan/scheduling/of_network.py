@@ -61,16 +61,16 @@ def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
         job.name: names[processor]
         for job, processor in zip(result.problem.operators, result.placement, strict=True)
     }
-    found = {op.name: placed[g.name] for g in graph.groups for op in g.operators}
-    views = [op for op in graph.operators if op.name not in found]
+    processors = {op.name: placed[g.name] for g in graph.groups for op in g.operators}
+    views = [op for op in graph.operators if op.name not in processors]
     for view in reversed(views):
-        readers = (found[r] for r in graph.operators.readers[view.name] if r in found)
-        found[view.name] = next(readers, "")
+        readers = (processors[r] for r in graph.operators.readers[view.name] if r in processors)
+        processors[view.name] = next(readers, "")
     for view in views:
-        sources = (found[name] for name in view.inputs if found.get(name))
-        found[view.name] = found[view.name] or next(sources, names[0])
+        sources = (processors[name] for name in view.inputs if processors.get(name))
+        processors[view.name] = processors[view.name] or next(sources, names[0])
     return {
-        op.name: found[op.name]
+        op.name: processors[op.name]
         for op in graph.operators
         if isinstance(op.binding.value, relax.Call)
     }

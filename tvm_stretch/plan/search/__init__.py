@@ -40,12 +40,12 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     _require_support(costs.kernels.operators(mod), costs)
     network = Network(mod, costs.kernels)
     chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
-    found = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
+    candidates = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
     places = range(len(costs.processors))
     times = [tuple(costs.whole(group, p) for p in places) for group in network.graph.groups]
     # kernels that a processor joins take less than the bound counts for them
-    known = [candidate.cost.ns for candidate in (*found.singles, *found.rivals)]
-    return found.bounded(min([least_ns(times), *known]))
+    known = [candidate.cost.ns for candidate in (*candidates.singles, *candidates.rivals)]
+    return candidates.bounded(min([least_ns(times), *known]))
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

@@ -182,7 +182,7 @@ class ChainSearch:
         exits = self.network.pieces[index + length - 1].exits
         clock.keep(exits)
         forms = {name: w for name, w in {**state.forms, **option.forms}.items() if name in exits}
-        found = _State(clock, forms, state, option)
+        extended = _State(clock, forms, state, option)
         places = tuple(tuple(p.place for p in clock.tensors[name]) for name in exits)
         key = (places, tuple(sorted(forms.items())))
         known = states[index + length].get(key)
@@ -190,7 +190,7 @@ class ChainSearch:
         if known is None or self.price(clock.when(exits), clock.busy) < _BETTER * self.price(
             known.clock.when(exits), known.clock.busy
         ):
-            states[index + length][key] = found
+            states[index + length][key] = extended
 
 
 @uncollected()

@@ -95,26 +95,28 @@ def decide(
     if costs.trusted:
         costs = _at_present_pace(costs, build, take)
     say("searching for plans")
-    found = search(mod, costs, limits=limits)
-    rivals = [(rival, build(mod, rival)) for rival in found.rivals[:1]]
-    others, passed = found.rivals[1:], list(found.passed)
+    candidates = search(mod, costs, limits=limits)
+    rivals = [(rival, build(mod, rival)) for rival in candidates.rivals[:1]]
+    others, passed = candidates.rivals[1:], list(candidates.passed)
     if rivals and not costs.trusted:
         first, model = rivals[0]
         factors = _surprise(first, trace(take(model), _TIMELINES), site.processors)
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
-            passed += [one.considered(_OVERTAKEN) for one in (*found.singles, *others)]
-            found = search(mod, costs.corrected(factors), limits=limits)
-            found = replace(found, notes=tuple(f"{n} (corrected by a run)" for n in found.notes))
-            passed += found.passed
-            others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
+            passed += [one.considered(_OVERTAKEN) for one in (*candidates.singles, *others)]
+            candidates = search(mod, costs.corrected(factors), limits=limits)
+            candidates = replace(
+                candidates, notes=tuple(f"{n} (corrected by a run)" for n in candidates.notes)
+            )
+            passed += candidates.passed
+            others = tuple(r for r in candidates.rivals if _choices(r) != _choices(first))[:1]
     rivals += [(rival, build(mod, rival)) for rival in others]
-    singles = found.singles[:1] if costs.trusted else _in_reach(found, limits)
-    singles = found.singles if limits.objective.needs else singles
+    singles = candidates.singles[:1] if costs.trusted else _in_reach(candidates, limits)
+    singles = candidates.singles if limits.objective.needs else singles
     entries = [*((single, build(mod, single)) for single in singles), *rivals]
-    notes = found.notes if singles else ("no processor supports everything", *found.notes)
+    notes = candidates.notes if singles else ("no processor supports everything", *candidates.notes)
     built = [candidate for candidate, _ in entries]
-    passed += [one.considered(_FAR_BEHIND) for one in found.singles if one not in built]
+    passed += [one.considered(_FAR_BEHIND) for one in candidates.singles if one not in built]
     if len(entries) == 1 and limits.objective == LATENCY:
         candidate, model = entries[0]
         chosen = candidate.considered("chosen: the only one that was built")

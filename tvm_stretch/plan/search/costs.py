@@ -86,8 +86,8 @@ class Costs:
             self._memo[key] = (
                 self.of(self.kernels.whole(group, place), place) if supported else None
             )
-        found: int | None = self._memo[key]
-        return found
+        nanoseconds: int | None = self._memo[key]
+        return nanoseconds
 
     def of(self, kernels: Sequence[Features], place: int) -> int:
         """Kernels on a processor."""
@@ -297,11 +297,11 @@ def _transfer_lines(model: MeasuredModel | None) -> dict[tuple[int, int], tuple[
     """Measured transfers from the CPU, (0, 1), and to it: time without bytes, and per byte."""
     if model is None or TransferFeatures.family not in model.families:
         return {}
-    found = {}
+    lines = {}
     for pair in ((0, 1), (1, 0)):
         none, much = model.nanoseconds([TransferFeatures.of(size, *pair) for size in (0, _MEBI)])
-        found[pair] = (float(none), float(much - none) / _MEBI)  # models are lines
-    return found
+        lines[pair] = (float(none), float(much - none) / _MEBI)  # models are lines
+    return lines
 
 
 def _trained_models(
@@ -312,13 +312,13 @@ def _trained_models(
     Without a folder only processors of this machine or of a device reached by RPC can have models,
     because others are only known by their target.
     """
-    found = None if folder is None else Path(folder)
+    place = None if folder is None else Path(folder)
     if folder is None and all(p.hardware.runs_here or p.hardware.device for p in processors):
-        found = default_folder(processors[0])
-    paths = {p.name: (found or Path()) / f"{p.name}.json" for p in processors}
-    if found is None or not all(os.access(path, os.F_OK) for path in paths.values()):
-        return found, {}
-    return found, {
+        place = default_folder(processors[0])
+    paths = {p.name: (place or Path()) / f"{p.name}.json" for p in processors}
+    if place is None or not all(os.access(path, os.F_OK) for path in paths.values()):
+        return place, {}
+    return place, {
         p.name: _load(path, path.stat().st_mtime_ns, json.dumps(fingerprint(p), sort_keys=True))
         for p, path in zip(processors, paths.values(), strict=True)
     }

@@ -149,7 +149,7 @@ def without_each(decision: Decision, limits: Limits) -> tuple[dict[str, Plan], l
     site, mod = decision.site, decision.job.mod
     # the caller's plan may leave its regions to us
     fastest = decision.job.plan if decision.trial is None else decision.trial.plan
-    found, notes = {FASTEST: fastest}, []
+    decisions, notes = {FASTEST: fastest}, []
     for processor in site.placeable:
         left = [other for other in site.placeable if other is not processor]
         name = f"without {processor.name}"
@@ -163,9 +163,9 @@ def without_each(decision: Decision, limits: Limits) -> tuple[dict[str, Plan], l
         except UnsupportedError as error:
             notes.append(f"no plan {name}: {error}")
             continue
-        if all(what_runs(plan) != what_runs(other) for other in found.values()):
-            found[name] = plan
-    return found, notes
+        if all(what_runs(plan) != what_runs(other) for other in decisions.values()):
+            decisions[name] = plan
+    return decisions, notes
 
 
 def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
@@ -175,8 +175,8 @@ def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
 
 
 def _best_of(mod: tvm.IRModule, costs: Costs, limits: Limits) -> Plan:
-    found = search(mod, costs, limits=limits)
-    best = min((*found.singles, *found.rivals), key=by_objective(limits), default=None)
+    candidates = search(mod, costs, limits=limits)
+    best = min((*candidates.singles, *candidates.rivals), key=by_objective(limits), default=None)
     if best is None:
         raise UnsupportedError("expected a plan for the processors that are left, got none")
     return best.plan

@@ -183,13 +183,13 @@ def ladder(span: Length, probes: Sequence[int], times: Sequence[float]) -> list[
     """
     sizes = np.arange(span.low, span.high + 1)
     costs = np.exp(np.interp(np.log(sizes), np.log(probes), np.log(times)))
-    found = [span.high]
-    while found[-1] > span.low:
-        allowed = costs[found[-1] - span.low] / (1 + span.waste)
+    steps = [span.high]
+    while steps[-1] > span.low:
+        allowed = costs[steps[-1] - span.low] / (1 + span.waste)
         last = span.low + int(np.argmax(costs >= allowed * (1 - 1e-9))) - 1
         last = -(-last // _ROUND) * _ROUND if last > 2 * _ROUND else last
-        found.append(max(span.low, min(last, found[-1] - 1)))
-    return found[::-1]
+        steps.append(max(span.low, min(last, steps[-1] - 1)))
+    return steps[::-1]
 
 
 def _span(

@@ -63,18 +63,18 @@ class Limits:
         >>> Limits({1: 0.5}).apportion(16, {0: 1.0, 1: 3.0})
         {0: 8, 1: 8}
         """
-        found: dict[int, int] = {}
+        shares: dict[int, int] = {}
         left = dict(speeds)
-        while left and total - sum(found.values()) >= len(left):
-            proposed = apportion(total - sum(found.values()), left)
+        while left and total - sum(shares.values()) >= len(left):
+            proposed = apportion(total - sum(shares.values()), left)
             most = {p: int((self.caps.get(p, 1.0) + _ROUNDING) * total) for p in left}
             over = [place for place in left if proposed[place] > most[place]]
             if not over:
-                return {place: {**found, **proposed}[place] for place in speeds}
+                return {place: {**shares, **proposed}[place] for place in speeds}
             if not all(most[place] for place in over):
                 return None
             for place in over:
-                found[place] = most[place]
+                shares[place] = most[place]
                 del left[place]
         return None
 
@@ -167,13 +167,13 @@ def apportion(total: int, speeds: Mapping[int, float]) -> dict[int, int]:
     """
     whole = sum(speeds.values())
     exact = {place: total * speed / whole for place, speed in speeds.items()}
-    found = {place: max(1, int(share)) for place, share in exact.items()}
-    missing = total - sum(found.values())
+    shares = {place: max(1, int(share)) for place, share in exact.items()}
+    missing = total - sum(shares.values())
     for _ in range(abs(missing)):
-        by_gap = {place: exact[place] - found[place] for place in found}
+        by_gap = {place: exact[place] - shares[place] for place in shares}
         if missing > 0:
-            found[max(by_gap, key=by_gap.__getitem__)] += 1
+            shares[max(by_gap, key=by_gap.__getitem__)] += 1
         else:
-            shrinkable = [place for place in found if found[place] > 1]
-            found[min(shrinkable, key=by_gap.__getitem__)] -= 1
-    return found
+            shrinkable = [place for place in shares if shares[place] > 1]
+            shares[min(shrinkable, key=by_gap.__getitem__)] -= 1
+    return shares

@@ -151,15 +151,15 @@ class Options:
 
     def worthwhile_shares(self, piece: Piece, alpha: float) -> dict[str, Widths]:
         """Shares of each layer of the piece that is large enough for its meeting."""
-        found = {}
+        shares = {}
         for group in piece.groups:
             key = (group.name, alpha)
             if key not in self._widths:
                 self._widths[key] = self._best_widths(group, alpha)
             widths = self._widths[key]
             if widths is not None:
-                found[group.anchor.name] = widths
-        return found
+                shares[group.anchor.name] = widths
+        return shares
 
     def _best_widths(self, group: Group, alpha: float) -> Widths | None:
         """The shares with which the layer ends first, if they beat one processor."""

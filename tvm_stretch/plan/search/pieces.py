@@ -44,8 +44,8 @@ class Network:
         self.graph = kernels.lower(mod)
         self.operators = self.graph.operators
         self.aside = set_aside(self.operators)
-        found = detect_meeting_points(self.operators, self.aside)
-        self.points = _between_kernels(found, self.graph.groups)
+        points = detect_meeting_points(self.operators, self.aside)
+        self.points = _between_kernels(points, self.graph.groups)
         self.pieces = self._pieces(self.points)
 
     @cached_property

@@ -129,11 +129,11 @@ class Kernels:
 def _by_group(graph: OperatorGraph, level: KernelLevel) -> dict[Group, list[GroupKernel]]:
     """The kernels of another machine, by the group that holds their last operator."""
     group_of = {op.name: group for group in graph.groups for op in group.operators}
-    found: dict[Group, list[GroupKernel]] = {group: [] for group in graph.groups}
+    by_group: dict[Group, list[GroupKernel]] = {group: [] for group in graph.groups}
     for name, kernels in level.kernels.items():
         if name in group_of:
-            found[group_of[name]] += kernels
-    return found
+            by_group[group_of[name]] += kernels
+    return by_group
 
 
 Half = tuple[tuple[Features, ...], float]
@@ -154,18 +154,18 @@ def half_of(
         extent = -(-extent // unit) * unit if shape[axis] > unit else extent
     if extent == shape[axis]:
         return None
-    found: list[Features] = []
+    features: list[Features] = []
     parts = [_half_kernel(kernel, along, extent, machine) for kernel in kernels]
     for kernel, half in zip(kernels[: _end_of_result(kernels, parts)], parts, strict=False):
         if half is not None:
-            found.append(half)
+            features.append(half)
         elif along == "rows":
-            found.append(_fewer_rows(kernel, group.anchor, extent))
+            features.append(_fewer_rows(kernel, group.anchor, extent))
         elif along == "outputs" and any(parts):
-            found.append(kernel.features)  # gathers the pixels that the template's kernel reads
+            features.append(kernel.features)  # gathers the pixels that the template's kernel reads
         else:
-            found.append(_fewer_channels(kernel, group.anchor, extent, machine))
-    return tuple(found), extent / shape[axis]
+            features.append(_fewer_channels(kernel, group.anchor, extent, machine))
+    return tuple(features), extent / shape[axis]
 
 
 def _half_kernel(

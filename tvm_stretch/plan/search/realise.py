@@ -125,15 +125,19 @@ def _work(operators: Operators, placed: Mapping[str, int], costs: Costs) -> dict
 
 def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
     """Places views and other operators on the first processor that reads or makes them."""
-    found = dict(placed)
+    processors = dict(placed)
     for reader in reversed(list(operators)):
         for name in reader.inputs:
-            if reader.name in found and name in operators and name not in placed:
-                found[name] = min(found[reader.name], found.get(name, found[reader.name]))
+            if reader.name in processors and name in operators and name not in placed:
+                processors[name] = min(
+                    processors[reader.name], processors.get(name, processors[reader.name])
+                )
     for operator in operators:
-        sources = (found[name] for name in operator.inputs if name in found)
-        found.setdefault(operator.name, next(sources, 0))
-    return {op.name: found[op.name] for op in operators if isinstance(op.binding.value, relax.Call)}
+        sources = (processors[name] for name in operator.inputs if name in processors)
+        processors.setdefault(operator.name, next(sources, 0))
+    return {
+        op.name: processors[op.name] for op in operators if isinstance(op.binding.value, relax.Call)
+    }
 
 
 def _reasons(
@@ -147,12 +151,12 @@ def _reasons(
     steps = [(step.tensor, option.what) for option in options for step in option.steps]
     of_group |= {name: what for name, what in steps if isinstance(name, str)}
     of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
-    found = {}
+    reasons = {}
     for name in names:
         (base,) = parts[name].operators if name in parts else (name,)
         if base in of_operator:
-            found[name] = of_operator[base]
-    return found
+            reasons[name] = of_operator[base]
+    return reasons
 
 
 class _Schedule:
@@ -241,14 +245,14 @@ class _Schedule:
 
     def refined(self) -> _Schedule:
         """The candidate in another order, if that order is faster."""
-        found = reordered(self.timeline)
-        if found is self.timeline:
+        better = reordered(self.timeline)
+        if better is self.timeline:
             return self
         placed = dict(self.placed)
         start: dict[str, int] = {}
         for index, group in enumerate(self.level.graph.groups, start=1):
-            placed.update((op.name, found.placement[index]) for op in group.operators)
-            start.update((op.name, found.start[index]) for op in group.operators)
+            placed.update((op.name, better.placement[index]) for op in group.operators)
+            start.update((op.name, better.start[index]) for op in group.operators)
         order = by_start(self.operators, placed, start)
         other = _Schedule(self.network, self.branched, self.operators, self.costs, placed, order)
         return min(other, self, key=lambda schedule: schedule.ns)
@@ -261,7 +265,7 @@ class _Schedule:
             for index, group in enumerate(groups, start=1)
             for op in group.operators
         }
-        found: list[PlannedRegion] = []
+        regions: list[PlannedRegion] = []
         ends: dict[str, int] = {}
         for region in self.regions:
             own = [times[name] for name in region.operators if name in times]
@@ -276,7 +280,7 @@ class _Schedule:
             reasons = dict.fromkeys(why[name] for name in region.operators if name in why)
             place = self.placed[region.operators[0]]
             energy = self.costs.millijoules(place, sum(b - a for a, b in dict.fromkeys(own)))
-            found.append(
+            regions.append(
                 replace(
                     region,
                     predicted_ns=(begin, end),
@@ -284,7 +288,7 @@ class _Schedule:
                     why="; ".join(list(reasons)[:2]),
                 )
             )
-        return tuple(found)
+        return tuple(regions)
 
 
 def _same(one: Group, other: Group) -> bool:
@@ -308,12 +312,12 @@ def by_start(
 
     heap = [key(name) for name, count in waiting.items() if not count]
     heapq.heapify(heap)
-    found = []
+    starts = []
     while heap:
         *_, name = heapq.heappop(heap)
-        found.append(name)
+        starts.append(name)
         for reader in operators.readers[name]:
             waiting[reader] -= 1
             if not waiting[reader]:
                 heapq.heappush(heap, key(reader))
-    return [name for name in found if name in placed]
+    return [name for name in starts if name in placed]

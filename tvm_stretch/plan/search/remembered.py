@@ -52,12 +52,12 @@ class Memory:
             return None
         try:
             when, plan = json.loads(entry)
-            found = Plan.read(plan)
+            remembered = Plan.read(plan)
             age = time.time() - when
         except (PlanError, TypeError, ValueError, RecursionError):  # of another version
             return None
-        is_recent = 0 <= age < (_SEVERAL_SECONDS if _has_several(found) else _ONE_SECONDS)
-        return found if is_recent else None
+        is_recent = 0 <= age < (_SEVERAL_SECONDS if _has_several(remembered) else _ONE_SECONDS)
+        return remembered if is_recent else None
 
     def store(self, plan: Plan) -> None:
         """Remember that this plan won just now; of one processor unless the machine is busy."""

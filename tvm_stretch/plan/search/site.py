@@ -198,8 +198,8 @@ def _site_of_profile(
 
 def _there(profile: Profile, name: str) -> str:
     """The name of a device's processor; some kinds have another one's word where that is not."""
-    found = [name, *(other for other in stand_ins(name) if other in profile.processors)]
-    return name if name in profile.processors else found[-1]
+    names = [name, *(other for other in stand_ins(name) if other in profile.processors)]
+    return name if name in profile.processors else names[-1]
 
 
 def _stand_ins(targets: object, names: Sequence[str]) -> str:

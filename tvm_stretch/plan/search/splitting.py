@@ -56,15 +56,15 @@ class Splitting:
 
     def sequences(self) -> dict[int, int]:
         """The longest runs of pieces that work token by token: the first one, and how many."""
-        found: dict[int, int] = {}
+        lengths: dict[int, int] = {}
         first = None
         for index, piece in enumerate(self.network.pieces):
             if not self._works_by_token(piece):
                 first = None
                 continue
             first = index if first is None else first
-            found[first] = index + 1 - first
-        return found
+            lengths[first] = index + 1 - first
+        return lengths
 
     def _works_by_token(self, piece: Piece) -> bool:
         operators = self.network.operators
@@ -259,9 +259,9 @@ class Splitting:
         """Processors that may share the kernels, their speeds, and the time of the fastest."""
         times = {p: [self.costs.whole(group, p) for group in groups] for p in self.places}
         known = {
-            p: sum(ns for ns in found if ns is not None)
-            for p, found in times.items()
-            if None not in found
+            p: sum(ns for ns in nanoseconds if ns is not None)
+            for p, nanoseconds in times.items()
+            if None not in nanoseconds
         }
         alone = min(known.values(), default=0)
         for count in range(2, len(known) + 1):

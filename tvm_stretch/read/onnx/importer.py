@@ -89,8 +89,8 @@ class Floats:
                 names.append(name)
 
     def _of_operands(self, node: Node) -> str:
-        found = (self._reasons.get(id(value)) for value in node.inputs if value is not None)
-        return next((known[1] for known in found if known), "")
+        reasons = (self._reasons.get(id(value)) for value in node.inputs if value is not None)
+        return next((known[1] for known in reasons if known), "")
 
     def _reads_quantised(self, node: Node) -> bool:
         return any(id(value) in self._quantised for value in node.inputs if value is not None)

@@ -131,11 +131,11 @@ def _is_operator(value: Any) -> bool:
         return True
     import torch
 
-    found: Any = torch
+    member: Any = torch
     for name in value.split(".")[1:]:
-        found = getattr(found, name, None)
+        member = getattr(member, name, None)
     kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
-    return found is None or isinstance(found, kinds)  # torch names those that it does not know
+    return member is None or isinstance(member, kinds)  # torch names those that it does not know
 
 
 def _is_expression(text: Any) -> bool:
@@ -159,8 +159,8 @@ def _is_expression(text: Any) -> bool:
 
 def _is_small(power: ast.Call) -> bool:
     """Whether its exponent is a small number: `sympy` computes powers of numbers."""
-    found = power.args[1:] or [power]
-    text = ast.unparse(found[0])
+    operands = power.args[1:] or [power]
+    text = ast.unparse(operands[0])
     small = re.fullmatch(r"Integer\((-?\d)\)", text)
     return len(power.args) == 2 and small is not None and abs(int(small[1])) <= _LARGEST_POWER
 
@@ -254,9 +254,9 @@ def safe_archive(path: Path) -> io.BytesIO:
             written.writestr(f"{_ROOT}/{_MODEL}", json.dumps(safe_program(graph)))
             written.writestr(f"{_ROOT}/data/sample_inputs/model.pt", b"")
             for folder, (config, names) in _TENSORS.items():
-                found = _json(archive, _part(parts, config))
-                written.writestr(f"{_ROOT}/{config}", json.dumps(found))
-                for tensor in _tensors(found, names, parts, folder):
+                settings = _json(archive, _part(parts, config))
+                written.writestr(f"{_ROOT}/{config}", json.dumps(settings))
+                for tensor in _tensors(settings, names, parts, folder):
                     content = archive.read(parts[folder + tensor])
                     written.writestr(f"{_ROOT}/{folder}{tensor}", content)
     copy.seek(0)
@@ -305,10 +305,10 @@ def _part(parts: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
 
 
 def _json(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> dict[str, Any]:
-    found = json.loads(archive.read(part))
-    if not isinstance(found, dict):
-        raise ModelError(f"expected an object in {part.filename}, got {found!r:.60}; {_AGAIN}")
-    return found
+    data = json.loads(archive.read(part))
+    if not isinstance(data, dict):
+        raise ModelError(f"expected an object in {part.filename}, got {data!r:.60}; {_AGAIN}")
+    return data
 
 
 def _tensors(

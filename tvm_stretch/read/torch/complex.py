@@ -83,8 +83,8 @@ class _Pairs(torch.fx.Interpreter):
             _complex(x) if _is_complex(node.meta["val"]) else x
             for node, x in zip(inputs, pairs, strict=True)
         ]
-        found = self.run(*given, enable_io_processing=False)
-        return tuple(_stacked(x) if isinstance(x, ComplexTensor) else x for x in found)
+        results = self.run(*given, enable_io_processing=False)
+        return tuple(_stacked(x) if isinstance(x, ComplexTensor) else x for x in results)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A complex function in pairs; other functions as they are."""

@@ -141,9 +141,9 @@ def _running(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tuple
     def running(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """An element that equals the extreme so far is the last one of its kind."""
         values = _scan(x, dim, combine)
-        found = x == values
-        found = found | x.isnan() if x.is_floating_point() else found
-        places = torch.where(found, _along(x, dim), 0)
+        is_extreme = x == values
+        is_extreme = is_extreme | x.isnan() if x.is_floating_point() else is_extreme
+        places = torch.where(is_extreme, _along(x, dim), 0)
         return values, _scan(places, dim, torch.maximum)
 
     return running
@@ -168,8 +168,8 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 def _picked(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Elements of sorted rows, and where they were."""
     values, order = torch.sort(x, dim=dim, stable=True)
-    found = values.gather(dim, places), order.gather(dim, places)
-    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+    picked = values.gather(dim, places), order.gather(dim, places)
+    return picked if keepdim else (picked[0].squeeze(dim), picked[1].squeeze(dim))
 
 
 @instead_of("kthvalue.default")
@@ -216,8 +216,8 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     most = rows.amax(-1, keepdim=True)
     values = torch.where(often, rows, most).amin(-1, keepdim=True)
     places = torch.where(rows == values, torch.arange(rows.shape[-1]), 0).amax(-1, keepdim=True)
-    found = values.movedim(-1, dim), places.movedim(-1, dim)
-    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+    pair = values.movedim(-1, dim), places.movedim(-1, dim)
+    return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
 # --- places ---------------------------------------------------------------------------------------

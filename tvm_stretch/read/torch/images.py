@@ -64,8 +64,8 @@ def _of_truths(function: Callable[..., relax.Expr], of_none: bool) -> Any:
         keep = argument(node, importer, 2, "keepdim", False)
         if is_static(x) and 0 in shape_of(x):
             return constant(np.full([*node.meta["val"].shape], of_none, dtype_of(node)))
-        found = of_type(importer, of_type(importer, x, "bool"), "int8")
-        return of_type(importer, emit(function(found, axes, keep)), dtype_of(node))
+        integers = of_type(importer, of_type(importer, x, "bool"), "int8")
+        return of_type(importer, emit(function(integers, axes, keep)), dtype_of(node))
 
     return convert
 
@@ -122,8 +122,8 @@ def _top(node: Any, importer: Any) -> relax.Expr:
     if count == 0:  # TVM takes all
         shape = [*node.meta["val"][0].shape]
         return relax.Tuple([constant(np.zeros(shape, t)) for t in (str(x.ty.dtype), "int64")])
-    found = relax.op.topk(x, count, axis, "both", largest, "int64")
-    return importer.block_builder.emit(found)
+    pair = relax.op.topk(x, count, axis, "both", largest, "int64")
+    return importer.block_builder.emit(pair)
 
 
 def _sorted(node: Any, importer: Any) -> relax.Expr:
@@ -132,8 +132,8 @@ def _sorted(node: Any, importer: Any) -> relax.Expr:
     stable = node.target.__name__ == "sort.stable"
     axis = node.kwargs.get("dim", -1) if stable else argument(node, importer, 1, "dim", -1)
     last = argument(node, importer, 2, "descending", False)
-    found = relax.op.topk(x, int(x.ty.shape.values[axis]), axis, "both", last, "int64")
-    return importer.block_builder.emit(found)
+    pair = relax.op.topk(x, int(x.ty.shape.values[axis]), axis, "both", last, "int64")
+    return importer.block_builder.emit(pair)
 
 
 def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
@@ -338,12 +338,12 @@ def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
             own = relax.const((np.arange(size) * step).reshape(shape), "int64")
             places = own if places is None else emit(relax.op.add(places, own))
             whole = relax.ShapeExpr(shape_of(x))
-            found = emit(
+            pair = emit(
                 relax.op.take(emit(relax.op.broadcast_to(places, whole)), taken, axis, mode="clip")
             )
             best = emit(relax.op.argmax(windows, axis + 1, True))
             places = emit(
-                relax.op.squeeze(emit(relax.op.gather_elements(found, best, axis + 1)), [axis + 1])
+                relax.op.squeeze(emit(relax.op.gather_elements(pair, best, axis + 1)), [axis + 1])
             )
         x = emit(relax.op.max(windows, [axis + 1]))
     return emit(relax.Tuple([x, x if places is None else places]))

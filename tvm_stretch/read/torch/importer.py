@@ -135,11 +135,11 @@ def _of_vectors(convert: Converter, node: Any, importer: Any) -> Any:
         return convert(node, importer)
     emit, kept = importer.block_builder.emit, {number: importer.env[number] for number in numbers}
     importer.env |= {x: emit(relax.op.reshape(value, [1])) for x, value in kept.items()}
-    found, want = convert(node, importer), node.meta["val"]
+    result, want = convert(node, importer), node.meta["val"]
     importer.env |= kept
     if not isinstance(want, list | tuple):
-        return emit(relax.op.reshape(found, [*want.shape]))
-    parts = [relax.TupleGetItem(found, place) for place in range(len(want))]
+        return emit(relax.op.reshape(result, [*want.shape]))
+    parts = [relax.TupleGetItem(result, place) for place in range(len(want))]
     shaped = [relax.op.reshape(emit(x), [*w.shape]) for x, w in zip(parts, want, strict=True)]
     return emit(relax.Tuple([emit(x) for x in shaped]))
 
@@ -219,5 +219,5 @@ def as_onnx(
     builder = importer.block_builder
     given = list(inputs)
     onnx_node = Node(op, node.name, opset, given, dict(attributes or {}), ["result"], builder)
-    found = CONVERTERS[op](onnx_node)
-    return builder.emit(as_expr(found[0] if isinstance(found, tuple) else found))
+    converted = CONVERTERS[op](onnx_node)
+    return builder.emit(as_expr(converted[0] if isinstance(converted, tuple) else converted))

@@ -68,8 +68,8 @@ def _info(x: Tensor) -> Tensor:
 
 
 def _lu(x: Tensor) -> tuple[Tensor, Tensor]:
-    found, rows = _factor(x, "lu"), x.shape[-2]
-    return found[..., :rows, :], found[..., rows, : min(x.shape[-2:])].to(torch.int32)
+    factors, rows = _factor(x, "lu"), x.shape[-2]
+    return factors[..., :rows, :], factors[..., rows, : min(x.shape[-2:])].to(torch.int32)
 
 
 instead_of("linalg_lu_factor_ex.default")(lambda x, **_: (*_lu(x), _info(x)))
@@ -112,11 +112,11 @@ def _det(x: Tensor) -> tuple[Tensor, ...]:
 @instead_of("_linalg_solve_ex.default")
 def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> tuple[Tensor, ...]:
     if b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1]):
-        found, *others = _solve_ex(a, b[..., None])
-        return found[..., 0], *others
+        solution, *others = _solve_ex(a, b[..., None])
+        return solution[..., 0], *others
     if not left:
-        found, *others = _solve_ex(a.mT, b.mT)
-        return found.mT, *others
+        solution, *others = _solve_ex(a.mT, b.mT)
+        return solution.mT, *others
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     if 0 in (*batch, *a.shape, *b.shape):
         return b.new_zeros((*batch, *b.shape[-2:])), a, _info(a)[..., None], _info(a)
@@ -162,8 +162,8 @@ def _triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
     used, upper = a.mT if transpose else a, upper != transpose
-    found = _solve_triangular(used, b, upper=upper, unitriangular=unitriangular)
-    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
+    solution = _solve_triangular(used, b, upper=upper, unitriangular=unitriangular)
+    return solution, a.expand(*solution.shape[:-2], *a.shape[-2:]).clone()
 
 
 # --- Cholesky -------------------------------------------------------------------------------------
@@ -177,12 +177,12 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
 @instead_of("linalg_cholesky_ex.default")
 def _cholesky_ex(x: Tensor, *, upper: bool = False, **_: Any) -> tuple[Tensor, Tensor]:
     """The first row whose root is none ends the positive part of a matrix."""
-    found, count = _cholesky(x, upper), x.shape[-1]
+    factor, count = _cholesky(x, upper), x.shape[-1]
     if not count:
-        return found, _info(x)
-    bad = _diagonal(found).isnan()
+        return factor, _info(x)
+    bad = _diagonal(factor).isnan()
     first = torch.where(bad, torch.arange(1, count + 1), count + 1).amin(-1)
-    return found, torch.where(bad.any(-1), first, 0).to(torch.int32)
+    return factor, torch.where(bad.any(-1), first, 0).to(torch.int32)
 
 
 @instead_of("cholesky_solve.default")
@@ -201,8 +201,8 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
 
 @instead_of("geqrf.default")
 def _geqrf(x: Tensor) -> tuple[Tensor, Tensor]:
-    found, rows = _factor(x, "householder"), x.shape[-2]
-    return found[..., :rows, :], found[..., rows, : min(x.shape[-2:])]
+    factors, rows = _factor(x, "householder"), x.shape[-2]
+    return factors[..., :rows, :], factors[..., rows, : min(x.shape[-2:])]
 
 
 @instead_of("linalg_householder_product.default")
@@ -241,11 +241,11 @@ def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 def _rotated(x: Tensor, *, falling: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The columns of ``x @ v``, their lengths in order, and v."""
-    found, rows = _factor(x, "rotate"), x.shape[-2]
-    lengths = torch.linalg.vector_norm(found[..., :rows, :], dim=-2)
+    factors, rows = _factor(x, "rotate"), x.shape[-2]
+    lengths = torch.linalg.vector_norm(factors[..., :rows, :], dim=-2)
     lengths, order = lengths.sort(dim=-1, descending=falling)
-    found = found.gather(-1, order[..., None, :].expand(found.shape))
-    return found[..., :rows, :], lengths, found[..., rows:, :]
+    factors = factors.gather(-1, order[..., None, :].expand(factors.shape))
+    return factors[..., :rows, :], lengths, factors[..., rows:, :]
 
 
 @instead_of("_linalg_eigh.default")

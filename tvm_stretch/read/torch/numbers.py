@@ -48,8 +48,8 @@ class _Floats:
 def is_zero(value: Any) -> bool:
     """Whether a number or a constant of one number is zero: TVM divides no constant by it."""
     if isinstance(value, GenericConst):
-        found = value.value.numpy()
-        return bool(found.size == 1 and found.item() == 0)
+        number = value.value.numpy()
+        return bool(number.size == 1 and number.item() == 0)
     return not isinstance(value, relax.Expr) and value == 0
 
 
@@ -116,10 +116,10 @@ def root(importer: Any, x: relax.Expr, exponent: Any) -> relax.Expr | None:
     """A power of one half, or of minus one half; of other exponents nothing."""
     if exponent not in (0.5, -0.5):
         return None
-    found = importer.block_builder.emit(relax.op.sqrt(x))
+    result = importer.block_builder.emit(relax.op.sqrt(x))
     if exponent > 0:
-        return found
-    return _Floats(importer, str(x.ty.dtype))("divide", 1.0, found)
+        return result
+    return _Floats(importer, str(x.ty.dtype))("divide", 1.0, result)
 
 
 def _hypot(node: Any, importer: Any) -> relax.Expr:
@@ -241,8 +241,8 @@ def _power(node: Any, importer: Any) -> relax.Expr:
     base, exponent = importer.retrieve_args(node)[:2]
     if "float" in dtype:
         x, y = of_type(importer, base, dtype), of_type(importer, exponent, dtype)
-        if (found := root(importer, x, exponent)) is not None:
-            return found
+        if (result := root(importer, x, exponent)) is not None:
+            return result
         return importer.block_builder.emit(relax.op.power(x, y))
     x = of_type(importer, base, dtype)
     if isinstance(exponent, int):
@@ -306,8 +306,10 @@ def _keeping_nan(function: Function) -> Function:
     """``T.max`` of NaN and a number is its second operand."""
 
     def keeping(x: relax.Expr, y: relax.Expr) -> relax.Expr:
-        found = function(x, y)
-        return relax.op.where(relax.op.isnan(x), x, found) if "float" in str(x.ty.dtype) else found
+        result = function(x, y)
+        return (
+            relax.op.where(relax.op.isnan(x), x, result) if "float" in str(x.ty.dtype) else result
+        )
 
     return keeping
 

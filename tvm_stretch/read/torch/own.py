@@ -91,8 +91,8 @@ def _factor(node: Any, importer: Any) -> relax.Expr:
         emit(relax.op.reshape(x, [prod(shape[:-2]), *shape[-2:]]))
         for x, shape in zip(operands, shapes, strict=True)
     ]
-    found = emit(factor_call(importer.block_builder, kind, *flat))
-    return emit(relax.op.reshape(found, [*shapes[-1][:-2], *shape_of(found)[1:]]))
+    factors = emit(factor_call(importer.block_builder, kind, *flat))
+    return emit(relax.op.reshape(factors, [*shapes[-1][:-2], *shape_of(factors)[1:]]))
 
 
 def _dft(node: Any, importer: Any) -> relax.Expr:

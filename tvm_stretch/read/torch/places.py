@@ -78,9 +78,9 @@ class _Indexed:
         values = self.emit(relax.op.broadcast_to(values, shape))
         values = self.turned(values, [order.index(axis) for axis in range(len(order))])
         inputs = [self.front, self.places, values]
-        found = as_onnx(node, self.importer, "ScatterND", inputs, {"reduction": reduction})
+        scattered = as_onnx(node, self.importer, "ScatterND", inputs, {"reduction": reduction})
         moved = self.axes + self.rest
-        return self.turned(found, [moved.index(axis) for axis in range(len(moved))])
+        return self.turned(scattered, [moved.index(axis) for axis in range(len(moved))])
 
 
 def _broadcast(shapes: list[list[int]]) -> list[int]:

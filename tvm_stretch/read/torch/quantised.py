@@ -285,7 +285,7 @@ class _Stack:
         """A tuple: the last layer's output at every step, then the last states of all layers."""
         if batch_first:
             x = self.emit(relax.op.permute_dims(x, [1, 0, 2]))
-        found: list[list[relax.Expr]] = [[] for _ in states]
+        results: list[list[relax.Expr]] = [[] for _ in states]
         for number, weights in enumerate(layers):
             first, end = number * self.directions, (number + 1) * self.directions
             own = [self.emit(relax.op.strided_slice(s, [0], [first], [end])) for s in states]
@@ -294,11 +294,11 @@ class _Stack:
             y = self.emit(relax.op.permute_dims(y, [0, 2, 1, 3]))
             shape = relax.ShapeExpr([steps, batch, self.directions * hidden])
             x = self.emit(relax.op.reshape(y, shape))
-            for state, value in zip(found, last, strict=True):
+            for state, value in zip(results, last, strict=True):
                 state.append(value)
         if batch_first:
             x = self.emit(relax.op.permute_dims(x, [1, 0, 2]))
-        joined = [s[0] if len(s) == 1 else self.emit(relax.op.concat(s, 0)) for s in found]
+        joined = [s[0] if len(s) == 1 else self.emit(relax.op.concat(s, 0)) for s in results]
         return self.emit(relax.Tuple([x, *joined]))
 
     def layer(

@@ -63,11 +63,11 @@ def _lgamma(x: Tensor) -> Tensor:
     up, moved, steps = _shifted(x)
     product = math.prod(steps[1:], start=steps[0])
     tail = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI[:4], 1)]
-    found = (up - 0.5) * (up.log() - 1) + (0.5 * math.log(2 * math.pi) - 0.5)
-    found = found + _series(1 / (up * up), tail) / up - torch.where(moved, product, 1.0).log()
+    series = (up - 0.5) * (up.log() - 1) + (0.5 * math.log(2 * math.pi) - 0.5)
+    series = series + _series(1 / (up * up), tail) / up - torch.where(moved, product, 1.0).log()
     sine = torch.sin(math.pi * (x - x.round())).abs()
-    found = torch.where(x < 0.5, math.log(math.pi) - sine.log() - found, found)
-    return torch.where(x.isinf() | ((x <= 0) & (x == x.floor())), math.inf, found)
+    series = torch.where(x < 0.5, math.log(math.pi) - sine.log() - series, series)
+    return torch.where(x.isinf() | ((x <= 0) & (x == x.floor())), math.inf, series)
 
 
 @instead_of("digamma.default")
@@ -76,11 +76,11 @@ def _digamma(x: Tensor) -> Tensor:
     up, moved, steps = _shifted(x)
     tail = [b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)]
     square = 1 / (up * up)
-    found = up.log() - 0.5 / up - square * _series(square, tail)
-    found = found - torch.where(moved, sum(1 / step for step in steps), 0.0)
-    turned = found - math.pi / torch.tan(math.pi * (x - x.round()))
-    found = torch.where(x < 0.5, turned, found)
-    return torch.where(x == 0, -1 / x, torch.where((x < 0) & (x == x.floor()), math.nan, found))
+    series = up.log() - 0.5 / up - square * _series(square, tail)
+    series = series - torch.where(moved, sum(1 / step for step in steps), 0.0)
+    turned = series - math.pi / torch.tan(math.pi * (x - x.round()))
+    series = torch.where(x < 0.5, turned, series)
+    return torch.where(x == 0, -1 / x, torch.where((x < 0) & (x == x.floor()), math.nan, series))
 
 
 @instead_of("special_zeta.default", "special_zeta.other_scalar", "special_zeta.self_scalar")
@@ -89,14 +89,14 @@ def _zeta(power: Tensor | float, first: Tensor | float) -> Tensor:
     s, q = _both(power, first)
     end = q + 4 * _STEPS
     last = end**-s
-    found = sum((q + i) ** -s for i in range(4 * _STEPS)) + end ** (1 - s) / (s - 1) + last / 2
+    total = sum((q + i) ** -s for i in range(4 * _STEPS)) + end ** (1 - s) / (s - 1) + last / 2
     factor = s * last / end
     for k, bernoulli in enumerate(_BERNOULLI, 1):
-        found = found + bernoulli / math.factorial(2 * k) * factor
+        total = total + bernoulli / math.factorial(2 * k) * factor
         factor = factor * (s + (2 * k - 1)) * (s + 2 * k) / (end * end)
     outside = (s < 1) | ((q < 0) & (s != s.floor())) | (q < -22)
     pole = (s == 1) | ((s > 1) & (q <= 0) & (q == q.floor()))
-    return torch.where(pole, math.inf, torch.where(outside, math.nan, found))
+    return torch.where(pole, math.inf, torch.where(outside, math.nan, total))
 
 
 @instead_of("polygamma.default")
@@ -107,8 +107,8 @@ def _polygamma(n: int, x: Tensor) -> Tensor:
     if n > 1:
         return (-1) ** (n + 1) * math.factorial(n) * _zeta(n + 1.0, x)
     sine = torch.sin(math.pi * x) / math.pi  # as torch rounds it
-    found = _zeta(2.0, torch.where(x < 0.5, 1 - x, x))
-    return torch.where(x < 0.5, 1 / (sine * sine) - found, found)
+    value = _zeta(2.0, torch.where(x < 0.5, 1 - x, x))
+    return torch.where(x < 0.5, 1 / (sine * sine) - value, value)
 
 
 # --- error functions ------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def _inverse(x: Tensor, product: Tensor) -> Tensor:
 @instead_of("erfinv.default")
 def _erfinv(x: Tensor) -> Tensor:
     x = _real(x)
-    found = torch.where(x.abs() == 1, x * math.inf, _inverse(x, (1 - x) * (1 + x)))
-    return torch.where(x.abs() > 1, math.nan, found)
+    value = torch.where(x.abs() == 1, x * math.inf, _inverse(x, (1 - x) * (1 + x)))
+    return torch.where(x.abs() > 1, math.nan, value)
 
 
 @instead_of("special_erfcx.default")
@@ -146,8 +146,8 @@ def _erfcx(x: Tensor) -> Tensor:
     """A fit of the logarithm."""
     x = _real(x)
     t = 1 / (1 + 0.5 * x.abs())
-    found = t * _series(t, _ERFCX).exp()
-    return torch.where(x < 0, 2 * (x * x).exp() - found, found)
+    value = t * _series(t, _ERFCX).exp()
+    return torch.where(x < 0, 2 * (x * x).exp() - value, value)
 
 
 @instead_of("special_ndtri.default")
@@ -213,8 +213,8 @@ def _scaled_k(x: Tensor, order: int) -> Tensor:
     near = _series(small * small / 4, factors)
     logarithm = (small / 2).log() * _ascending(small, order, 12)
     near = 1 / small + logarithm - small / 2 * near if order else near - logarithm
-    found = torch.where(x < 2, near * small.exp(), torch.where(x < _FAR, between, large))
-    return torch.where(x < 0, math.nan, torch.where(x == 0, math.inf, found))
+    value = torch.where(x < 2, near * small.exp(), torch.where(x < _FAR, between, large))
+    return torch.where(x < 0, math.nan, torch.where(x == 0, math.inf, value))
 
 
 def _k(x: Tensor, order: int) -> Tensor:
@@ -258,15 +258,15 @@ def _y(x: Tensor, order: int) -> Tensor:
         small = logarithm * _j(near, 1) - _j(near, 0) / near - 2 * sines
     else:
         small = logarithm * _j(near, 0) - 2 * (turned.cos() * weights).mean(-1)
-    found = torch.where(x < _FAR, small * (2 / math.pi), amplitude * far)
-    return torch.where(x < 0, math.nan, torch.where(x == 0, -math.inf, found))
+    value = torch.where(x < _FAR, small * (2 / math.pi), amplitude * far)
+    return torch.where(x < 0, math.nan, torch.where(x == 0, -math.inf, value))
 
 
 @instead_of("special_spherical_bessel_j0.default")
 def _spherical(x: Tensor) -> Tensor:
     x = _real(x)
-    found = torch.where(x == 0, 1.0, x.sin() / x)
-    return torch.where(x.isinf(), 0.0, found)
+    value = torch.where(x == 0, 1.0, x.sin() / x)
+    return torch.where(x.isinf(), 0.0, value)
 
 
 _BESSEL: dict[str, Callable[..., Tensor]] = {
@@ -310,12 +310,12 @@ def _polynomial(name: str, shifted: bool, x: Tensor | float, n: Tensor | float) 
     x, n = _both(x, n)
     x, n = 2 * x - 1 if shifted else x, n.trunc()
     last, now = torch.ones_like(x), first * x + constant
-    found = torch.where(n == 0, last, torch.where(n < 0, 0.0, torch.where(n == 1, now, math.nan)))
+    value = torch.where(n == 0, last, torch.where(n < 0, 0.0, torch.where(n == 1, now, math.nan)))
     for k in range(2, most + 1):
         of_x, of_one, of_last = step(k)
         last, now = now, (of_x * x + of_one) * now - of_last * last
-        found = torch.where(n == k, now, found)
-    return found
+        value = torch.where(n == k, now, value)
+    return value
 
 
 for _name in _POLYNOMIALS:

@@ -130,26 +130,26 @@ def _bit_cast(node: Node) -> relax.Expr:
         raise node.refuse("a type of the same size", f"{node.dtype()} to {dtype}")
     if "bool" in (dtype, node.dtype()):
         raise node.refuse("numbers", "booleans")
-    found = node.bb.emit_te(
+    bits = node.bb.emit_te(
         lambda x: te.compute(x.shape, lambda *i: tirx.reinterpret(dtype, x(*i))),
         node.emit(relax.op.reshape(node[0], node.shape() or [1])),  # a kernel needs an axis
         primfunc_name_hint="bit_cast",
     )
-    return relax.op.reshape(found, node.shape())
+    return relax.op.reshape(bits, node.shape())
 
 
 @converter("IsInf")
 def _is_inf(node: Node) -> relax.Expr:
-    found = []
+    tests = []
     if node.attr("detect_positive", 1):
-        found.append(relax.op.equal(node[0], node.scalar(np.inf)))
+        tests.append(relax.op.equal(node[0], node.scalar(np.inf)))
     if node.attr("detect_negative", 1):
-        found.append(relax.op.equal(node[0], node.scalar(-np.inf)))
-    if not found:
+        tests.append(relax.op.equal(node[0], node.scalar(-np.inf)))
+    if not tests:
         return relax.op.full(
             relax.ShapeExpr(node.shape()), node.scalar(value=False, dtype="bool"), "bool"
         )
-    return found[0] if len(found) == 1 else relax.op.logical_or(*found)
+    return tests[0] if len(tests) == 1 else relax.op.logical_or(*tests)
 
 
 @converter("Cast", "CastLike")

@@ -195,11 +195,11 @@ def _deform_conv(node: Node) -> relax.Expr:
     )
     weight = node.emit(relax.op.permute_dims(weight, [0, 3, 2, 1]))
     weight = node.emit(relax.op.reshape(weight, [groups, depth, outputs // groups]))
-    found = node.emit(relax.op.matmul(rows, weight))
-    found = node.emit(relax.op.permute_dims(found, [0, 2, 1]))
-    found = node.emit(relax.op.reshape(found, [outputs, batch, *sizes.out]))
-    found = node.emit(relax.op.permute_dims(found, [1, 0, 2, 3]))
-    return add_bias(node, found, 3)
+    product = node.emit(relax.op.matmul(rows, weight))
+    product = node.emit(relax.op.permute_dims(product, [0, 2, 1]))
+    product = node.emit(relax.op.reshape(product, [outputs, batch, *sizes.out]))
+    product = node.emit(relax.op.permute_dims(product, [1, 0, 2, 3]))
+    return add_bias(node, product, 3)
 
 
 def _taps(node: Node, sizes: _Sizes) -> relax.Expr:
@@ -225,7 +225,7 @@ def _places(node: Node, sizes: _Sizes) -> tuple[relax.Var, relax.Var]:
     pads = [int(pad) for pad in node.attr("pads", [0] * 4)]
     offsets = relax.op.reshape(node[2], [sizes.batch, sizes.shared, sizes.taps, 2, prod(sizes.out)])
     offsets = node.emit(relax.op.permute_dims(node.emit(offsets), [3, 0, 1, 4, 2]))
-    found = []
+    places = []
     for axis in (0, 1):
         steps = np.arange(sizes.out[axis]) * strides[axis] - pads[axis]
         moves = np.arange(sizes.window[axis]) * dilations[axis]
@@ -235,8 +235,8 @@ def _places(node: Node, sizes: _Sizes) -> tuple[relax.Var, relax.Var]:
         own = np.broadcast_to(grids, (*sizes.out, *sizes.window)).reshape(1, 1, -1, sizes.taps)
         part = node.emit(relax.op.strided_slice(offsets, [0], [axis], [axis + 1]))
         part = node.emit(relax.op.reshape(part, sizes.places))
-        found.append(node.emit(relax.op.add(part, as_expr(own.astype(node.dtype())))))
-    return found[0], found[1]
+        places.append(node.emit(relax.op.add(part, as_expr(own.astype(node.dtype())))))
+    return places[0], places[1]
 
 
 def _corners(
@@ -251,15 +251,15 @@ def _corners(
     pieces = np.arange(sizes.batch * sizes.shared, dtype="int32") * prod(sizes.size)
     begin = as_expr(pieces.reshape(sizes.batch, sizes.shared, 1, 1))
     columns = relax.const(sizes.size[1], "int32")
-    found = []
+    corners = []
     for row, row_share in _neighbours(node, y, sizes.size[0]):
         for column, column_share in _neighbours(node, x, sizes.size[1]):
             index = relax.op.add(relax.op.multiply(row, columns), column)
             share = node.emit(relax.op.multiply(row_share, column_share))
             if mask is not None:
                 share = node.emit(relax.op.multiply(share, mask))
-            found.append((node.emit(relax.op.add(index, begin)), share))
-    return found
+            corners.append((node.emit(relax.op.add(index, begin)), share))
+    return corners
 
 
 def _neighbours(node: Node, place: relax.Var, size: int) -> list[tuple[relax.Var, relax.Var]]:
@@ -269,11 +269,11 @@ def _neighbours(node: Node, place: relax.Var, size: int) -> list[tuple[relax.Var
     after_share = node.emit(relax.op.subtract(place, before))
     one, last = node.scalar(1, dtype), size - 1
     shares = (node.emit(relax.op.subtract(one, after_share)), after_share)
-    found = []
+    neighbours = []
     for step, share in enumerate(shares):
         pixel = before if step == 0 else node.emit(relax.op.add(before, one))
         clipped = node.emit(relax.op.clip(pixel, 0, last))
         inside = node.emit(relax.op.equal(clipped, pixel))
         kept = node.emit(relax.op.where(inside, share, node.scalar(0, dtype)))
-        found.append((node.emit(cast(node, clipped, "int32")), kept))
-    return found
+        neighbours.append((node.emit(cast(node, clipped, "int32")), kept))
+    return neighbours

@@ -213,8 +213,8 @@ def _normed(node: Node, x: relax.Expr, scale: Value, bias: Value | None) -> list
     attributes = {"axis": -1, "epsilon": node.attr("epsilon", 1e-12)}
     inputs = [x, scale] if bias is None else [x, scale, bias]
     inner = Node("LayerNormalization", node.name, 17, inputs, attributes, node.outputs, node.bb)
-    found = CONVERTERS[inner.op](inner)
-    return [*found] if isinstance(found, tuple) else [found]
+    normed = CONVERTERS[inner.op](inner)
+    return [*normed] if isinstance(normed, tuple) else [normed]
 
 
 def _root_mean_square(node: Node, x: relax.Expr, scale: relax.Expr) -> list[relax.Expr]:

@@ -114,13 +114,13 @@ def _masks(
     """Summands that hide keys by the input ``mask``, and by ``later`` those after their query."""
     batch, _, steps, _ = shape_of(query)
     dtype = str(query.ty.dtype)
-    found: list[relax.Expr] = []
+    masks: list[relax.Expr] = []
     if node.has(mask):
         shown = padding(node, mask, batch, steps, shape_of(key)[2])
-        found.append(hide(node, shown, dtype, _hidden(node)))
+        masks.append(hide(node, shown, dtype, _hidden(node)))
     if node.attr("unidirectional", 0):
-        found.append(earlier(steps, past, dtype, later))
-    return found
+        masks.append(earlier(steps, past, dtype, later))
+    return masks
 
 
 def _hidden(node: Node) -> float:
@@ -162,12 +162,12 @@ def _with_bias(node: Node, operands: list[relax.Expr]) -> list[relax.Expr]:
     sizes = [shape_of(x)[1] * shape_of(x)[3] for x in operands]
     if node.shape(3) != [sum(sizes)]:
         raise node.refuse(f"a bias of {sum(sizes)} numbers", str(node.shape(3)))
-    found = []
+    biased = []
     for x, bias in zip(operands, _parts(node, node[3], sizes), strict=True):
         _, heads, _, width = shape_of(x)
         column = node.emit(relax.op.reshape(bias, [1, heads, 1, width]))
-        found.append(node.emit(relax.op.add(x, column)))
-    return found
+        biased.append(node.emit(relax.op.add(x, column)))
+    return biased
 
 
 @converter("com.microsoft.RotaryEmbedding")

@@ -114,17 +114,17 @@ class _Layer:
         weight = self.padded(2, (*gates, layer.hidden), 2)
         weight = _permuted(self.node, _reshaped(self.node, weight, blocks), (0, 2, 4, 1, 3))
         state = (directions, self.batch, layer.hidden)
-        found = [self.given(bias), weight, self.padded(5, state, 2)]
+        operands = [self.given(bias), weight, self.padded(5, state, 2)]
         if layer.kind == "lstm":
-            found.append(self.padded(6, state, 2))
+            operands.append(self.padded(6, state, 2))
         if layer.peepholes:
-            found.append(self.padded(7, (directions, 3, layer.hidden), 2))
+            operands.append(self.padded(7, (directions, 3, layer.hidden), 2))
         if layer.reset_after:
             own = _taken(self.node, _taken(self.node, bias, 1, 1), 2, 2)
-            found.append(_reshaped(self.node, own, (directions, layer.padded)))
+            operands.append(_reshaped(self.node, own, (directions, layer.padded)))
         if layer.lengths:
-            found.append(self.inputs[4])
-        return found
+            operands.append(self.inputs[4])
+        return operands
 
     def given(self, bias: Value) -> relax.Expr:
         """The product of all steps' inputs with W, plus biases."""
@@ -266,16 +266,16 @@ def _transform(node: Node, length: int, parts: int, *, inverse: bool, onesided: 
         raise node.refuse("a signal of one number or more", str(length))
     half = length // 2 + 1
     if not onesided:
-        found = _Transform(length, length, parts, length, _COMPLEX, inverse)
+        transform = _Transform(length, length, parts, length, _COMPLEX, inverse)
     elif inverse and parts == _COMPLEX:
-        found = _Transform(length, half, parts, length, _REAL, inverse)
+        transform = _Transform(length, half, parts, length, _REAL, inverse)
     elif not inverse and parts == _REAL:
-        found = _Transform(length, length, parts, half, _COMPLEX)
+        transform = _Transform(length, length, parts, half, _COMPLEX)
     else:
         wanted, got = ("complex", "real") if inverse else ("real", "complex")
         raise node.refuse(f"{wanted} numbers, since it is onesided,", f"{got} ones")
-    node.check_table(found.parts * found.size, found.result_parts * found.results)
-    return found
+    node.check_table(transform.parts * transform.size, transform.result_parts * transform.results)
+    return transform
 
 
 @converter("DFT")

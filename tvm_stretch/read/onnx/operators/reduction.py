@@ -169,14 +169,14 @@ def place_of_extreme(
     """
     x, shape = node[0], node.shape()
     most = relax.op.max if largest else relax.op.min
-    found = relax.op.equal(x, node.emit(most(x, axis=[axis], keepdims=True)))
+    is_extreme = relax.op.equal(x, node.emit(most(x, axis=[axis], keepdims=True)))
     if "float" in node.dtype():
-        found = relax.op.logical_or(found, relax.op.isnan(x))
+        is_extreme = relax.op.logical_or(is_extreme, relax.op.isnan(x))
     extent = shape[axis]
     along = [extent if i == axis else 1 for i in range(len(shape))]
     places = constant(np.arange(extent).reshape(along), "int32")
     nowhere = constant(-1 if last else extent, "int32")
-    marked = node.emit(relax.op.where(node.emit(found), places, nowhere))
+    marked = node.emit(relax.op.where(node.emit(is_extreme), places, nowhere))
     chosen = (relax.op.max if last else relax.op.min)(marked, axis=[axis], keepdims=keepdims)
     return relax.op.astype(node.emit(chosen), "int64")
 

@@ -117,7 +117,7 @@ def _roi_align(node: Node) -> relax.Expr:
     batch = relax.op.astype(relax.op.expand_dims(node[2], axis=1), node.dtype(1))
     # channels last, so that the places of a sample are computed once for a vector of channels
     pixels = node.emit(relax.op.permute_dims(node[0], [0, 2, 3, 1]))
-    found = relax.op.vision.roi_align(
+    aligned = relax.op.vision.roi_align(
         pixels,
         node.emit(relax.op.concat([batch, rois], axis=1)),
         pooled_size=(node.attr("output_height", 1), node.attr("output_width", 1)),
@@ -126,7 +126,7 @@ def _roi_align(node: Node) -> relax.Expr:
         aligned=half_pixel,
         layout="NHWC",
     )
-    return relax.op.permute_dims(node.emit(found), [0, 3, 1, 2])
+    return relax.op.permute_dims(node.emit(aligned), [0, 3, 1, 2])
 
 
 @converter("GridSample")
