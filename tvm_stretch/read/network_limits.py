@@ -86,6 +86,11 @@ def check_sizes(mod: tvm.IRModule) -> None:
 
 def _check(what: str, value: relax.Expr) -> None:
     for shape in _shapes(value):
+        if min(shape, default=0) < 0:
+            raise UnsupportedError(
+                f"expected sizes of at least 0 for {what}, got shape {shape}; convert or export "
+                "the network again"
+            )
         if error := too_large(what, shape, MOST_ELEMENTS):
             raise error
 

@@ -328,7 +328,7 @@ def _copy_without_large_weights(
         functions=functions,
     )
     if light.functions:
-        light = onnx.inliner.inline_local_functions(light)
+        light = _inlined(light)
     declared = {
         value.name: value.type.tensor_type.elem_type
         for value in [*graph.value_info, *graph.output]
@@ -336,6 +336,15 @@ def _copy_without_large_weights(
     }
     outputs = [output.name for output in graph.output]
     return OnnxNetwork(light, weights, inputs, outputs, declared)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except RuntimeError as error:  # a call with more operands than the function takes
+        raise ModelError(
+            f"expected calls that fit their functions, got: {last_line(error)}; export it again"
+        ) from error
 
 
 def _check_graph(network: OnnxNetwork) -> None:
