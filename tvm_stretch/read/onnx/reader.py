@@ -342,8 +342,9 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(model)
     except RuntimeError as error:  # a call with more operands than the function takes
+        what = str(error).rpartition("failed: ")[2].strip().lower()
         raise ModelError(
-            f"expected calls that fit their functions, got: {last_line(error)}; export it again"
+            f"expected calls that fit their functions, got: {what}; export the model again"
         ) from error
 
 
