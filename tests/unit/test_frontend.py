@@ -209,6 +209,20 @@ def test_norms_of_windows_that_reach_beyond_the_end(
     np.testing.assert_allclose(run(mod, x)[0], [[expected]], rtol=1e-6)
 
 
+def test_a_window_that_would_see_padding_alone_is_none() -> None:
+    """So ONNX says of ``ceil_mode``; the padding itself counts."""
+    attrs = {"kernel_shape": [2], "strides": [4], "pads": [0, 1], "ceil_mode": 1}
+    pool = node("AveragePool", "x", "y", **attrs, count_include_pad=1)
+    mod = load_network(model([pool], [info("x", [1, 1, 4])], ["y"]))
+    np.testing.assert_array_equal(run(mod, np.float32([[[1, 2, 3, 4]]]))[0], [[[1.5]]])
+
+
+def test_what_is_negative_leaks_by_a_hundredth_unless_it_says_more() -> None:
+    mod = load_network(model([node("LeakyRelu", "x", "y")], [info("x", [2])], ["y"]))
+    expected = np.float32([-3, 2]) * np.float32([0.01, 1])
+    np.testing.assert_array_equal(run(mod, np.float32([-3, 2]))[0], expected)
+
+
 def test_the_model_is_not_changed_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
