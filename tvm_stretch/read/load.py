@@ -70,7 +70,9 @@ def load_network(
     step()
     check_sizes(mod)
     with blaming(mod):
-        mod = _empty(mod)
+        whole, mod = mod, _empty(mod)
+        if not mod.same_as(whole):  # what reads a tensor without elements is constant now
+            check_sizes(mod)
         if states is not None or CARRIED in (mod["main"].attrs or {}):
             mod = carry_states(mod, states or {}, rooms)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
