@@ -136,21 +136,23 @@ def trial(
     fit(alike, batches, Training(**long))
     stretched, sources = with_sources(load_torch(mod, original), design, seed=seed)
     warm = to_torch(stretched, sources=sources).to(device)
-    found = {name: percent(net, data) for name, net in (("original", original), ("alike", alike))}
-    found["copied"] = percent(warm, data)
+    accuracy = {
+        name: percent(net, data) for name, net in (("original", original), ("alike", alike))
+    }
+    accuracy["copied"] = percent(warm, data)
     recalibrate(warm, data.images[:2048], progress=silent)
-    found["recalibrated"] = percent(warm, data)
+    accuracy["recalibrated"] = percent(warm, data)
     imitate(warm, original, data.images[:2048], progress=silent)
-    found["imitating"] = percent(warm, data)
+    accuracy["imitating"] = percent(warm, data)
     images = Batches(data.images, data.labels, augment=batches.augment)
     refine(warm, original, images, steps=schedule.steps, seed=seed, progress=silent)
-    found["refined"] = percent(warm, data)
+    accuracy["refined"] = percent(warm, data)
     fit(warm, batches, Training(epochs=2, rate=schedule.low_rate, **how))
-    found["two epochs"] = percent(warm, data)
+    accuracy["two epochs"] = percent(warm, data)
     taught = to_torch(stretched)
     distill(taught, original, batches, Training(**long))
-    found["distilled"] = percent(taught, data)
-    return found | {"seconds": time.perf_counter() - began}
+    accuracy["distilled"] = percent(taught, data)
+    return accuracy | {"seconds": time.perf_counter() - began}
 
 
 # --- many trainings -------------------------------------------------------------------------------

@@ -69,9 +69,9 @@ def digits(path: Path, seed: int) -> Data:
     if not path.exists():
         from sklearn.datasets import load_digits
 
-        known = load_digits()
-        images = torch.tensor(known.images, dtype=torch.float32)[:, None]
-        labels = torch.tensor(known.target, dtype=torch.int64)
+        bunch = load_digits()
+        images = torch.tensor(bunch.images, dtype=torch.float32)[:, None]
+        labels = torch.tensor(bunch.target, dtype=torch.int64)
         torch.save({"images": images / 8 - 1, "labels": labels}, path)
     held: dict[str, Any] = torch.load(path, weights_only=True)
     random = torch.Generator().manual_seed(seed)

@@ -217,8 +217,8 @@ def print_packets() -> None:
     for layer in LAYERS:
         window = f"{layer.kernel}, {layer.stride}, {layer.groups}"
         shape = f"{layer.channels} -> {layer.outs or layer.channels}", layer.size, window
-        found = packets(layer)
-        table.row(layer.kind, *shape, found, found / layer.vectors)
+        count = packets(layer)
+        table.row(layer.kind, *shape, count, count / layer.vectors)
 
 
 def hottest_loop(layer: Layer) -> str:

@@ -211,21 +211,21 @@ def _load_cudnn(model: Model, threads: int) -> Run:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     net = convert(onnx.load_from_string(model.onnx)).eval().cuda()
-    given = {name: torch.zeros(*shape, device="cuda") for name, shape in model.shapes.items()}
+    tensors = {name: torch.zeros(*shape, device="cuda") for name, shape in model.shapes.items()}
     with torch.no_grad():
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(5):
-                net(*given.values())
+                net(*tensors.values())
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = net(*given.values())
+            y = net(*tensors.values())
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         for name, value in inputs.items():
-            given[name].copy_(torch.from_numpy(value))
+            tensors[name].copy_(torch.from_numpy(value))
         graph.replay()
         return [y.cpu().numpy()]
 
@@ -279,10 +279,10 @@ def own_cpu(mcpu: str | None) -> Target:
 def _compile(model: Model, targets: list[Target], threads: int, plan: object = None) -> Run:
     from benchmarks.harness import compiled
 
-    made = compiled(model, targets, cpu_threads=threads, plan=plan)
+    network = compiled(model, targets, cpu_threads=threads, plan=plan)
 
     def run(inputs: Tensors) -> list[np.ndarray]:
-        result = made(**inputs)
+        result = network(**inputs)
         return list(result) if isinstance(result, tuple) else [result]
 
     return run
@@ -349,8 +349,8 @@ ON_CPU = tuple(
 
 def load(engine: str, model: Model, threads: int = 1, mcpu: str = "") -> Run:
     """The model in an engine; peers use what the machine has, ours the code of ``mcpu``."""
-    known = ENGINES[engine]
-    return known.load(model, threads, *((mcpu,) if known.is_ours else ()))
+    row = ENGINES[engine]
+    return row.load(model, threads, *((mcpu,) if row.is_ours else ()))
 
 
 def python_of(engine: str) -> str:

@@ -186,25 +186,25 @@ def _slice(
     steps = step or [1] * len(axes)
     if any(by <= 0 for by in steps):
         return None
+    return x[_places(x, axes, first, last, steps)]
+
+
+def _places(x: np.ndarray, axes: Any, *spans: Any) -> tuple[slice, ...]:
     where = [slice(None)] * x.ndim
-    for axis, *span in zip(axes, first, last, steps, strict=True):
+    for axis, *span in zip(axes, *spans, strict=True):
         where[axis] = slice(*span)
-    return x[tuple(where)]
+    return tuple(where)
 
 
 def _slice_scatter(
     call: relax.Call, x: np.ndarray, part: np.ndarray, *span: int
 ) -> np.ndarray | None:
-    first, last, step = span
-    if step <= 0:
+    if span[-1] <= 0:
         return None
-    result = x.copy()
-    where = [slice(None)] * x.ndim
-    where[int(call.attrs.axis)] = slice(first, last, step)
-    target = result[tuple(where)]
-    if target.shape != part.shape:
+    where, result = _places(x, [int(call.attrs.axis)], *zip(span)), x.copy()
+    if result[where].shape != part.shape:
         return None
-    target[...] = part
+    result[where] = part
     return result
 
 

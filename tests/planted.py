@@ -36,7 +36,7 @@ DEFECTS = {
         "differences",
     ),
     "base": Defect(
-        "tvm_stretch/base/files.py", "place != path and found.st_mode", "found.st_mode", "files"
+        "tvm_stretch/base/files.py", "place != path and status.st_mode", "status.st_mode", "files"
     ),
     "lab": Defect(
         "tvm_stretch/lab/training/loop.py", "-own / (its +", "-its / (own +", "training_loop"

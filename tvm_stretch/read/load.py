@@ -68,11 +68,9 @@ def load_network(
     """
     mod = _read(source, sized(shapes, sizes or {}), widen, sizes)
     step()
-    check_sizes(mod)
     with blaming(mod):
-        whole, mod = mod, _empty(mod)
-        if not mod.same_as(whole):  # what reads a tensor without elements is constant now
-            check_sizes(mod)
+        mod = _empty(mod)  # what reads a tensor without elements is constant then
+        check_sizes(mod)
         if states is not None or CARRIED in (mod["main"].attrs or {}):
             mod = carry_states(mod, states or {}, rooms)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here

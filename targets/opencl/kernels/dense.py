@@ -92,13 +92,12 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
     data, weight = operands[:2]
     sums = str(epilogue.anchor.dtype)
     across = cfg.width // QUAD
-    is_plain = cfg.data_block == 1  # of a network's few channels, which lie in no blocks
     acc = quads("acc", 1, dtype=sums)
     parts = quads("parts", cfg.lines, across, dtype=sums, scope="shared")
 
     def product(row: Expr, column: Expr, group: Expr) -> tirx.Stmt:
-        block_of, *lane = (row,) if is_plain else (row // cfg.data_block, row % cfg.data_block)
-        pixel = as_type(load(data, 0, block_of, 0, 0, *lane), sums)
+        lane = (row % cfg.data_block,) if cfg.data_block > 1 else ()
+        pixel = as_type(load(data, 0, row // cfg.data_block, 0, 0, *lane), sums)
         factor = load_quad(weight, group, 0, 0, 0, row, column * QUAD)
         return store(acc, load(acc, 0) + splat(pixel) * factor, 0)
 

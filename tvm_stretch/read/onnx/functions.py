@@ -65,7 +65,7 @@ def is_standard(op: str, opset: int) -> bool:
     """Whether the default operator set has ``op``."""
     try:
         return bool(onnx.defs.get_schema(op, opset, ""))
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # a name that is no text is refused later
         return False
 
 

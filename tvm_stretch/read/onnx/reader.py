@@ -82,8 +82,6 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
         )
     _check_opset(model)
     with _refusing_broken():
-        for function in model.functions:
-            _check_texts(function)
         functions = needed_functions(model)  # counts operators, before anything else costs time
     weights = _read_weights(model.graph, folder)
     for tensor in _inner_external_tensors(model):
