@@ -26,7 +26,7 @@ export TVM_BIND_THREADS ?= 0
 # environment forbids that, as images of containers do.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
+.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback \
   demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
@@ -147,6 +147,10 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	cp $(@D)/libtvm_runtime.so $(@D)/libtvm_ffi.so $(@D)/app
 	$(STRIP_$*) $(@D)/app/*.so
 
+
+# The whole way of `tvm-stretch phone`, with an emulated phone and a scripted adb.
+phone-loopback: build/phone/aarch64/tvm_stretch_rpc
+	$(BIN)/python tests/helpers/scripted_adb.py loopback $(<D)
 
 # An OpenCL driver for the emulated phone of the tests: Debian's PoCL for arm64, only unpacked.
 ARM64_PACKAGES := libpocl2 libc6 libstdc++6 libgcc-s1 libllvm15 libclang-cpp15 libhwloc15 libudev1 \

@@ -3,8 +3,8 @@
     python tutorials/09_a_phone.py
 
 A tracker lends phones, `tvm_stretch_rpc` runs on each of them. This page starts both here, on
-127.0.0.1; with a real phone only the two commands are other ones: they are in
-tvm_stretch/phone/server/README.md, for boards with Linux and for Android with adb.
+127.0.0.1. With an Android phone on the cable one command does steps 1 and 2: `tvm-stretch phone`
+(docs/phones.md); for boards with Linux, tvm_stretch/phone/server/README.md has both commands.
 """
 
 from __future__ import annotations

@@ -353,6 +353,14 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _output("write the plan that is best for all there (.json)"),
     ),
     "devices": ("list the processors of this machine",),
+    "phone": (
+        "prepare a phone on the cable: server, tracker, a try of each processor",
+        _option("--serial", help="its serial number (default: $ANDROID_SERIAL, or the only one)"),
+        _file("--folder", type=Path, help="its files (default: what make phone-android makes)"),
+        _option("--name", help="what it is called from now on (default: its model)"),
+        _option("--tracker", default="127.0.0.1:9190", metavar="HOST:PORT", help="who lends it"),
+        _option("--stop", action="store_true", help="end the server and remove what is there"),
+    ),
     "where": ("the folder with headers and libraries for apps in C and C++",),
     "completion": (
         "write what completes this in a shell",

@@ -9,6 +9,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -349,6 +350,18 @@ def devices(args: argparse.Namespace) -> None:
         data[kind] = {"name": name, "threads": threads, "lanes": lanes}
         lines.append(f"{kind:13}{name}, {threads} thread(s), {lanes} float lanes")
     _show(args, data, "\n".join(lines))
+
+
+def phone(args: argparse.Namespace) -> None:
+    """Prepare a phone on the cable, or leave it as it was."""
+    from tvm_stretch.api.phone import clean_up, prepare
+
+    if args.stop:
+        said = clean_up(args.serial)
+        _show(args, {"stopped": said}, said)
+        return
+    ready = prepare(args.serial, args.folder, args.name, args.tracker)
+    _show(args, asdict(ready), str(ready))
 
 
 def where(args: argparse.Namespace) -> None:
