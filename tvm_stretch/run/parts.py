@@ -11,11 +11,6 @@ VGG-16, and every load copies them; the assembler's `.incbin` does neither.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,77 +18,15 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm.runtime import _ffi_api
-from tvm.support import cc
 
 from tvm_stretch.base.errors import ArtifactError, TargetError
 from tvm_stretch.make.lowering.executor_graph import Graph, PlanSpec, Span
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.run.artifact import written_beside
 from tvm_stretch.run.autoload import load_native_library
+from tvm_stretch.run.linking import linker_for
 from tvm_stretch.run.seal import WEIGHTS_HEADER, WEIGHTS_SECTION, seal
 from tvm_stretch.targets.cpu.code.object_code import ObjectCode, object_file
-
-Linker = Callable[[str, Sequence[str]], object]
-
-_ANDROID_API = 24
-_OLDEST_GLIBC = "2.28"  # as in manylinux_2_28, which the wheels of TVM use
-
-
-def linker_for(triple: str) -> Linker:
-    """The linker for a triple; ``""`` is this machine's."""
-    machine, _, system = triple.partition("-")
-    is_android = "android" in system
-    if machine in ("", platform.machine()) and not is_android:
-        return lambda output, files: cc.create_shared(output, list(files))
-    ndk = _clang_of_ndk(machine) if is_android else None
-    if ndk is not None:
-        clang = [str(ndk), "-O2", "-s", "-shared", "-fPIC"]
-        return lambda output, files: _run(clang, output, files)
-    if importlib.util.find_spec("ziglang") is None:
-        raise TargetError(
-            f"expected a compiler that links for {triple}, got none; pip install ziglang, set "
-            "ANDROID_NDK_HOME to an Android NDK, or give export a function for fcompile"
-        )
-    bare = ["-nostdlib", "-nodefaultlibs", "-Wl,-z,defs"] if is_android else []
-    libc = "gnu." + _OLDEST_GLIBC if "gnu" in system or not system else "musl"
-    command = [*_zig(f"{machine}-linux-{libc}"), "-shared", "-fPIC", *bare]
-    return lambda output, files: _run(command, output, files)
-
-
-def _zig(target: str) -> list[str]:
-    """Zig's compiler. Without -O it adds checks for undefined behaviour that double the size."""
-    return [sys.executable, "-m", "ziglang", "cc", "-target", target, "-O2", "-s"]
-
-
-def _clang_of_ndk(machine: str) -> Path | None:
-    """The compiler in ``$ANDROID_NDK_HOME``; None if the variable is not set."""
-    home = os.environ.get("ANDROID_NDK_HOME")
-    if not home:
-        return None
-    name = f"toolchains/llvm/prebuilt/*/bin/{machine}-linux-android{_ANDROID_API}-clang"
-    compilers = sorted(Path(home).glob(name))
-    if not compilers:
-        raise TargetError(
-            f"expected an Android NDK for ANDROID_NDK_HOME, got {home!r} without {name}; correct "
-            "the variable, or unset it and pip install ziglang"
-        )
-    return compilers[0]
-
-
-def _run(command: Sequence[str], output: str, files: Sequence[str]) -> None:
-    """Call a compiler."""
-    done = subprocess.run(
-        [*command, "-o", output, *files], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-        fault = next((line for line in lines if "error" in line), lines[-1])
-        raise TargetError(
-            f"expected {' '.join(command[:4])} to link the library, got {fault.strip()!r}; set "
-            "ANDROID_NDK_HOME if kernels need Android's C library, or give export a function for "
-            "fcompile"
-        )
-
 
 _WEIGHTS_MAGIC = b"TVMSTRW1"
 

@@ -9,7 +9,7 @@
     copied_pj_per_byte = 40.0               # of memory, for each byte that is handed over
 
     [processors.cpu]                        # named as in plans: cpu, opencl, hexagon, ..
-    target = { kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }
+    target = { kind = "llvm", mtriple = "aarch64-linux-android", mcpu = "cortex-a76" }
     threads = 4
     mhz = [2419, 1805, 1286, 710]           # clocks; the numbers here hold at the first
     watts = 5.2                             # beyond idle_watts, while it is busy
@@ -197,7 +197,7 @@ def _check_pairs(profile: Profile, where: str) -> None:
     if profile.processors["cpu"].target is None:
         raise CostModelError(
             f"expected target in processors of {where} for the cpu, got none; add it, such as "
-            '{ kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }'
+            '{ kind = "llvm", mtriple = "aarch64-linux-android", mcpu = "cortex-a76" }'
         )
     pairs = [(transfer.sender, transfer.receiver) for transfer in profile.transfers]
     for pair in pairs:
