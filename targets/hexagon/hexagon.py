@@ -345,7 +345,10 @@ def _why_not_tensor(ty: relax.TensorType, version: Version, emulated: bool) -> s
     name = version.cpu.replace("hexagon", "")
     if dtype in ("float16", "float32"):
         if not version.vector_float:
-            return f"vectors of {name} hold no {dtype}; v68's do, and integers run everywhere"
+            return (
+                f"vectors of {name} hold no {dtype}; v68's do, and integers run everywhere: make "
+                "them of the network with ts.quantize"
+            )
         if emulated:
             return f"{EMULATOR} has no {dtype} in vectors; {name} itself does: name a device"
     elif dtype not in _VECTOR_TYPES:

@@ -55,7 +55,8 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
     assert why_not("int8", relu) is None
     assert why_not("int32", relu) is None
     assert why_not("float32", relu) == (
-        "relax.nn.relu: vectors of v66 hold no float32; v68's do, and integers run everywhere"
+        "relax.nn.relu: vectors of v66 hold no float32; v68's do, and integers run everywhere: "
+        "make them of the network with ts.quantize"
     )
     assert why_not("float32", relu, mcpu="hexagonv68", device="phone") is None
     average = functools.partial(relax.op.nn.avg_pool2d, pool_size=(2, 2))

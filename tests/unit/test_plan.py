@@ -83,6 +83,18 @@ def test_explain_shows_regions_and_refusals() -> None:
     assert "no operator was refused by any processor\n0 of 99 operators" in compiled.explain()
 
 
+def test_explain_tells_each_reason_once() -> None:
+    """Fifteen refused operators are one line, whatever their kinds are."""
+    kinds = ("relax.nn.conv2d", "relax.nn.relu", "relax.add")
+    refusals = tuple(Refusal("dsp", f"op{i}", f"{kinds[i % 3]}: no floats") for i in range(15))
+    other = Refusal("dsp", "op15", "op15 runs in float32: not int64")
+    lines = replace(PLAN, refusals=(*refusals, other)).explain().splitlines()
+    assert lines[lines.index("refused:") + 1 :] == [
+        "dsp  15 operators (op0, op1, op2, op3, ..., op14)  no floats",
+        "dsp  op15                                          op15 runs in float32: not int64",
+    ]
+
+
 def test_explain_shows_choices_and_what_they_are_worth() -> None:
     region = PlannedRegion("r0", "cpu", ("conv2d.p0",), (0, 3_250_000), "40 of 64 channels")
     text = replace(PLAN, regions=(region,), refusals=(), reason="faster than cpu alone").explain()

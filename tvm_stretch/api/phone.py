@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.api.compiler import compile
-from tvm_stretch.base.errors import DeviceError, InputError, StretchError
+from tvm_stretch.base.errors import DeviceError, InputError, StretchError, TargetError
 from tvm_stretch.base.files import cache_folder, make_folder, replace_whole
 from tvm_stretch.base.progress import say
 from tvm_stretch.phone.adb import FOLDER, Adb, connected
@@ -35,7 +36,9 @@ from tvm_stretch.phone.device import Device, connect
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.phone.link import failed
 from tvm_stretch.phone.wire import Deadline, offered, parse_address
+from tvm_stretch.targets.cpu.cpu import HOST
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import kinds
 
 TRACKER = "127.0.0.1:9190"
 
@@ -63,9 +66,8 @@ class Tried:
     failure: str  # what went wrong; empty if the answer was right
 
     def __str__(self) -> str:
-        said = f"wrong: {self.failure}" if self.seconds is None else "right"
-        taken = "" if self.seconds is None else f", {self.seconds * 1e3:.2f} ms"
-        return f"  {self.processor:12}{self.driver:40}{said}{taken}"
+        right = "" if self.seconds is None else f"right, {self.seconds * 1e3:.2f} ms"
+        return f"  {self.processor:12}{self.driver:40}{right or f'failed: {self.failure}'}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def prepare(
     _serve(adb, name, tracker)
     with connect(tracker, name, wait=_START) as phone:
         found = phone.describe()
-        tried = [_try(phone, processor) for processor in processors_of(phone, None, None)[1]]
+        tried = [_try(phone, processor) for processor in _processors(phone)]
     return Ready(name, tracker, sent, found, tried, _advice(adb, found))
 
 
@@ -234,16 +236,24 @@ def _advice(adb: Adb, found: Description) -> list[str]:
 # --- a network whose answer is known to the last bit ----------------------------------------------
 
 
+def _processors(phone: Device) -> Iterator[Processor]:
+    """One of each kind that it has, also those that are used only if somebody names them."""
+    for kind in sorted(kinds(), key=HOST.__ne__):  # the CPU first
+        with contextlib.suppress(TargetError):
+            yield processors_of(phone, [kind], None)[1][0]
+
+
 def _try(phone: Device, processor: Processor) -> Tried:
     """Compile the network for one processor, run it there and compare the answer."""
-    driver = processor.hardware.driver or str(processor.target.attrs.get("mcpu", processor.name))
+    core = phone.describe().big_cores[0].name or phone.describe().cpu
+    driver = processor.hardware.driver or core
     say(f"trying {processor.name}")
     try:
         remote = phone.load(compile(_network(), [processor], device=phone))
         x = np.random.default_rng(1).integers(-2, 3, (1, _IN, _SIZE, _SIZE)).astype("int8")
         wrong = np.count_nonzero(remote(x) != _answer(x))
         if wrong:
-            return Tried(processor.name, driver, None, f"{wrong} numbers of the answer")
+            return Tried(processor.name, driver, None, f"{wrong} numbers are wrong")
         return Tried(processor.name, driver, remote.benchmark(5).median, "")
     except StretchError as error:
         return Tried(processor.name, driver, None, str(error))

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_stretch.base.errors import PlanError, UnsupportedError
 from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal, abbreviate
+from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal, abbreviate, refusal_rows
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.targets.processor import Processor
 
@@ -148,5 +148,4 @@ def _check_support(plan: Plan) -> None:
 
 
 def _reasons(refusals: Sequence[Refusal]) -> str:
-    texts = (f"{r.operator} on {r.processor}: {r.reason}" for r in refusals)
-    return "; ".join(dict.fromkeys(texts))
+    return "; ".join(f"{names} on {who}: {why}" for who, names, why in refusal_rows(refusals))

@@ -172,8 +172,7 @@ class Plan:
             lines.append(self.reason)
         lines += self.remarks
         if self.refusals:
-            lines.append("refused:")
-            lines.extend(align([(r.processor, r.operator, r.reason) for r in self.refusals]))
+            lines += ["refused:", *align(refusal_rows(self.refusals))]
         if self.execution is not None:
             if not self.refusals:
                 lines.append("no operator was refused by any processor")
@@ -189,6 +188,24 @@ def abbreviate(names: tuple[str, ...], most: int = 6) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join([*names[: most - 2], "...", names[-1]])
+
+
+def by_reason(refusals: Sequence[Refusal]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The operators that a processor refuses for the same reason, without the operator's kind."""
+    groups: dict[tuple[str, str], tuple[str, ...]] = {}
+    for refusal in refusals:
+        kind, _, reason = refusal.reason.partition(": ")
+        key = refusal.processor, reason if kind.startswith("relax.") else refusal.reason
+        groups[key] = (*groups.get(key, ()), refusal.operator)
+    return groups
+
+
+def refusal_rows(refusals: Sequence[Refusal]) -> list[tuple[str, str, str]]:
+    """Processor, operators and reason; one row for each reason."""
+    return [
+        (who, names[0] if len(names) == 1 else f"{len(names)} operators ({abbreviate(names)})", why)
+        for (who, why), names in by_reason(refusals).items()
+    ]
 
 
 def _row(region: PlannedRegion) -> tuple[str, ...]:

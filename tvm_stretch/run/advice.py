@@ -21,7 +21,7 @@ from typing import Any
 import tvm
 
 from tvm_stretch.make.lowering.executor_graph import Graph, Node
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Plan, by_reason
 from tvm_stretch.run.timeline import Timeline
 
 _CPU = 0
@@ -139,16 +139,13 @@ def _refused(graph: Graph, plan: Plan, seconds: Sequence[float]) -> list[dict[st
         operators = node.provenance.operators or (node.name,)
         for operator in operators:  # a kernel of several is told in equal parts
             took[operator] += each * 1e9 / len(operators)
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for refusal in plan.refusals:
-        groups[refusal.processor, refusal.reason].append(refusal.operator)
     rows: list[dict[str, Any]] = [
         {
             "processor": processor,
             "reason": reason,
-            "operators": operators,
+            "operators": list(operators),
             "ns": round(sum(took.get(operator, 0.0) for operator in operators)),
         }
-        for (processor, reason), operators in groups.items()
+        for (processor, reason), operators in by_reason(plan.refusals).items()
     ]
     return sorted(rows, key=lambda row: -row["ns"])
