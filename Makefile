@@ -15,8 +15,8 @@ NATIVE := $(shell find tvm_stretch targets $(SOURCES))
 CXX_FILES := $(shell find tvm_stretch targets tests benchmarks java tutorials $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
-DEMO_PACKAGES := pocl-opencl-icd
-DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev pkg-config qemu-user oclgrind
+DEMO_PACKAGES := pocl-opencl-icd qemu-user
+DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev pkg-config oclgrind
 FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
@@ -70,10 +70,10 @@ $(STAMP): $(PACKAGE) | $(BIN)/python
 	@$(call pip_install,$(EXTRAS))
 	@touch $@ $(DEMO)
 
-# What `make demo` needs: the package, ONNX Runtime to compare with, and an OpenCL device.
+# What `make demo` needs: the package, ONNX Runtime to compare with, an OpenCL device, a DSP's emulator.
 $(DEMO): $(PACKAGE) | $(BIN)/python
-	$(call say,TVM$(comma) ONNX Runtime$(comma) PoCL and the C++ executor: the longest step)
-	@{ $(call install,$(DEMO_PACKAGES)); } & $(call pip_install,quantize) && wait
+	$(call say,TVM$(comma) ONNX Runtime$(comma) PoCL$(comma) zig and the C++ executor: the longest step)
+	@{ $(call install,$(DEMO_PACKAGES)); } & $(call pip_install,quantize$(comma)hexagon) && wait
 	@touch $@
 
 $(DEVICES): | $(BIN)/python

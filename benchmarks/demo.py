@@ -7,25 +7,31 @@ python -m benchmarks.demo [resnet18] [--size 224] [--folder out/demo]
 It compiles a network of the zoo (or an ONNX file) for the CPU and the OpenCL device, compares the
 answer with ONNX Runtime's, lets one processor, the other and both take turns, draws the timeline
 and writes the report. The weights of the zoo are random, so the answer is a number to compare and
-no class.
+no class. Then a small network of 8 bits runs on CPU, OpenCL device and DSP at once; the DSP is
+emulated, so this shows how, and says nothing about speed.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+import tvm
 
 import tvm_stretch as ts
 from benchmarks.commands import options, turns
 from benchmarks.harness import check
 from tutorials import zoo
+from tutorials.zoo.builder import Builder
+from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.considered import considered_lines
+from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
@@ -34,6 +40,8 @@ from tvm_stretch.targets.opencl.opencl import local_device
 from tvm_stretch.targets.processors import make_processors
 
 BOTH = "both"
+ALL = ("cpu", "opencl", "hexagon")
+SMALL = 64  # image height and width of the network for all three
 ROUNDS = 20
 
 
@@ -82,6 +90,58 @@ def show_both_anyway(path: Path, targets: list[str], models: dict[str, ts.Model]
         "the plan that was predicted for both; compile would not have taken it."
     )
     models[BOTH] = ts.compile(path, targets, plan=rivals[0].plan)
+
+
+def three_branches() -> onnx.ModelProto:
+    """A convolution, three branches and what joins them, in 8 bits; the emulator's is thin."""
+    b = Builder(seed=0)
+    x = b.conv(b.input("x", (1, 3, SMALL, SMALL)), 32, 3, 2, act="relu")
+    wide = [b.conv(b.conv(x, 128, 3, act="relu"), 128, 3, act="relu") for _ in ALL[:-1]]
+    both = b.concat([*wide, b.conv(x, 32, 1, act="relu")])
+    network = b.finish("three_branches", b.flatten(b.global_pool(b.conv(both, 10))))
+    return ts.quantize(network, landscape(SMALL))
+
+
+def a_branch_each(mod: tvm.IRModule) -> ts.Plan:
+    """The plan with a branch on each processor, and all that is not in a branch on the CPU."""
+    operators = Operators(mod["main"])
+    readers = Counter(name for operator in operators for name in operator.inputs)
+    branches: dict[str, set[int]] = {}
+    for operator in operators:
+        into = set().union(*(branches.get(name, ()) for name in operator.inputs))
+        if not into and any(readers[name] == len(ALL) for name in operator.inputs):
+            into = {sum(1 for name in branches if name.startswith("first "))}
+            branches[f"first {operator.name}"] = into
+        branches[operator.name] = into
+    places = {
+        operator.name: ALL[min(into)] if len(into := branches[operator.name]) == 1 else ALL[0]
+        for operator in operators
+    }
+    return ts.Plan(ALL, form_regions(mod["main"], places))
+
+
+def three_processors(folder: Path) -> None:
+    """Run a network of three branches on three processors, and check its answer."""
+    path = folder / "three_branches.onnx"
+    onnx.save(three_branches(), path)
+    targets = ["llvm", "opencl", "hexagon"]
+    try:
+        model = ts.compile(path, targets, plan=a_branch_each(load_network(path)))
+    except ts.TargetError as error:
+        print(f"\nno third processor: {error}")
+        return
+    x = landscape(SMALL)
+    # as written: fused, ONNX Runtime's sums of 16 bits overflow on processors without VNNI
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (expected,) = onnxruntime.InferenceSession(path, plain).run(None, {"x": x})
+    wrong = np.abs(model(x) - expected).max() / np.abs(expected).max()
+    if wrong > 0.02:  # a step of 8 bits or two, where roundings differ
+        raise SystemExit(f"expected ONNX Runtime's answer of three processors, got {wrong:.1%} off")
+    timeline = model.timeline(folder / "three.json")
+    print(f"\n8 bits, a branch on each of {', '.join(targets)} (emulated: not for its speed)")
+    print(f"{chart(timeline)}\n{timeline}")
+    print(f"answer: {wrong:.0e} of the largest value from ONNX Runtime's")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
         "  y = model(x)"
     )
     if BOTH in times:
+        three_processors(folder)
         alone = min(times["llvm"], times["opencl"])
         print(
             f"\nboth processors: {times[BOTH]:.2f} ms, {alone / times[BOTH]:.2f} times as fast "

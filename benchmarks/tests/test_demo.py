@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import onnx
@@ -53,6 +54,17 @@ def test_two_processors(tmp_path, capsys):
         line.split()[0]: line.split()[1] for line in lines if line.startswith(("cpu", "opencl"))
     }
     assert all(set(row) != {"."} for row in rows.values()), rows
+
+
+@needs_device
+@pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon")
+def test_three_processors(tmp_path, capsys):
+    """Each has a region, and the answer is ONNX Runtime's."""
+    demo.three_processors(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    charted = [line.split()[0] for line in lines if "[r" in line]
+    assert charted == list(demo.ALL), lines
+    assert lines[-1].startswith("answer: ")  # it ends the program if it is wrong
 
 
 @needs_device

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.api.compiler import compile
-from tvm_stretch.base.errors import DeviceError, InputError, StretchError, TargetError
+from tvm_stretch.base.errors import InputError, StretchError, TargetError
 from tvm_stretch.base.files import cache_folder, make_folder, replace_whole
 from tvm_stretch.base.progress import say
 from tvm_stretch.phone.adb import FOLDER, Adb, connected
@@ -301,23 +302,26 @@ def _ensure_tracker(where: str) -> None:
     say("starting the tracker")
     command = [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", host]
     command += ["--port", str(port), "--port-end", str(port + 1)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    path = _tracker_file()
-    if path is not None:
-        make_folder(path.parent)
-        replace_whole(path, f"{process.pid}\n")
-    deadline = Deadline(_START)
-    while not _answers(where):
-        if process.poll() is not None:
-            raise DeviceError(f"expected TVM's tracker at {where}, got its end; is the port taken?")
-        deadline.left()
-        time.sleep(0.1)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+        path = _tracker_file()
+        if path is not None:
+            make_folder(path.parent)
+            replace_whole(path, f"{process.pid}\n")
+        deadline = Deadline(_START)
+        while not _answers(where):
+            if process.poll() is not None:
+                said = os.pread(log.fileno(), 1 << 16, 0).decode(errors="replace").strip()
+                hint = "pip install cloudpickle, or choose another --tracker"
+                raise failed("TVM's tracker", "to start", repr(said.splitlines()[-1:]), hint)
+            deadline.left()
+            time.sleep(0.1)
 
 
 def _answers(where: str) -> bool:
