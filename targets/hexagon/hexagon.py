@@ -31,7 +31,7 @@ from tvm.target import Target
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.network.expressions import tensor_types
 from tvm_stretch.network.integers import integer_of, operands_of
-from tvm_stretch.network.steps import kind_of_steps, why_only_on_a_cpu
+from tvm_stretch.network.steps import kind_of_steps, why_not_on_a_dsp
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.run.autoload import load_native_library
@@ -317,7 +317,7 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in tensor_types(e))
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
     if (steps := kind_of_steps(call)) is not None:
-        return why_only_on_a_cpu(steps)
+        return why_not_on_a_dsp(steps)
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
     converts = name.removeprefix("relax.") in CONVERTING and sum(map(_is_large, call.args)) <= 1

@@ -27,7 +27,7 @@ from tvm.target import Target
 
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.network.expressions import tensor_types
-from tvm_stretch.network.steps import has_groups, kind_of_steps, why_only_on_a_cpu
+from tvm_stretch.network.steps import has_groups, kind_of_steps
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.run.autoload import load_native_library
@@ -207,7 +207,11 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         machine=machine,
         code=Code(_phases(machine.gpu), ScheduleKernels(machine), build),
         speed=_speed(device),
-        operators=Operators(_rules(), lambda call: _refuse(call, device)),
+        operators=Operators(
+            _rules(),
+            lambda call: _refuse(call, device),
+            remark=(lambda calls: {}) if on_cpu else _slow_calls,
+        ),
         arithmetic=Arithmetic(half=device.fp16, prefers_half=device.fp16 and not on_cpu),
         hardware=Hardware(not names_device(target), driver=driver, on_host_cores=on_cpu),
     )
@@ -286,20 +290,24 @@ def _rules() -> tuple[OpRule, ...]:
 _HOST = "its implementation calls a function of the host"
 
 
-_SCATTERS = ("relax.scatter_elements", "relax.scatter_nd")
-
-
 def _on_host(call: relax.Call) -> str:
     return f"{call.op.name}: {_HOST}"
+
+
+def _slow_calls(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
+    """Calls that use few of a GPU's work-items."""
+    kinds = {name: kind_of_steps(call) for name, call in calls.items()}
+    return {
+        name: f"{kind}: its steps need each other, so few work-items compute all of it"
+        for name, kind in kinds.items()
+        if kind is not None and not has_groups(kind)
+    }
 
 
 def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     """Refuse operators that TVM cannot legalise, and tensors beyond the device's limits."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
-    steps = call.op.name if call.op.name in _SCATTERS else kind_of_steps(call)
-    if device.type != "cpu" and steps is not None and not has_groups(steps):
-        return why_only_on_a_cpu(steps)
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"

@@ -87,6 +87,12 @@ from test_nibbles import check_on_a_gpu
 check_on_a_gpu({rows}, {outputs}, {depth}, {size}, {level})
 """
 
+IN_ORDER = """
+from test_in_order import CASES, test_a_gpu_takes_steps_in_order as check
+for case in CASES:
+    check(case)
+"""
+
 _PARTS = 6
 """Processes for the layers of a GPU; two run beside each other where tests do."""
 
@@ -170,6 +176,7 @@ def convolution(
         ),
         pytest.param(WINOGRAD.format(tile=2), id="winograd of 2", marks=pytest.mark.full),
         pytest.param(WINOGRAD.format(tile=4), id="winograd of 4", marks=pytest.mark.full),
+        pytest.param(IN_ORDER, id="steps in order", marks=pytest.mark.full),
         pytest.param(ROW, id="row", marks=pytest.mark.full),
         pytest.param(SOFTMAX, id="softmax", marks=pytest.mark.full),
         pytest.param(NORM, id="norm", marks=pytest.mark.full),

@@ -1,11 +1,11 @@
-"""Operators with kernels of their own, most of them for CPUs only, and their Relax calls.
+"""Operators with kernels of their own, most of them for CPUs, and their Relax calls.
 
     y = R.call_tir(lstm, (given, ..))          # attrs: {"kind": "recurrent.lstm", ..}
     places = R.call_tir(top_k, (x,))           # attrs: {"kind": "ordering.top_k"}
 
 The PrimFunc consists of plain loops, which stock TVM can run. In most of them each step depends on
-the previous one, so the kernel cannot use the work-items of a GPU. LSTM,
-GRU and RNN layers are here as data; `targets/cpu/kernels/recurrent.py` writes their kernels.
+the previous one, so few work-items of a GPU compute all (`targets/opencl/kernels/in_order.py`).
+LSTM, GRU and RNN layers are here as data; `targets/cpu/kernels/recurrent.py` writes their kernels.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def has_groups(kind: str) -> bool:
     return kind.startswith("matmul.")
 
 
-def why_only_on_a_cpu(kind: str) -> str:
-    """Why the operator of this kind runs on no DSP, and on a GPU only if it `has_groups`."""
+def why_not_on_a_dsp(kind: str) -> str:
+    """Why the operator of this kind runs on no DSP."""
     if has_groups(kind):
         return f"{kind}: its kernels are written for CPUs and GPUs"
-    return f"{kind}: its steps need each other, so one work-item would compute them"
+    return f"{kind}: its steps need each other, which no kernel of a DSP computes"
 
 
 def kind_of_steps(call: Any) -> str | None:

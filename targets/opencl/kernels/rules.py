@@ -17,6 +17,7 @@ from tvm.target import Target
 
 from tvm_stretch.network.rewriting import rewrite
 
+from .in_order import is_in_order, write_in_order
 from .machine import GpuMachine
 
 _REDUCE = 2  # the kind of an axis that is summed over
@@ -27,6 +28,8 @@ def schedule_items(func: tirx.PrimFunc, gpu: GpuMachine) -> tirx.PrimFunc:
 
     To be called within the target that the kernel is for.
     """
+    if is_in_order(func):
+        return write_in_order(func, min(gpu.wave, gpu.max_group_items))
     current = Target.current(allow_none=True)
     on_adreno = current is not None and "adreno" in current.keys
     threads = min(gpu.plain_items, gpu.max_group_items)

@@ -21,12 +21,18 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.expressions import dtype_bytes
 from tvm_stretch.network.integers import meaning_of
-from tvm_stretch.plan.cost.generic_features import GenericFeatures, MeanFeatures, TableFeatures
+from tvm_stretch.plan.cost.generic_features import (
+    GenericFeatures,
+    InOrderFeatures,
+    MeanFeatures,
+    TableFeatures,
+)
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
 from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import template_of
 from tvm_stretch.targets.kernels.template import Template, read_template
+from tvm_stretch.targets.opencl.kernels.in_order import is_in_order, turns
 
 
 def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
@@ -103,6 +109,9 @@ def _bytes(param: Any) -> int:
 _FAMILIES: dict[str, type[GenericFeatures]] = {"mean": MeanFeatures, "table": TableFeatures}
 """Families of integer operators that have one, by kind."""
 
+_TURN_CYCLES = 100
+"""In which a work-item of a GPU loads a few numbers and stores one."""
+
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
 
 
@@ -135,13 +144,18 @@ def generic_features(
     )
     integer = meaning_of(function)
     family = _FAMILIES.get(integer.kind if integer else "", GenericFeatures)
+    cycles = work / machine.lanes
+    own = {}
+    if machine.gpu is not None and is_in_order(function):
+        family, own = InOrderFeatures, {"turns": turns(function)}
+        cycles += _TURN_CYCLES * own["turns"] * machine.gpu.cores  # all others wait
     return family(
         flops=float(sum(one.elements * one.arithmetic for one in statements)),
         in_bytes=sum(sizes[:-1]),
         weight_bytes=0,
         out_bytes=sizes[-1] if sizes else 0,
         epilogue_flops=0.0,
-        model_cycles=work / machine.lanes,
+        model_cycles=cycles,
         out_elements=last.elements // max(1, last.reduce),
         steps=steps,
         loads=sum(one.elements * one.loads for one in statements),
@@ -153,6 +167,7 @@ def generic_features(
         stages=len(statements),
         vector_lanes=machine.lanes,
         item_bytes=dtype_bytes(str(function.params[0].dtype)) if sizes else 4,
+        **own,
     )
 
 

@@ -7,7 +7,7 @@ without a template, transfers between processors, and the overhead of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from tvm_stretch.base.errors import CostModelError
@@ -79,6 +79,31 @@ class TableFeatures(GenericFeatures):
 
     family: ClassVar[str] = "table"
     stand_in: ClassVar[str] = GenericFeatures.family
+
+
+_TURN_NS = 160.0
+"""The time in which one work-item loads a few numbers from memory and stores one: about 100 cycles
+of a phone's GPU, which has no caches to speak of."""
+_TURN_VALUES = 500
+"""The values that such a GPU moves meanwhile, where all its work-items do."""
+
+
+@dataclass(frozen=True)
+class InOrderFeatures(GenericFeatures):
+    """A kernel on a GPU whose steps need each other: few work-items compute all of it."""
+
+    family: ClassVar[str] = "in_order"
+
+    turns: int  # stores that a work-item makes one after the other
+
+    def own_phases(self) -> Phases:
+        """The slowest item's time counts."""
+        return {**super().own_phases(), "turns": _TURN_NS * self.turns}
+
+    def device_work(self) -> Work:
+        """As many values as would take the same time."""
+        work = super().device_work()
+        return replace(work, values=work.values + _TURN_VALUES * self.turns)
 
 
 @dataclass(frozen=True)
