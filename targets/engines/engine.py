@@ -15,15 +15,17 @@ provider is asked once for each version. Nothing falls back inside an engine.
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_stretch.base.errors import InstallError, StretchError, TargetError
+from tvm_stretch.base.errors import InstallError, RegionError, StretchError, TargetError
+from tvm_stretch.network.expressions import bindings_of, with_variables
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.whole_regions import model_of
 from tvm_stretch.run.autoload import find_file, load_native_library
@@ -32,7 +34,9 @@ from tvm_stretch.targets.engines.code.engine_code import (
     Engine,
     describe,
     engine_module,
+    refuse,
     why_refused,
+    why_region_refused,
 )
 from tvm_stretch.targets.engines.code.onnx_operators import onnx_of, why_not_onnx
 from tvm_stretch.targets.phases import kernel_phases
@@ -162,6 +166,15 @@ class Provider:
             load_native_library()
             return engine_module(code, {name: model_of(k) for name, k in kernels.items()})
 
+        def write(region: relax.Function) -> bytes:
+            model = onnx_of(region)
+            if reason := why_region_refused(engine, model):
+                suspects = _suspects(engine, region, tries)
+                refuse(engine, [onnx_of(part) for part in suspects], f"in a region: {reason}")
+                raise RegionError(f"expected a region that {self.kind} takes, got: {reason}")
+            return model
+
+        tries = itertools.repeat(None, _TRIES)
         # only the device can open an artifact for another architecture: the engine is there
         code = replace(engine, runs_here=engine.runs_here or not _is_of_this_machine(host))
         driver = describe(engine) if engine.runs_here else ""
@@ -171,7 +184,7 @@ class Provider:
             name=self.kind,
             kind=KIND,
             threads=1,
-            code=Code(phases, ScheduleKernels(host.machine), build, model=onnx_of),
+            code=Code(phases, ScheduleKernels(host.machine), build, model=write),
             speed=self.speed,
             operators=Operators((), lambda call: judge([call])[0], judge, remark),
             arithmetic=replace(host.arithmetic, half=self.half),
@@ -229,26 +242,83 @@ def _asked(engine: Engine, calls: Sequence[relax.Call]) -> list[str | None]:
 
 def _alone(call: relax.Call) -> relax.Function:
     """A function of a call's operands."""
-    params: dict[relax.Expr, relax.Var] = {}
-
-    def operand(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([operand(field) for field in expr.fields])
-        if isinstance(expr, relax.Var) and not isinstance(expr, tvm.ir.GlobalVar):
-            return params.setdefault(expr, relax.Var(f"p{len(params)}", expr.ty))
-        return expr
-
-    args = [operand(arg) for arg in call.args]
     var = relax.Var("result", call.ty)
-    made = relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
-    bound, result = [relax.VarBinding(var, made)], var
-    if isinstance(call.ty, relax.TupleType):
-        parts = [relax.Var(f"part{i}", ty) for i, ty in enumerate(call.ty.fields)]
-        items = (relax.TupleGetItem(var, i) for i in range(len(parts)))
-        bound += [relax.VarBinding(p, item) for p, item in zip(parts, items, strict=True)]
-        result = relax.Tuple(parts)
+    bound: list[relax.Binding] = [relax.VarBinding(var, call)]
+    if not isinstance(call.ty, relax.TupleType):
+        return _part(bound, [var])
+    parts = [relax.Var(f"part{i}", ty) for i, ty in enumerate(call.ty.fields)]
+    items = (relax.TupleGetItem(var, i) for i in range(len(parts)))
+    bound += [relax.VarBinding(p, item) for p, item in zip(parts, items, strict=True)]
+    return _part(bound, parts)
+
+
+def _part(bindings: Sequence[relax.Binding], results: Sequence[relax.Var]) -> relax.Function:
+    """A function of these bindings; what others bind becomes its parameters."""
+    params: dict[relax.Var, relax.Var] = {}
+    own = {binding.var: relax.Var(binding.var.name, binding.var.ty) for binding in bindings}
+
+    def variable(var: relax.Var) -> relax.Expr:
+        if isinstance(var, tvm.ir.GlobalVar):
+            return var
+        if var in own:
+            return own[var]
+        return params.setdefault(var, relax.Var(f"p{len(params)}", var.ty))
+
+    bound = [relax.VarBinding(own[b.var], with_variables(b.value, variable)) for b in bindings]
+    fields = [own[var] for var in results]
+    result = fields[0] if len(fields) == 1 else relax.Tuple(fields)
     body = relax.SeqExpr([relax.DataflowBlock(bound)], result)
-    return relax.Function(list(params.values()), body, call.ty, is_pure=True)
+    return relax.Function(list(params.values()), body, result.ty, is_pure=True)
+
+
+# --- regions that are refused as a whole ----------------------------------------------------------
+
+_TRIES = 5
+"""How often a vendor's compiler is asked about parts of regions that it refused, in one compile."""
+
+
+def _suspects(
+    engine: Engine, region: relax.Function, tries: Iterator[None]
+) -> list[relax.Function]:
+    """The operators, each alone, with which the beginning of a region becomes too much.
+
+    One operator if there are enough tries: what is before it is taken, and with it is refused.
+    """
+    bindings = [*bindings_of(region)]
+    taken, refused = 0, len(bindings)
+    places = [i for i in range(1, refused) if _may_end(bindings, i)]
+    while places and next(tries, bindings) is None:
+        middle = places[len(places) // 2]
+        first = _part(bindings[:middle], _read_outside(region, bindings[:middle]))
+        if why_region_refused(engine, onnx_of(first)):
+            refused = middle
+        else:
+            taken = middle
+        places = [place for place in places if taken < place < refused]
+    calls = (binding.value for binding in bindings[taken:refused])
+    return [_alone(call) for call in calls if isinstance(call, relax.Call)]
+
+
+def _may_end(bindings: Sequence[relax.Binding], place: int) -> bool:
+    """Whether no tuple passes from before a place to behind it."""
+    before, behind = bindings[place - 1].var, bindings[place].value
+    return isinstance(behind, relax.Call) and not isinstance(before.ty, relax.TupleType)
+
+
+def _read_outside(region: relax.Function, bindings: Sequence[relax.Binding]) -> list[relax.Var]:
+    """The variables that the rest of the region reads, or returns."""
+    inside = {binding.var for binding in bindings}
+    read: set[relax.Var] = set()
+
+    def note(var: relax.Var) -> relax.Expr:
+        read.add(var)
+        return var
+
+    for binding in bindings_of(region):
+        if binding.var not in inside:
+            with_variables(binding.value, note)
+    with_variables(region.body.body, note)
+    return [binding.var for binding in bindings if binding.var in read]
 
 
 def _common(engine: Engine, given: Attributes, kind: str) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import warnings
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.engine_regions import step_of
-from helpers.engine_targets import ENGINE, needs_engine, needs_npu, network, quantised
+from helpers.engine_targets import ENGINE, free, needs_engine, needs_npu, network, quantised
 from helpers.relax_numpy import evaluate
 from helpers.stretch_networks import SIZE, basic
 from helpers.stretch_networks import network as stretchable
@@ -19,17 +18,10 @@ from helpers.stretch_networks import network as stretchable
 import tvm_stretch as ts
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.plan.search.costs import Costs, planning_costs
 from tvm_stretch.read import load_network
-from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 
 pytestmark = [needs_engine, pytest.mark.full]
-
-
-def free(processors: Sequence[Processor]) -> Costs:
-    """Handing over is free, so that small networks are shared."""
-    return dataclasses.replace(planning_costs(processors), hand_over=lambda *_: 0)
 
 
 def test_the_search_measures_plans_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

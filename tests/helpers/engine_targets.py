@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+from collections.abc import Sequence
 
 import pytest
 from helpers.quantised_networks import IMAGES, residual
@@ -12,6 +14,8 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.search.costs import Costs, planning_costs
+from tvm_stretch.targets.processor import Processor
 
 ENGINE = {"kind": "engine", "provider": "CPUExecutionProvider"}
 needs_engine = pytest.mark.skipif(
@@ -37,6 +41,12 @@ def network() -> object:
 def eager(name: str) -> Plan:
     """Everything that the engine takes is placed there, the rest on the CPU."""
     return Plan((name, "cpu"), ())
+
+
+def free(processors: Sequence[Processor]) -> Costs:
+    """Handing over and starting are free, so that small networks are shared."""
+    costs = planning_costs(processors)
+    return dataclasses.replace(costs, hand_over=lambda *_: 0, regions=(0,) * len(processors))
 
 
 def compiled(target: object = ENGINE, source: object = None, name: str = "engine") -> ts.Model:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import tvm
 
 from tvm_stretch.api.request import Request
 from tvm_stretch.base.compiling import compiling
-from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.errors import InputError, RegionError
 from tvm_stretch.base.files import as_path, check_place, write_whole, writing
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting
@@ -167,18 +168,20 @@ def compile(
         networks, spans = sized_networks(request.lengths, reader, site)
         site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
-        decisions = choose_each(networks, site, limits, request.first_plan, observer)
-        if request.plans and len(decisions[0].site.placeable) > 1:
-            decisions = [with_plans(decisions[0], request.named_plans, limits)]
-        decisions = [
-            one.noted(*network.notes, site.note, limits.said)
-            for one, network in zip(decisions, networks, strict=True)
-        ]
-        if request.lengths is None:
-            model = decisions[0].build(request.spare, request.streams, reader.name)
-        else:
-            model = build_each(networks, decisions, spans, request.spare, reader.name)
-        return request.checked(model, limits)
+        while True:
+            with suppress(RegionError):  # its operators go elsewhere in the next plan
+                decisions = choose_each(networks, site, limits, request.first_plan, observer)
+                if request.plans and len(decisions[0].site.placeable) > 1:
+                    decisions = [with_plans(decisions[0], request.named_plans, limits)]
+                decisions = [
+                    one.noted(*network.notes, site.note, limits.said)
+                    for one, network in zip(decisions, networks, strict=True)
+                ]
+                if request.lengths is None:
+                    model = decisions[0].build(request.spare, request.streams, reader.name)
+                else:
+                    model = build_each(networks, decisions, spans, request.spare, reader.name)
+                return request.checked(model, limits)
 
 
 @named_arguments

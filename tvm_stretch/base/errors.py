@@ -68,6 +68,13 @@ class UnsupportedError(StretchError):
     """
 
 
+class RegionError(UnsupportedError):
+    """A vendor's compiler refuses a region whose operators it took one by one.
+
+    Some of them are refused from now on, so the same search finds another plan.
+    """
+
+
 class InputError(StretchError):
     """A call got the wrong number, name, shape, dtype or device of inputs.
 

@@ -153,10 +153,12 @@ def why_refused(engine: Engine, models: Sequence[bytes]) -> list[str]:
     to start, and its answers are kept in the user's cache. A provider that was too slow, or was
     killed, gave no answer about one model: the next compile asks again.
     """
-    kept, version = cache_of("engines"), describe(engine).encode()
-    keys = [digest(b"engine verdict", version, engine.code([model])) for model in models]
-    reasons = {}
+    kept = cache_of("engines")
+    keys = [_verdict_key(engine, model) for model in models]
+    reasons = {key: _REFUSED[key] for key in keys if key in _REFUSED}
     for key in keys:
+        if key in reasons:
+            continue
         if (known := kept.find(key)) is not None:
             reasons[key] = known[1:].decode()
     left = [pair for pair in dict(zip(keys, models, strict=True)).items() if pair[0] not in reasons]
@@ -171,6 +173,32 @@ def why_refused(engine: Engine, models: Sequence[bytes]) -> list[str]:
         if left:  # it ended at this model
             reasons[left.pop(0)[0]] = answer.reason or "it gave no answer"
     return [reasons[key] for key in keys]
+
+
+def why_region_refused(engine: Engine, model: bytes) -> str:
+    """Why the provider refuses a whole region; empty if it takes it."""
+    if engine.is_built_in:
+        return ""
+    if not engine.contexts:
+        return why_refused(engine, [model])[0]
+    try:
+        compiled(engine, model)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def refuse(engine: Engine, models: Sequence[bytes], reason: str) -> None:
+    """Answer `why_refused` with a reason for the rest of this process."""
+    for model in models:
+        _REFUSED[_verdict_key(engine, model)] = reason
+
+
+_REFUSED: dict[bytes, str] = {}
+
+
+def _verdict_key(engine: Engine, model: bytes) -> bytes:
+    return digest(b"engine verdict", describe(engine).encode(), engine.code([model]))
 
 
 @dataclass(frozen=True)
