@@ -26,6 +26,7 @@ os.environ["TVM_STRETCH_CACHE_DIR"] = ""
 import planted
 import pytest
 from another_machine import pretend
+from helpers import fake_cdsp
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
+        if os.environ.get("TVM_STRETCH_TEST_FASTRPC"):
+            fake_cdsp.install()
         has_defect = planted.install()  # before the first import of the package
         pretend()
         if not has_defect:

@@ -42,6 +42,12 @@ class Chip:
     soc: int  # number of the chip; 0 if the system does not report it
     chip: str  # its name; empty if the system does not report it
     emulator: str  # path of an emulator of Hexagon; empty without one
+    why_no_library: str = "not asked"  # why libcdsprpc.so, which calls it, cannot be opened
+
+    @property
+    def can_be_called(self) -> bool:
+        """Whether programs of this machine reach the Hexagon by FastRPC."""
+        return not self.why_no_library
 
     @property
     def is_there(self) -> bool:

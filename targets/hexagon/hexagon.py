@@ -1,15 +1,15 @@
 """Hexagon: Qualcomm's DSP with vectors of 128 bytes (HVX), emulated on machines without one.
 
-    ts.compile(network, targets=["hexagon"])                                    # v66, emulated
+    ts.compile(network, targets=["hexagon"])      # this machine's by FastRPC, or v66, emulated
     ts.compile(network, targets=["llvm", {"kind": "hexagon", "mcpu": "hexagonv68"}])
     ts.compile(network, targets=[{"kind": "hexagon", "device": "snapdragon-855"}])  # for a phone
 
-Kernels are compiled by LLVM like the CPU's; `targets/hexagon/code/dsp_code.py` links them with a
-server with which the executor communicates (native/dsp). Integers are computed in vectors. Float
-operators run only on versions whose vectors hold floats and are refused by others, because a DSP
-that computes one number at a time is slower than any CPU. Exceptions are the ends of an integer
-network: quantising works on the bits of floats, in vectors, and dequantising computes one number at
-a time.
+Kernels are compiled by LLVM like the CPU's; `targets/hexagon/code/dsp_code.py` links them with what
+the executor communicates with (native/transport.h): a server, or a library for FastRPC. Integers
+are computed in vectors. Float operators run only on versions whose vectors hold floats and are
+refused by others, because a DSP that computes one number at a time is slower than any CPU.
+Exceptions are the ends of an integer network: quantising works on the bits of floats, in vectors,
+and dequantising computes one number at a time.
 
 TVM's tags (qcom/hexagon-v66) set `vtcm-capacity` and `num-cores`, which are accepted and have no
 effect: kernels read through the second-level cache, on one thread.
@@ -17,6 +17,7 @@ effect: kernels read through the second-level cache, on one thread.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,13 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels
-from tvm_stretch.targets.hexagon.code.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
+from tvm_stretch.targets.hexagon.code.dsp_code import (
+    Launch,
+    dsp_code,
+    fastrpc_linker,
+    has_zig,
+    hexagon_linker,
+)
 from tvm_stretch.targets.kernels.float_bits import CONVERTING, scalar_calls
 from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
@@ -103,20 +110,26 @@ _OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
 _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
 
 
+def this_chip() -> Chip:
+    """The Hexagon of this machine."""
+    load_native_library()
+    return Chip(**json.loads(tvm.get_global_func("tvm_stretch.describe_dsp")("")))
+
+
 def hexagon_processor(given: Attributes, host: Processor) -> Processor:
     """The DSP that a target describes, beside this CPU."""
-    made = _processor(given, host)
+    made = _processor(given, host, this_chip())
     if reason := _why_absent(given):
         raise TargetError(reason)
     return made
 
 
-def _processor(given: Attributes, host: Processor) -> Processor:
-    version, launch = _version(given), _launch(given)
-    target = llvm_target(version)
+def _processor(given: Attributes, host: Processor, chip: Chip) -> Processor:
+    version, launch = _version(given, chip), _launch(given, chip)
+    target, emulated = llvm_target(version), not launch.fastrpc
 
     def refuse(call: relax.Call) -> str | None:
-        return why_refused(call, version, emulated=launch.runs_here)
+        return why_refused(call, version, emulated=emulated)
 
     vectors = VectorMachine(
         lanes=version.vector_bytes // 4,
@@ -134,13 +147,13 @@ def _processor(given: Attributes, host: Processor) -> Processor:
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
         load_native_library()
         objects = compile_kernels(kernels, schedule, target)
-        return dsp_code(objects, hexagon_linker(), launch)
+        return dsp_code(objects, fastrpc_linker() if launch.fastrpc else hexagon_linker(), launch)
 
     def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
         return scalar_calls(calls, version.cpu[7:], has_floats=version.vector_float)
 
     phases = (UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False, fences=False))
-    emulated = Hardware(driver=EMULATOR, packet_ns=1 / version.ghz)
+    emulator = Hardware(driver=EMULATOR, packet_ns=1 / version.ghz)
     return Processor(
         name="hexagon",
         kind="dsp",
@@ -148,9 +161,9 @@ def _processor(given: Attributes, host: Processor) -> Processor:
         threads=1,
         machine=vectors,
         code=Code(phases, ScheduleKernels(vectors), build),
-        speed=_speed(version, host, emulated=launch.runs_here),
+        speed=_speed(version, host, emulated=emulated),
         operators=Operators(_rules(refuse), refuse, remark=remark),
-        hardware=emulated if launch.runs_here else Hardware(runs_here=False),
+        hardware=emulator if emulated else Hardware(driver="FastRPC", runs_here=launch.runs_here),
     )
 
 
@@ -167,13 +180,15 @@ def llvm_target(version: Version) -> Target:
     )
 
 
-def _version(given: Attributes) -> Version:
+def _version(given: Attributes, chip: Chip) -> Version:
     unknown = sorted(set(given) - {*_OWN, *_TAGS})
     if unknown:
         raise TargetError(
             f"expected {', '.join(_OWN)} in target hexagon, got {unknown[0]!r}; leave it out"
         )
-    cpu = given.get("mcpu", _DEFAULT)
+    own = f"hexagon{chip.version}"  # newer chips run code of older ones
+    is_known = chip.can_be_called and "device" not in given and own in VERSIONS
+    cpu = given.get("mcpu", own if is_known else _DEFAULT)
     if not isinstance(cpu, str) or cpu not in VERSIONS:
         raise TargetError(
             f"expected one of {', '.join(VERSIONS)} for mcpu of target hexagon, got {cpu!r}; "
@@ -182,9 +197,9 @@ def _version(given: Attributes) -> Version:
     return VERSIONS[cpu]
 
 
-def _launch(given: Attributes) -> Launch:
-    """How the executor starts the program."""
-    cpu = _version(given).cpu
+def _launch(given: Attributes, chip: Chip) -> Launch:
+    """How the executor reaches the DSP: one of another machine or of this one, or an emulator."""
+    cpu = _version(given, chip).cpu
     numbers: dict[str, Any] = {}
     for name, least, most in (("deadline_ms", 1, _LONGEST_MS), ("spin_us", 0, _LONGEST_SPIN_US)):
         value = given.get(name, getattr(Launch, name))
@@ -201,7 +216,10 @@ def _launch(given: Attributes) -> Launch:
             "out for the emulator"
         )
     if "device" in given:
-        return Launch(f"Hexagon {cpu[7:]} of {given['device']}", runs_here=False, **numbers)
+        name = f"Hexagon {cpu[7:]} of {given['device']}"
+        return Launch(name, fastrpc=True, runs_here=False, **numbers)
+    if chip.can_be_called:
+        return Launch(f"Hexagon {cpu[7:]}", fastrpc=True, **numbers)
     emulator = (EMULATOR, "-cpu", _EMULATED_CPU)
     return Launch(f"Hexagon {cpu[7:]}, emulated", emulator, **numbers)
 
@@ -210,7 +228,7 @@ def _why_absent(given: Attributes) -> str:
     """Why this machine cannot use the target; a device elsewhere only needs the linker."""
     if not has_zig():
         return _NO_ZIG
-    if "device" in given or shutil.which(EMULATOR):
+    if "device" in given or shutil.which(EMULATOR) or this_chip().can_be_called:
         return ""
     return (
         f"expected {EMULATOR} for target hexagon, got none; install it (Debian: qemu-user), or "
@@ -241,21 +259,21 @@ _NO_ZIG = (
 
 
 def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
-    """The device's emulator, or code for the chip if the target names one."""
+    """The device's chip, or its emulator; code for the chip if the target names one."""
     if "device" in given:
         return hexagon_processor(given, host)
     chip: Chip = machine["dsp"]
-    if not chip.emulator:
+    if not chip.can_be_called and not chip.emulator:
         known = f"hexagon{chip.version}"
         version = known if known in VERSIONS else f"<one of {', '.join(VERSIONS)}>"
         raise TargetError(
-            f"expected a Hexagon on {machine['name']} that runs programs, got: {chip}; no program "
-            f"was ever sent to a real one: install {EMULATOR} there, or compile code for the chip, "
-            f'to be exported: {{"kind": "hexagon", "mcpu": "{version}", "device": "<its name>"}}'
+            f"expected a Hexagon on {machine['name']} that can be called, got: {chip} "
+            f"({chip.why_no_library}); install {EMULATOR} there, or compile code for the chip, to "
+            f'be exported: {{"kind": "hexagon", "mcpu": "{version}", "device": "<its name>"}}'
         )
     if not has_zig():
         raise TargetError(_NO_ZIG)
-    return _processor(given, host)
+    return _processor(given, host, chip)
 
 
 register(
@@ -263,7 +281,7 @@ register(
         "hexagon",
         hexagon_processor,
         _why_absent,
-        by_default=False,  # emulation is no gain, and chips of phones cannot run our programs yet
+        by_default=False,  # emulation is no gain, and no chip of a phone ran our programs yet
         nickname="dsp",
         on_device=_on_device,
     )

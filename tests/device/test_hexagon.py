@@ -86,7 +86,7 @@ def test_a_whole_network(tmp_path: Path) -> None:
     model = ts.load(tmp_path / "net.so")
     np.testing.assert_array_equal(model(picture()), wanted())
     state = model.health()["hexagon"]
-    assert state["device"] == "Hexagon v66, emulated"
+    assert state["device"].startswith("Hexagon v66")  # emulated, or called by FastRPC
     assert state["packets"] > 1000  # it was really Hexagon
     timeline = model.timeline(repeat=1)
     assert str(timeline.execution).startswith("0 of ")

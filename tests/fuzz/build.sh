@@ -47,6 +47,7 @@ for part in wire tracker options; do
 done
 $CC $FLAGS "${INCLUDES[@]}" -c "$DSP/dispatch.c" -o "$WORK/dispatch.o"
 $CC $FLAGS "${INCLUDES[@]}" -c "$DSP/kernel_support.c" -o "$WORK/kernel_support.o"
+$CC $FLAGS "${INCLUDES[@]}" -c "$DSP/linux.c" -o "$WORK/dsp_linux.o"
 
 cp "$FFI/lib/libtvm_ffi.so" "$OUT"
 fuzzer() { # NAME OBJECTS..
@@ -63,7 +64,7 @@ for name in graph network_data artifact c_interface; do
   fuzzer "$name" "$WORK"/unit*.o
 done
 fuzzer frames "$WORK"/server_*.o
-fuzzer dsp_program "$WORK/dispatch.o" "$WORK/kernel_support.o"
+fuzzer dsp_program "$WORK/dispatch.o" "$WORK/kernel_support.o" "$WORK/dsp_linux.o"
 
 # Seed corpora, and the artifact that c_interface calls.
 "$PYTHON" tests/fuzz/seeds.py "$OUT"

@@ -57,7 +57,8 @@ def built(name: str, *sources: str) -> Path:
     """A program of the DSP's sources and the kernels of dsp_cases.c, whose `main` it may lack."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     program = FOLDER / f"{name}-{os.getpid()}"
-    own = [str(SOURCES / source) for source in (*sources, "dispatch.c", "kernel_support.c")]
+    parts = (*sources, "dispatch.c", "kernel_support.c", "linux.c")
+    own = [str(SOURCES / source) for source in parts]
     includes = [f"-I{folder}" for folder in (SOURCES, *libinfo.include_paths())]
     kernels = ["-c", str(Path(__file__).parent / "dsp_cases.c"), "-o", f"{program}.o"]
     renamed = ["-Dmain=unused_main"] if sources else []

@@ -1,7 +1,8 @@
-"""The program of a DSP as one ELF file: its server (hexagon/dsp) and the kernels of a network.
+"""The code of a DSP as one ELF file: its server (hexagon/dsp) and the kernels of a network.
 
-    kernels' objects + dispatch.c + kernel_support.c + server.c + a table of the kernels
-        --linker--> ELF, which the executor starts and talks to (native/dsp/session.h)
+    kernels' objects + a table of the kernels + dispatch.c + kernel_support.c
+        + server.c + linux.c  --linker--> a program, which the executor starts (native/mailbox.h)
+        + fastrpc/*.c         --linker--> a library, which a phone's DSP loads (native/fastrpc.h)
 
 `zig cc` contains a C library for Hexagon, so no SDK is needed. With the host's compiler the same
 sources make a program for the host, which tests run without an emulator.
@@ -30,7 +31,11 @@ from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 
 SOURCES = Path(__file__).resolve().parents[1] / "dsp"
 
+_COMMON, _PROGRAM = ("dispatch.c", "kernel_support.c"), ("linux.c", "server.c")
 _OLDEST = "hexagonv65"
+ENTRY = "tvm_stretch_skel_handle_invoke"
+"""The function of a library that FastRPC calls (native/fastrpc.cc names it too)."""
+
 _NO_ZIG = (
     "expected zig, which links programs for Hexagon, got none; install it with "
     "`pip install ziglang`"
@@ -39,10 +44,17 @@ _NO_ZIG = (
 
 @dataclass(frozen=True)
 class Linker:
-    """Makes a program from C sources and objects."""
+    """Makes a program from C sources and objects, or a library."""
 
     command: tuple[str, ...]  # a C compiler and its options
     version: str  # anything else on which its results depend
+    library: tuple[str, ...] = ()  # options that link a library for FastRPC; empty for a program
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The C files that surround the kernels."""
+        own = (SOURCES / "fastrpc").glob("*.c") if self.library else map(SOURCES.joinpath, _PROGRAM)
+        return (*map(SOURCES.joinpath, _COMMON), *sorted(own))
 
 
 def has_zig() -> bool:
@@ -57,59 +69,89 @@ def hexagon_linker() -> Linker:
     The server is built for the oldest version, so that one C library serves all; zig builds it at
     the first link, which takes a minute.
     """
+    return _zig("-static", "-DDSP_COUNTS_PACKETS")
+
+
+@functools.cache
+def fastrpc_linker() -> Linker:
+    """Zig, for libraries that the DSP of a phone loads.
+
+    The DSP's loader resolves symbols from its own system alone, so the compiler's runtime functions
+    are linked in, and nothing else is: `dsp/fastrpc/qurt.h` declares all that is left open.
+    """
+    flags = (
+        "--gc-sections",
+        "-Bsymbolic",
+        "--hash-style=sysv",
+        "-z,norelro",
+        "-z,max-page-size=4096",
+    )
+    return _zig(
+        *("-fPIC", "-fvisibility=hidden", "-fno-stack-protector"),
+        library=("-shared", "-nostdlib", "-rtlib=compiler-rt", *(f"-Wl,{flag}" for flag in flags)),
+    )
+
+
+def _zig(*options: str, library: tuple[str, ...] = ()) -> Linker:
     if not has_zig():
         raise InstallError(_NO_ZIG)
     command = (sys.executable, "-m", "ziglang")
     done = subprocess.run([*command, "version"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise InstallError(f"expected zig, got {done.stderr.strip()}; install ziglang again")
-    options = ("cc", "-target", "hexagon-linux-musl", f"-mcpu={_OLDEST}", "-static", "-s", "-w")
-    return Linker((*command, *options, "-DDSP_COUNTS_PACKETS"), done.stdout.strip())
+    cpu = ("cc", "-target", "hexagon-linux-musl", f"-mcpu={_OLDEST}", "-s", "-w")
+    return Linker((*command, *cpu, *options), done.stdout.strip(), library)
 
 
 def link_program(objects: Mapping[str, bytes], linker: Linker) -> bytes:
-    """The ELF program that contains these kernels, in the order of their names.
+    """The ELF file that contains these kernels, in the order of their names.
 
     Raises:
         TargetError: the kernels cannot be linked.
     """
-    sources = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in _C_FILES]
+    headers = (*SOURCES.glob("*.h"), *SOURCES.glob("fastrpc/*.h"))
+    sources = [path.read_bytes() for path in (*linker.sources, *sorted(headers))]
     made_of = [part for name in sorted(objects) for part in (name.encode(), objects[name])]
-    text = " ".join([*linker.command, linker.version]).encode()
+    text = " ".join([*linker.command, linker.version, *linker.library]).encode()
     key = digest(b"dsp program", text, *sources, *made_of)
     known = kernel_cache().find(key)
     if known is None:
-        known = _link(objects, linker)
+        known = _link(objects, linker, key)
         kernel_cache().store(key, known)
     return known
 
 
-_C_FILES = (".c", ".h")
-
-
-def _link(objects: Mapping[str, bytes], linker: Linker) -> bytes:
+def _link(objects: Mapping[str, bytes], linker: Linker, key: bytes) -> bytes:
     with writing("the program of the DSP", TargetError), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = sorted(objects)
         (folder / "kernels.c").write_text(_table(names))
-        parts = [str(folder / "kernels.c"), *map(str, sorted(SOURCES.glob("*.c")))]
         for number, kernel in enumerate(names):
-            path = folder / f"kernel{number}.o"
-            path.write_bytes(objects[kernel])
-            parts.append(str(path))
-        includes = [f"-I{folder}" for folder in (SOURCES, *libinfo.include_paths())]
+            (folder / f"kernel{number}.o").write_bytes(objects[kernel])
+        sources = [str(folder / "kernels.c"), *map(str, linker.sources)]
+        includes = [f"-I{path}" for path in (SOURCES, *libinfo.include_paths())]
+        _run([*linker.command, "-O2", "-c", *includes, *sources], folder)
+        parts = sorted(map(str, folder.glob("*.o")))
+        # Libraries of one process on the DSP need names of their own, and share no symbol.
+        (folder / "exports").write_text(f"{{ global: {ENTRY}; local: *; }};")
+        soname = f"-Wl,-soname,libtvm_stretch_{key.hex()[:16]}_skel.so"
+        library = [*linker.library, soname, "-Wl,--version-script=exports"]
         program = folder / "program.elf"
-        command = [*linker.command, "-O2", *includes, *parts, "-lm", "-o", str(program)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise TargetError(f"expected a C compiler, got {error}; install one") from error
-        if done.returncode:
-            raise TargetError(
-                f"expected a linked program for the DSP, got {done.stderr.strip()[-2000:]}; "
-                "check the compiler"
-            )
+        options = library if linker.library else ["-lm"]
+        _run([*linker.command, *parts, *options, "-o", str(program)], folder)
         return program.read_bytes()
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise TargetError(f"expected a C compiler, got {error}; install one") from error
+    if done.returncode:
+        raise TargetError(
+            f"expected a linked program for the DSP, got {done.stderr.strip()[-2000:]}; "
+            "check the compiler"
+        )
 
 
 def _table(names: Sequence[str]) -> str:
@@ -131,6 +173,7 @@ class Launch:
 
     device: str  # description for messages
     emulator: tuple[str, ...] = ()  # the command that runs the program; empty if it runs by itself
+    fastrpc: bool = False  # whether the chip of a phone runs it, called by Qualcomm's driver
     runs_here: bool = True  # whether it is a processor of this machine
     spin_us: int = 50  # how long host and DSP spin for each other before they sleep
     deadline_ms: int = 30_000  # a DSP that takes longer for a region is given up
@@ -141,6 +184,7 @@ def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tv
     description = {
         "kernels": sorted(objects),
         "emulator": list(launch.emulator),
+        "fastrpc": launch.fastrpc,
         "runs_here": launch.runs_here,
         "device": launch.device,
         "spin_us": launch.spin_us,

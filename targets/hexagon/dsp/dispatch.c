@@ -2,9 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "kernel_support.h"
+#include "system.h"
 
 typedef struct {
   DspCall call;         // null: copy
@@ -28,19 +27,18 @@ static DspResult Result(uint32_t status, uint32_t detail) {
   return result;
 }
 
-uint64_t DspNow(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 static uint64_t SpansOffset(const DspProgramHeader* header) {
   return header->tensors * (uint64_t)sizeof(DspTensor) +
          DspRoundUp(header->arguments * (uint64_t)sizeof(uint32_t)) +
          header->nodes * (uint64_t)sizeof(DspNode) + header->regions * (uint64_t)sizeof(DspRegion);
 }
 
+static uint64_t SpansBytes(const DspProgramHeader* header) {
+  return header->nodes * (uint64_t)sizeof(DspSpan);
+}
+
 uint64_t DspSpansOffset(const DspProgram* program) { return SpansOffset(&program->header); }
+uint64_t DspSpansBytes(const DspProgram* program) { return SpansBytes(&program->header); }
 
 // Counts are at most 2^20 each, so that no product overflows.
 static int HeaderFits(const DspProgramHeader* header, uint64_t bytes) {
@@ -50,8 +48,7 @@ static int HeaderFits(const DspProgramHeader* header, uint64_t bytes) {
       header->regions > most)
     return 0;
   if (header->bytes != SpansOffset(header)) return 0;
-  const uint64_t spans = header->nodes * (uint64_t)sizeof(DspSpan);
-  return sizeof(DspProgramHeader) + header->bytes + spans <= bytes;
+  return sizeof(DspProgramHeader) + header->bytes + SpansBytes(header) <= bytes;
 }
 
 static int IsEmpty(const DspTensor* tensor) {
@@ -244,4 +241,25 @@ DspResult DspInvoke(DspProgram* program, uint32_t region, DspSpan* spans, uint64
     memcpy(&spans[i], &span, sizeof(span));
   }
   return Result(kDspOk, 0);
+}
+
+static DspResult Obey(const DspServer* server, const DspCommand* command, uint64_t* packets) {
+  if (command->check != DspCommandCheck(command)) return Result(kDspBadCommand, 0);
+  if (command->operation == kDspShutDown) return Result(kDspOk, 0);
+  if (server->loaded.status != kDspOk) return server->loaded;
+  if (command->operation == kDspPing) return Result(kDspOk, 0);
+  if (command->operation != kDspInvoke) return Result(kDspBadCommand, 0);
+  DspSpan* const spans = command->traced ? server->spans : NULL;
+  const DspResult done = DspInvoke(server->program, command->region, spans, packets);
+  if (done.status == kDspKernelFailed) memcpy(server->text, DspKernelMessage(), DSP_TEXT_BYTES);
+  return done;
+}
+
+DspAnswer DspExecute(const DspServer* server, const DspCommand* command) {
+  const uint64_t start = DspNow();
+  uint64_t packets = 0;
+  const DspResult result = Obey(server, command, &packets);
+  DspAnswer answer = {command->number, result.status, result.detail, 0, packets, DspNow() - start};
+  answer.check = DspAnswerCheck(&answer);
+  return answer;
 }

@@ -35,12 +35,22 @@ void DspUnload(DspProgram* program);
 
 // The offset of the program's spans, in bytes after its header; there is one for each node.
 uint64_t DspSpansOffset(const DspProgram* program);
+uint64_t DspSpansBytes(const DspProgram* program);
 
 // Runs a region. Writes the spans of its nodes to `spans`, unless it is null. Adds executed packets
 // to `*packets`.
 DspResult DspInvoke(DspProgram* program, uint32_t region, DspSpan* spans, uint64_t* packets);
 
+// The result of DspLoad, and the places where commands leave what they report.
+typedef struct {
+  DspProgram* program;  // null if it is not usable
+  DspResult loaded;
+  DspSpan* spans;  // one for each node of the program
+  char* text;      // DSP_TEXT_BYTES: the message of a failed kernel
+} DspServer;
+
+// Executes a command of the host. The answer has its check.
+DspAnswer DspExecute(const DspServer* server, const DspCommand* command);
+
 // The message of the last failed kernel; at most DSP_TEXT_BYTES with its final zero.
 const char* DspKernelMessage(void);
-
-uint64_t DspNow(void);

@@ -1,6 +1,6 @@
 // The protocol between host and DSP, as plain data for C and C++, on 32 and 64 bits.
 //
-// Three files, each mapped by both sides:
+// With an emulated DSP, three files, each mapped by both sides:
 //
 //   control   a Mailbox, then the program: regions, nodes, tensors, and a place for spans
 //   block     arena, inputs and outputs of one instance of a model
@@ -138,6 +138,25 @@ static inline uint32_t DspAnswerCheck(const DspAnswer* answer) {
                              (uint32_t)answer->nanoseconds,
                              (uint32_t)(answer->nanoseconds >> 32)};
   return DspHash(words, sizeof(words));
+}
+
+// Calls through FastRPC, which carry the same commands and answers; memory is shared by
+// descriptors. Opening a handle is method 0 and closing it method 1, as for every interface with
+// handles.
+enum DspMethod {
+  kDspLoad = 2,     // in: DspShared, the program with room for spans
+  kDspExecute = 3,  // in: DspCommand; out: DspAnswer, DSP_TEXT_BYTES, spans (empty if not traced)
+};
+
+typedef struct {
+  int32_t fd[kDspSegments];
+  uint32_t bytes[kDspSegments];
+} DspShared;
+
+// What FastRPC calls scalars: the method, and how many buffers and handles it takes and returns.
+static inline uint32_t DspScalars(uint32_t method, uint32_t in, uint32_t out, uint32_t in_handles,
+                                  uint32_t out_handles) {
+  return method << 24 | in << 16 | out << 8 | in_handles << 4 | out_handles;
 }
 
 static inline uint64_t DspRoundUp(uint64_t bytes) { return (bytes + 7) / 8 * 8; }

@@ -2,8 +2,8 @@
 //
 //   server CONTROL BLOCK WEIGHTS SPIN_US     the first three are file descriptors
 //
-// On a phone the skeleton of a FastRPC interface would call dispatch.c instead of this file. The
-// process ends on command; when its parent dies, the kernel kills it (session.cc).
+// On a phone fastrpc/skeleton.c takes the place of this file. The process ends on command; when its
+// parent dies, the kernel kills it (native/process.cc).
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "dispatch.h"
+#include "system.h"
 
 enum { kUsage = 64, kNoFile = 65, kNoRoom = 66 };  // exit codes
 
@@ -56,54 +57,28 @@ static uint32_t AwaitCommand(DspMailbox* mailbox, uint32_t seen, uint64_t spin_n
   return now;
 }
 
-static void Answer(DspMailbox* mailbox, DspAnswer answer) {
-  answer.check = DspAnswerCheck(&answer);
+static void Answer(DspMailbox* mailbox, const DspAnswer* answer) {
   DspAnswer* const slot = &mailbox->answer;
-  slot->status = answer.status;
-  slot->detail = answer.detail;
-  slot->packets = answer.packets;
-  slot->nanoseconds = answer.nanoseconds;
-  slot->check = answer.check;
-  __atomic_store_n(&slot->number, answer.number, __ATOMIC_SEQ_CST);
+  slot->status = answer->status;
+  slot->detail = answer->detail;
+  slot->packets = answer->packets;
+  slot->nanoseconds = answer->nanoseconds;
+  slot->check = answer->check;
+  __atomic_store_n(&slot->number, answer->number, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&mailbox->host_sleeps, __ATOMIC_SEQ_CST))
     Futex(&slot->number, FUTEX_WAKE, 1, NULL);
 }
 
-typedef struct {
-  DspMailbox* mailbox;
-  DspProgram* program;  // null if it is not usable
-  DspResult loaded;
-  char* spans;
-} Server;
-
-static DspResult Execute(const Server* server, const DspCommand* command, uint64_t* packets) {
-  const DspResult refused = {kDspBadCommand, 0};
-  DspResult done = {kDspOk, 0};
-  if (command->check != DspCommandCheck(command)) return refused;
-  if (command->operation == kDspShutDown) return done;
-  if (server->loaded.status != kDspOk) return server->loaded;
-  if (command->operation == kDspPing) return done;
-  if (command->operation != kDspInvoke) return refused;
-  DspSpan* const spans = command->traced ? (DspSpan*)(void*)server->spans : NULL;
-  done = DspInvoke(server->program, command->region, spans, packets);
-  if (done.status == kDspKernelFailed)
-    strncpy(server->mailbox->text, DspKernelMessage(), DSP_TEXT_BYTES - 1);
-  return done;
-}
-
-static void Serve(const Server* server, uint64_t spin_ns) {
+static void Serve(DspMailbox* mailbox, const DspServer* server, uint64_t spin_ns) {
   uint32_t seen = 0;
   while (1) {
     DspCommand command;
-    seen = AwaitCommand(server->mailbox, seen, spin_ns);
-    memcpy(&command, &server->mailbox->command, sizeof(command));
+    seen = AwaitCommand(mailbox, seen, spin_ns);
+    memcpy(&command, &mailbox->command, sizeof(command));
     command.number = seen;
-    const uint64_t start = DspNow();
-    uint64_t packets = 0;
-    const DspResult result = Execute(server, &command, &packets);
-    const DspAnswer answer = {seen, result.status, result.detail, 0, packets, DspNow() - start};
-    Answer(server->mailbox, answer);
-    if (command.operation == kDspShutDown && result.status == kDspOk) return;
+    const DspAnswer answer = DspExecute(server, &command);
+    Answer(mailbox, &answer);
+    if (command.operation == kDspShutDown && answer.status == kDspOk) return;
   }
 }
 
@@ -115,12 +90,14 @@ int main(int argc, char** argv) {
   if (code == 0) code = Map(argv[3], PROT_READ, &memories[kDspWeights]);
   if (code != 0) return code;
   if (control.bytes < DSP_PROGRAM_OFFSET + sizeof(DspProgramHeader)) return kNoFile;
-  Server server = {(DspMailbox*)(void*)control.data, NULL, {kDspOk, 0}, NULL};
+  DspMailbox* const mailbox = (DspMailbox*)(void*)control.data;
+  DspServer server = {NULL, {kDspOk, 0}, NULL, mailbox->text};
   char* const header = control.data + DSP_PROGRAM_OFFSET;
   server.loaded = DspLoad(header, control.bytes - DSP_PROGRAM_OFFSET, memories, &server.program);
   if (server.loaded.status == kDspOk)
-    server.spans = header + sizeof(DspProgramHeader) + DspSpansOffset(server.program);
-  Serve(&server, strtoull(argv[4], NULL, 10) * 1000u);
+    server.spans =
+        (DspSpan*)(void*)(header + sizeof(DspProgramHeader) + DspSpansOffset(server.program));
+  Serve(mailbox, &server, strtoull(argv[4], NULL, 10) * 1000u);
   DspUnload(server.program);
   return 0;
 }

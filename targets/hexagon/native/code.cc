@@ -113,6 +113,9 @@ CodeSpec CodeSpec::FromJSON(const ffi::String& text, const ffi::Bytes& program) 
     spec.server = Field<ffi::String>(*root, "server", "a string");
   }
   spec.runs_here = Field<bool>(*root, "runs_here", "true or false");
+  if (root->find(ffi::String("fastrpc")) != root->end()) {
+    spec.by_fastrpc = Field<bool>(*root, "fastrpc", "true or false");
+  }
   spec.device = Field<ffi::String>(*root, "device", "a string");
   spec.spin = std::chrono::microseconds(Duration(*root, "spin_us"));
   spec.deadline = std::chrono::milliseconds(Duration(*root, "deadline_ms"));

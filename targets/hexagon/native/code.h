@@ -5,6 +5,7 @@
 //    "server": "tvm_stretch_engine",                a program of this package that reads the code,
 //                                                   which then is no program; may be left out
 //    "runs_here": true,                             false: it is for another machine
+//    "fastrpc": true,                               the chip of a phone runs the code
 //    "device": "Hexagon v66, emulated",             for messages
 //    "spin_us": 50, "deadline_ms": 30000}
 #pragma once
@@ -25,10 +26,11 @@ struct CodeSpec {
   std::vector<std::string> emulator;
   std::string server;
   bool runs_here = false;
+  bool by_fastrpc = false;
   std::string device;
   std::chrono::microseconds spin{0};      // how long each side spins before it sleeps
   std::chrono::milliseconds deadline{0};  // of a region; then it has failed
-  std::string program;                    // an ELF file, or what the server reads
+  std::string program;                    // an ELF file (a library for FastRPC), or the server's
 
   // For messages.
   std::string noun() const { return server.empty() ? "a DSP" : "an engine"; }

@@ -1,14 +1,12 @@
 #include "image.h"
 
-#include <sys/types.h>
 #include <tvm/ffi/error.h>
-#include <unistd.h>
 
 #include <cstring>
 
 #include "errors.h"
-#include "memory.h"
 #include "targets/hexagon/dsp/protocol.h"
+#include "transport.h"
 
 namespace tvm_stretch::dsp {
 namespace {
@@ -18,14 +16,6 @@ constexpr int64_t kMostBytes = int64_t{1} << 30;  // of 32-bit addresses, beside
 
 bool IsWeight(const TensorSpec& tensor) {
   return tensor.memory == Memory::kConstant || tensor.memory == Memory::kPrepared;
-}
-
-void WriteWhole(int fd, const char* data, int64_t bytes, int64_t offset) {
-  while (bytes > 0) {
-    const ssize_t written = pwrite(fd, data, static_cast<size_t>(bytes), offset);
-    if (written <= 0) RefuseMemory(static_cast<size_t>(bytes));
-    data += written, bytes -= written, offset += written;
-  }
 }
 
 void RefuseSize(const char* what, int64_t bytes) {
@@ -139,7 +129,8 @@ class Writer {
 
 }  // namespace
 
-Weights::Weights(const GraphSpec& graph, size_t processor, const MemoryMap& memory) {
+Weights::Weights(const GraphSpec& graph, size_t processor, const CodeSpec& code,
+                 const MemoryMap& memory) {
   for (const RegionSpec& region : graph.regions) {
     if (region.processor != static_cast<int64_t>(processor)) continue;
     for (int64_t node : region.nodes) {
@@ -152,10 +143,11 @@ Weights::Weights(const GraphSpec& graph, size_t processor, const MemoryMap& memo
     }
   }
   RefuseSize("weights", bytes_);
-  file_ = MemoryFile("tvm_stretch_dsp_weights", static_cast<size_t>(bytes_));
+  block_ = AllocateShared(code, static_cast<size_t>(bytes_));
   for (const auto& [id, offset] : offsets_) {
     const TensorSpec& tensor = graph.tensors[id];
-    WriteWhole(file_.fd(), AddressOf(memory, tensor), tensor.bytes, offset);
+    if (tensor.bytes > 0)
+      std::memcpy(block_.data + offset, AddressOf(memory, tensor), tensor.bytes);
   }
 }
 

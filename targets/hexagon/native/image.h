@@ -8,7 +8,6 @@
 
 #include "code.h"
 #include "graph.h"
-#include "process.h"
 #include "processor.h"
 
 namespace tvm_stretch::dsp {
@@ -17,16 +16,16 @@ namespace tvm_stretch::dsp {
 class Weights {
  public:
   // Throws RunError if memory is missing, DeviceError if the DSP cannot address the weights.
-  Weights(const GraphSpec& graph, size_t processor, const MemoryMap& memory);
+  Weights(const GraphSpec& graph, size_t processor, const CodeSpec& code, const MemoryMap& memory);
 
-  int fd() const { return file_.fd(); }
+  const SharedBlock& block() const { return block_; }
   int64_t OffsetOf(int64_t tensor) const { return offsets_.at(tensor); }
   int64_t bytes() const { return bytes_; }
 
  private:
   std::map<int64_t, int64_t> offsets_;  // of tensors
   int64_t bytes_ = 0;
-  File file_;
+  SharedBlock block_;
 };
 
 // The program of an instance: its regions, in the order of the graph's.

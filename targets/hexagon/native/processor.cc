@@ -15,9 +15,12 @@ class DspProgramOfModel final : public ProcessorProgram {
         index_(context.index),
         module_(context.code),
         code_(CodeOf(module_)),
-        weights_(graph_, index_, context.weights) {}
+        weights_(graph_, index_, code_, context.weights) {}
 
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+  SharedBlock AllocateBlock(size_t bytes, bool) const final {
+    return code_.by_fastrpc ? AllocateShared(code_, bytes) : SharedBlock();
+  }
   std::string description() const final { return code_.device; }
 
   const GraphSpec& graph() const { return graph_; }
@@ -147,7 +150,7 @@ class DspProcessor final : public Processor {
   DspProcessor(const DspProgramOfModel& program, const MemoryMap& memory)
       : graph_(program.graph()),
         image_(Image::Make(graph_, program.index(), program.code(), program.weights(), memory)),
-        session_(program.code(), image_, memory.block.fd, program.weights().fd()) {}
+        session_(program.code(), image_, memory.block, program.weights().block()) {}
 
   void BeginPlan() final { last_ = nullptr; }
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final {

@@ -1,4 +1,4 @@
-// A session with one DSP: a process that runs its program, and a thread that communicates with it.
+// A session with one DSP: the way to it (transport.h), and a thread that communicates with it.
 // Callers queue a Job and go on; with an empty queue the thread spins for a while, and then sleeps.
 // A caller that has nothing else to do communicates itself, unless the DSP has to be started.
 //
@@ -22,7 +22,7 @@
 #include "process.h"
 #include "processor.h"
 #include "spin.h"
-#include "targets/hexagon/dsp/protocol.h"
+#include "transport.h"
 
 namespace tvm_stretch::dsp {
 
@@ -45,8 +45,9 @@ struct Reply {
 
 class Session {
  public:
-  // Starts the DSP in the background. `code` and `image` outlive this; the caller owns the files.
-  Session(const CodeSpec& code, const Image& image, int block_fd, int weights_fd);
+  // Starts the DSP in the background. All of the program outlives this.
+  Session(const CodeSpec& code, const Image& image, const SharedBlock& block,
+          const SharedBlock& weights);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -79,46 +80,35 @@ class Session {
   std::string Health() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Transport::Clock;
   enum class State { kStarting, kRunning, kFailed, kStopped };
 
   void Work();
   Job* AwaitJob();
   Job* TakeJob(bool* stop);
   void Idle(uint32_t seen);
-  int ProcessFile();
+  int EndFile();
   void LookAfter();
   void EnsureRunning();
   void Start();
   DspAnswer Ask(DspOperation operation, uint32_t region, bool traced, Clock::duration deadline);
-  DspAnswer AwaitAnswer(uint32_t number, Clock::time_point deadline);
-  void SleepUntilAnswered(uint32_t before, Clock::time_point deadline);
   [[noreturn]] void Fail(const std::string& reason);
   void Stop();
-  bool Stops();
   void Note(State state);
-  char* At(size_t offset) const { return control_ + offset; }
-  DspMailbox* mailbox() const { return reinterpret_cast<DspMailbox*>(control_); }
 
   const CodeSpec& code_;
   const Image& image_;
-  const std::vector<int> shared_files_;
+  std::atomic<bool> stop_{false};
+  const DspSetup setup_;
   const Cores cores_;    // by the environment
   const Cores allowed_;  // of its creator
-  size_t control_bytes_;
-  File control_file_;
-  File program_file_;
-  File alarm_;  // an eventfd: wakes the thread
-  char* control_ = nullptr;
+  File alarm_;           // an eventfd: wakes the thread
 
-  std::mutex talk_mutex_;                   // held while communicating; guards the next members
-  std::unique_ptr<ServerProcess> process_;  // started by the thread, with which it would end
-  uint32_t number_ = 0;                     // of the last command
-  Clock::time_point last_used_;
+  std::mutex talk_mutex_;                 // held while communicating; guards the next member
+  std::unique_ptr<Transport> transport_;  // started by the thread, with which a process would end
 
-  std::mutex mutex_;  // guards the queue, `stop_`, and readiness of jobs
+  std::mutex mutex_;  // guards the queue, and readiness of jobs
   std::deque<Job*> queue_;
-  bool stop_ = false;
   std::atomic<uint32_t> changes_{0};  // of the guarded members
   std::atomic<bool> sleeps_{false};
 

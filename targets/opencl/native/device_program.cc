@@ -126,6 +126,18 @@ const CodeSpec& CodeFor(const Device& device, const ffi::Module& module) {
                    "");
 }
 
+std::shared_ptr<char> AllocateMemory(const Device& device, size_t bytes) {
+  if (device.memory == MemoryKind::kMapped) return DriversMemory::Allocate(device, bytes);
+  if (device.memory == MemoryKind::kMirror) return AllocatePinned(device, bytes);
+  if (device.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
+  const cl_context context = device.context;
+  const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
+  auto block = static_cast<char*>(CL().SVMAlloc(context, flags, bytes, kAlignment));
+  if (block == nullptr) Fail(CL_MEM_OBJECT_ALLOCATION_FAILURE, "clSVMAlloc");
+  std::memset(block, 0, bytes);
+  return {block, [context](char* memory) { CL().SVMFree(context, memory); }};
+}
+
 }  // namespace
 
 std::vector<Program> BuildPrograms(const Device& device, const std::vector<std::string>& sources,
@@ -297,16 +309,10 @@ const DeviceMemory& OpenCLProgram::WeightsAt(const char* address) const {
   TVM_FFI_UNREACHABLE();
 }
 
-std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
-  if (device_.memory == MemoryKind::kMapped) return DriversMemory::Allocate(device_, bytes);
-  if (device_.memory == MemoryKind::kMirror) return AllocatePinned(device_, bytes);
-  if (device_.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
-  const cl_context context = device_.context;
-  const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
-  auto block = static_cast<char*>(CL().SVMAlloc(context, flags, bytes, kAlignment));
-  if (block == nullptr) Fail(CL_MEM_OBJECT_ALLOCATION_FAILURE, "clSVMAlloc");
-  std::memset(block, 0, bytes);
-  return {block, [context](char* memory) { CL().SVMFree(context, memory); }};
+SharedBlock OpenCLProgram::AllocateBlock(size_t bytes, bool several) const {
+  if (several) return {};  // no other device can use the driver's memory
+  const std::shared_ptr<char> block = AllocateMemory(device_, bytes);
+  return {block.get(), bytes, -1, block};
 }
 
 Cores OpenCLProgram::cores() const { return device_.info.is_cpu() ? DriverCores() : Cores(); }

@@ -35,7 +35,7 @@ class OpenCLProgram final : public ProcessorProgram {
   explicit OpenCLProgram(const ProcessorContext& context);
 
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
-  std::shared_ptr<char> AllocateBlock(size_t bytes) const final;
+  SharedBlock AllocateBlock(size_t bytes, bool several) const final;
   std::string description() const final { return device_.info.name; }
   Cores cores() const final;
 

@@ -72,7 +72,8 @@ Device ForBlock(Device device, const SharedBlock& block, const Ownership& plan) 
   const bool must_be_drivers =
       device.memory == MemoryKind::kFine || device.memory == MemoryKind::kMapped;
   const bool is_unsound = device.memory == MemoryKind::kMapped && !plan.is_sound;
-  if ((must_be_drivers && block.from_device == nullptr) || is_unsound) {
+  const bool is_drivers = block.from_device != nullptr && block.fd < 0;  // else another device's
+  if ((must_be_drivers && !is_drivers) || is_unsound) {
     device.memory = MemoryKind::kMirror;
   }
   return device;

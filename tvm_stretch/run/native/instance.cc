@@ -45,11 +45,14 @@ size_t BlockBytes(const GraphSpec& spec) {
 }
 
 // If the device lacks the memory, its program uses copies of ours, or reports missing room itself.
-std::shared_ptr<char> AllocateOnDevice(const Program& program) {
+SharedBlock AllocateOnDevice(const Program& program) {
   const auto& devices = program.devices();
-  if (devices.size() != 1) return nullptr;
-  std::shared_ptr<char> block;
-  (void)Attempt([&] { block = devices[0]->AllocateBlock(BlockBytes(program.spec())); });
+  SharedBlock block;
+  for (const auto& device : devices) {
+    if (block.data != nullptr) break;
+    (void)Attempt(
+        [&] { block = device->AllocateBlock(BlockBytes(program.spec()), devices.size() > 1); });
+  }
   return block;
 }
 
@@ -97,7 +100,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
     : program_(std::move(program)),
       spec_(program_->spec()),
       device_block_(AllocateOnDevice(*program_)),
-      block_(device_block_ ? 0 : BlockBytes(spec_),
+      block_(device_block_.data != nullptr ? 0 : BlockBytes(spec_),
              spec_.processors.size() > 1 ? Sharing::kShared : Sharing::kPrivate),
       memory_(PlaceMemory()),
       inputs_(memory_.inputs),
@@ -148,7 +151,7 @@ void Instance::DropTasks() {
 MemoryMap Instance::PlaceMemory() {
   MemoryMap memory;
   memory.block = SharedBlock{block_.data(), block_.bytes(), block_.fd(), nullptr};
-  if (device_block_) memory.block = {device_block_.get(), BlockBytes(spec_), -1, device_block_};
+  if (device_block_.data != nullptr) memory.block = device_block_;
   memory.constant = program_->constant();
   memory.prepared = program_->prepared();
   char* next = memory.block.data;

@@ -136,7 +136,7 @@ class Instance {
 
   const std::shared_ptr<const Program> program_;
   const GraphSpec& spec_;
-  const std::shared_ptr<char> device_block_;  // if a device allocated it
+  const SharedBlock device_block_;  // if a device allocated it
   AlignedBuffer block_;
   const MemoryMap memory_;
   std::vector<char*> inputs_;   // `memory_.inputs`, but those of states change places with

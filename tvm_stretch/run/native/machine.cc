@@ -5,7 +5,7 @@
 //               "l2": 131072}, ...],
 //    "memory": 5900000000, "free": 2100000000, "opencl": [...], "why_no_opencl": "",
 //    "dsp": {"node": "/dev/adsprpc-smd", "domains": "adsp cdsp", "soc": 339, "chip": "SM8150",
-//            "emulator": ""}}
+//            "emulator": "", "why_no_library": ""}}
 //
 // Values that the system does not report are 0. phone/description.py makes targets of it.
 #include <tvm/ffi/extra/json.h>
@@ -167,6 +167,8 @@ json::Object Dsp(const std::string& root) {
   object.Set(ffi::String("soc"), Number(soc + "/soc_id"));
   object.Set(ffi::String("chip"), ffi::String(Line(soc + "/machine")));
   object.Set(ffi::String("emulator"), ffi::String(Emulator(root)));
+  const ffi::Function why = ffi::Function::GetGlobalRequired("tvm_stretch.why_no_cdsprpc");
+  object.Set(ffi::String("why_no_library"), why());
   return object;
 }
 

@@ -43,7 +43,7 @@ namespace tvm_stretch {
 struct SharedBlock {
   char* data = nullptr;
   size_t bytes = 0;                   // a multiple of kPageBytes
-  int fd = -1;                        // -1: not shared, or allocated by the device
+  int fd = -1;                        // -1: one process and device alone can use it
   std::shared_ptr<char> from_device;  // result of AllocateBlock, if it was used
 };
 
@@ -186,10 +186,10 @@ class TVM_STRETCH_API ProcessorProgram {
   // `memory` outlives the processor and is complete; the ports' pointers never change.
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
 
-  // A zeroed block that this processor and the host share without copies; null if it has no such
-  // memory, or can use any memory. The block has no file descriptor, so it is only used for graphs
-  // with one device; several devices share a mapping.
-  virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
+  // A zeroed block that this processor and the host share without copies; without data if it has no
+  // such memory, or can use any memory. Where the graph has `several` devices, the block needs a
+  // file descriptor, through which the others use it.
+  virtual SharedBlock AllocateBlock(size_t /*bytes*/, bool /*several*/) const { return {}; }
 
   // The device, for messages; empty if the processor's name says enough.
   virtual std::string description() const { return ""; }

@@ -28,6 +28,7 @@
 
 #include "errors.h"
 #include "memory.h"
+#include "own_folder.h"
 #include "packed.h"
 
 namespace tvm_stretch {
@@ -44,45 +45,13 @@ constexpr int64_t kMostInflated = 16 << 20;  // of a piece
                    "");
 }
 
-// The names of the files in a folder.
-std::vector<std::string> NamesIn(const std::string& path) {
-  std::vector<std::string> found;
-  DIR* folder = opendir(path.c_str());
-  while (const dirent* entry = folder == nullptr ? nullptr : readdir(folder)) {
-    if (entry->d_name[0] != '.') found.push_back(entry->d_name);
-  }
-  if (folder != nullptr) closedir(folder);
-  return found;
-}
-
-// A folder of this process, removed when it ends.
-class OwnFolder {
- public:
-  OwnFolder() {
-    const char* place = std::getenv("TMPDIR");
-    path_ = std::string(place != nullptr && *place != 0 ? place : "/tmp") + "/tvm_stretch.XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr) Refuse(std::string("no folder: ") + std::strerror(errno));
-  }
-  ~OwnFolder() {
-    if (owner_ != getpid()) return;
-    for (const std::string& name : NamesIn(path_)) unlink((path_ + "/" + name).c_str());
-    rmdir(path_.c_str());
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  pid_t owner_ = getpid();
-  std::string path_;
-};
-
 std::string Folder() {
   const char* given = std::getenv("TVM_STRETCH_STORE");
   if (given != nullptr && *given != 0) return given;
   if (auto work = ffi::Function::GetGlobal("tvm.rpc.server.workpath")) {
     return std::string((*work)(ffi::String("")).cast<ffi::String>());
   }
-  static const OwnFolder own;
-  return own.path();
+  return OwnFolder();
 }
 
 int64_t Limit() {

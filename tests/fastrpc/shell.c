@@ -1,0 +1,307 @@
+// The process on the fake DSP: loads libraries as the loader of a chip does, and calls their entry.
+//
+//   shell CHANNEL PID      a file descriptor, and the process whose memory HAP_mmap maps
+//
+// qemu-hexagon has no dynamic loader, so this program, which is static, has one: it maps segments,
+// applies the relocations that chips know, and refuses all others, thread-local storage, needed
+// libraries, and symbols that are not in its table.
+#include <elf.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "channel.h"
+
+typedef union {
+  struct {
+    void* data;
+    uint32_t bytes;
+  } buffer;
+  uint64_t handle;
+} RemoteArgument;
+typedef int (*Entry)(uint64_t handle, uint32_t scalars, RemoteArgument* arguments);
+
+enum { kNoMemory = 0x402, kBadElf = 0x452, kNoSymbol = 0x442, kNoFile = 0x445 };
+enum { kRelative = 35, kJumpSlot = 34, kGlobalData = 33, kAbsolute = 6 };
+#define FAILED(code) ((int)(0x80000000u | (code)))
+
+static Channel* channel;
+static long cpu;
+static int hvx_locks;
+
+// --- the system's functions
+// -----------------------------------------------------------------------
+
+static void* Map(void* address, int bytes, int protection, int flags, int fd, long offset) {
+  (void)address, (void)flags;
+  char path[64];
+  snprintf(path, sizeof(path), "/proc/%ld/fd/%d", cpu, fd);
+  if (fd < 0 || fd >= MOST_FILES || !channel->is_registered[fd]) return (void*)-1;
+  const int file = open(path, O_RDWR);
+  if (file < 0) return (void*)-1;
+  void* data = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, file, offset);
+  close(file);
+  if (data != MAP_FAILED) channel->mapped += (uint32_t)bytes;
+  return data;
+}
+
+static int Unmap(void* address, int bytes) {
+  channel->mapped -= (uint32_t)bytes;
+  return munmap(address, (size_t)bytes);
+}
+
+static int Clean(uintptr_t address, uint32_t bytes, int operation, int type) {
+  (void)address, (void)bytes;
+  return operation >= 0 && operation <= 2 && type == 1 ? 0 : -1;
+}
+
+static unsigned long long Microseconds(void) { return Now() / 1000; }
+
+// qemu-hexagon counts packets in control register c20.
+static unsigned long long Cycles(void) {
+  register uint32_t count __asm__("r0");
+  __asm__ volatile(".word 0x6a14c000" : "=r"(count)::"memory");
+  return count;
+}
+
+static int Power(void* client, const uint8_t* request) {
+  (void)client;
+  const int type = request[0], is_known = type == 2 || type == 3 || type == 7;
+  if (type == 7 && (request[20] != 6 || request[9] != 0x10)) return -1;  // turbo, performance
+  return is_known ? 0 : -1;
+}
+
+static int Lock(int mode) {
+  ++hvx_locks;
+  return mode == 1 ? 0 : -1;
+}
+static int Unlock(void) { return --hvx_locks; }
+
+static const struct {
+  const char* name;
+  void* address;
+} kSymbols[] = {
+    {"HAP_mmap", (void*)Map},
+    {"HAP_munmap", (void*)Unmap},
+    {"qurt_mem_cache_clean", (void*)Clean},
+    {"HAP_perf_get_time_us", (void*)Microseconds},
+    {"HAP_perf_get_pcycles", (void*)Cycles},
+    {"HAP_power_set", (void*)Power},
+    {"qurt_hvx_lock", (void*)Lock},
+    {"qurt_hvx_unlock", (void*)Unlock},
+    {"malloc", (void*)malloc},
+    {"calloc", (void*)calloc},
+    {"free", (void*)free},
+};
+
+// --- the loader
+// -----------------------------------------------------------------------------------
+
+typedef struct {
+  char* base;
+  const Elf32_Sym* symbols;
+  const char* names;
+  const uint32_t* hash;
+  const Elf32_Rela* tables[2];
+  uint32_t bytes[2];
+} Library;
+
+static int Address(const Library* library, const Elf32_Sym* symbol, uint32_t* address) {
+  const char* name = library->names + symbol->st_name;
+  if (symbol->st_shndx != SHN_UNDEF) {
+    *address = (uint32_t)(uintptr_t)library->base + symbol->st_value;
+    return 1;
+  }
+  for (size_t i = 0; i < sizeof(kSymbols) / sizeof(kSymbols[0]); ++i) {
+    if (strcmp(kSymbols[i].name, name) != 0) continue;
+    *address = (uint32_t)(uintptr_t)kSymbols[i].address;
+    return 1;
+  }
+  *address = 0;
+  if (ELF32_ST_BIND(symbol->st_info) == STB_WEAK) return 1;
+  fprintf(stderr, "undefined symbol %s\n", name);
+  return 0;
+}
+
+static int Relocate(const Library* library) {
+  for (int table = 0; table < 2; ++table) {
+    const uint32_t count = library->bytes[table] / sizeof(Elf32_Rela);
+    for (uint32_t i = 0; i < count; ++i) {
+      const Elf32_Rela* one = &library->tables[table][i];
+      uint32_t* const word = (uint32_t*)(void*)(library->base + one->r_offset);
+      uint32_t address = (uint32_t)(uintptr_t)library->base;
+      const int type = ELF32_R_TYPE(one->r_info);
+      if (type != kRelative && type != kJumpSlot && type != kGlobalData && type != kAbsolute) {
+        fprintf(stderr, "relocation of type %d\n", type);
+        return FAILED(kBadElf);
+      }
+      const Elf32_Sym* symbol = &library->symbols[ELF32_R_SYM(one->r_info)];
+      if (type != kRelative && !Address(library, symbol, &address)) return FAILED(kNoSymbol);
+      *word = address + (type == kJumpSlot ? 0 : (uint32_t)one->r_addend);
+    }
+  }
+  return 0;
+}
+
+static int ReadDynamic(const Elf32_Dyn* dynamic, Library* library) {
+  char* const base = library->base;
+  for (; dynamic->d_tag != DT_NULL; ++dynamic) {
+    const uint32_t value = dynamic->d_un.d_val;
+    switch (dynamic->d_tag) {
+      case DT_SYMTAB:
+        library->symbols = (const Elf32_Sym*)(void*)(base + value);
+        break;
+      case DT_STRTAB:
+        library->names = base + value;
+        break;
+      case DT_HASH:
+        library->hash = (const uint32_t*)(void*)(base + value);
+        break;
+      case DT_RELA:
+        library->tables[0] = (const Elf32_Rela*)(void*)(base + value);
+        break;
+      case DT_RELASZ:
+        library->bytes[0] = value;
+        break;
+      case DT_JMPREL:
+        library->tables[1] = (const Elf32_Rela*)(void*)(base + value);
+        break;
+      case DT_PLTRELSZ:
+        library->bytes[1] = value;
+        break;
+      case DT_NEEDED:
+      case DT_TEXTREL:
+      case DT_INIT_ARRAY:
+        fprintf(stderr, "dynamic tag %d\n", (int)dynamic->d_tag);
+        return 0;
+      default:
+        break;
+    }
+  }
+  return library->symbols && library->names && library->hash;
+}
+
+// Copies the segments to memory that may be executed: the emulator checks no more than that.
+static int MapSegments(int file, Library* library, const Elf32_Dyn** dynamic) {
+  Elf32_Ehdr header;
+  Elf32_Phdr rows[16];
+  if (pread(file, &header, sizeof(header), 0) != sizeof(header)) return 0;
+  if (memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_machine != 164) return 0;
+  const ssize_t bytes = header.e_phnum * (ssize_t)sizeof(Elf32_Phdr);
+  if (header.e_phnum > 16 || pread(file, rows, (size_t)bytes, header.e_phoff) != bytes) return 0;
+  uint32_t end = 0;
+  for (int i = 0; i < header.e_phnum; ++i) {
+    if (rows[i].p_type == PT_TLS) return 0;
+    if (rows[i].p_type == PT_LOAD && rows[i].p_vaddr + rows[i].p_memsz > end)
+      end = rows[i].p_vaddr + rows[i].p_memsz;
+  }
+  library->base =
+      mmap(NULL, end, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (library->base == MAP_FAILED) return 0;
+  for (int i = 0; i < header.e_phnum; ++i) {
+    char* const place = library->base + rows[i].p_vaddr;
+    if (rows[i].p_type == PT_DYNAMIC) *dynamic = (const Elf32_Dyn*)(void*)place;
+    if (rows[i].p_type == PT_LOAD &&
+        pread(file, place, rows[i].p_filesz, rows[i].p_offset) != (ssize_t)rows[i].p_filesz)
+      return 0;
+  }
+  return *dynamic != NULL;
+}
+
+static int LoadLibrary(const char* path, Entry* entry) {
+  Library library;
+  memset(&library, 0, sizeof(library));
+  const Elf32_Dyn* dynamic = NULL;
+  const int file = open(path, O_RDONLY);
+  if (file < 0) return FAILED(kNoFile);
+  const int is_mapped = MapSegments(file, &library, &dynamic);
+  close(file);
+  if (!is_mapped || !ReadDynamic(dynamic, &library)) return FAILED(kBadElf);
+  const int result = Relocate(&library);
+  if (result != 0) return result;
+  for (uint32_t i = 1; i < library.hash[1]; ++i) {
+    const Elf32_Sym* symbol = &library.symbols[i];
+    if (symbol->st_shndx == SHN_UNDEF) continue;
+    if (strcmp(library.names + symbol->st_name, "tvm_stretch_skel_handle_invoke") == 0)
+      *entry = (Entry)(void*)(library.base + symbol->st_value);
+  }
+  return *entry ? 0 : FAILED(kNoSymbol);
+}
+
+// --- calls
+// ----------------------------------------------------------------------------------------
+
+// A handle of this process: which library, and what its entry gave for it.
+static struct Handle {
+  Entry entry;
+  uint64_t own;
+} handles[4096];
+static uint32_t num_handles = 1;
+
+static struct Loaded {
+  char path[256];
+  Entry entry;
+} loaded[256];
+
+static int FindLibrary(const char* path, Entry* entry) {
+  for (int i = 0; i < 256; ++i) {
+    if (loaded[i].entry && strcmp(loaded[i].path, path) == 0) {
+      *entry = loaded[i].entry;
+      return 0;
+    }
+    if (loaded[i].entry) continue;
+    const int result = LoadLibrary(path, entry);
+    if (result == 0) loaded[i].entry = *entry, strncpy(loaded[i].path, path, 255);
+    return result;
+  }
+  return FAILED(kNoMemory);
+}
+
+static int Open(void) {
+  Entry entry = NULL;
+  int32_t length = (int32_t)strlen(channel->path) + 1;
+  RemoteArgument arguments[3] = {{{&length, sizeof(length)}}, {{channel->path, length}}, {{0, 0}}};
+  int result = FindLibrary(channel->path, &entry);
+  if (result == 0) result = entry(0, 2u << 16 | 1, arguments);
+  if (result != 0 || num_handles >= 4096) return result;
+  handles[num_handles].entry = entry;
+  handles[num_handles].own = arguments[2].handle;
+  channel->opened = num_handles++;
+  return 0;
+}
+
+static int Invoke(void) {
+  RemoteArgument arguments[MOST_ARGUMENTS];
+  char* const arena = (char*)(channel + 1);
+  const struct Handle* handle = &handles[channel->handle % 4096];
+  if (!handle->entry) return FAILED(0x42C);
+  for (int i = 0; i < MOST_ARGUMENTS; ++i) {
+    arguments[i].buffer.data = arena + channel->arguments[i].offset;
+    arguments[i].buffer.bytes = channel->arguments[i].bytes;
+  }
+  if (channel->scalars >> 24 == 1) arguments[0].handle = handle->own;
+  const int result = handle->entry(handle->own, channel->scalars, arguments);
+  if (hvx_locks != 0) fprintf(stderr, "%d locks of HVX are left\n", hvx_locks), exit(7);
+  return result;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 64;
+  cpu = strtol(argv[2], NULL, 10);
+  void* memory = mmap(NULL, sizeof(Channel) + ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                      (int)strtol(argv[1], NULL, 10), 0);
+  if (memory == MAP_FAILED) return 66;
+  channel = memory;
+  uint32_t seen = 0;
+  while (1) {
+    while (!WaitForChange(&channel->number, seen, &channel->dsp_sleeps)) {
+      if (getppid() != cpu) return 0;
+    }
+    seen = Load(&channel->number);
+    channel->result = channel->kind == kLoadLibrary ? Open() : Invoke();
+    Publish(&channel->answered, seen, &channel->cpu_sleeps);
+  }
+}

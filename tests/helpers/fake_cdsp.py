@@ -1,0 +1,76 @@
+"""A fake libcdsprpc.so for this process, whose DSP is emulated: tests/fastrpc has its sources.
+
+With TVM_STRETCH_TEST_FASTRPC=1 all tests of a session reach their Hexagon through it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+SOURCES = _ROOT / "tests" / "fastrpc"
+_FOLDER = _ROOT / "build" / "fastrpc"
+_ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "hexagon-linux-musl", "-mcpu=hexagonv65")
+_EMULATOR = "qemu-hexagon -cpu v67"
+
+
+@functools.cache
+def library() -> Path:
+    """The library, built if its sources are newer."""
+    made = {
+        _FOLDER / "libcdsprpc.so": ("cc", "-O2", "-Wall", "-shared", "-fPIC", "cdsprpc.c"),
+        _FOLDER / "shell": (*_ZIG, "-O2", "-static", "shell.c"),
+    }
+    newest = max(path.stat().st_mtime for path in SOURCES.iterdir())
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path, command in made.items():
+            if path.exists() and path.stat().st_mtime > newest:
+                continue
+            words = (*command, "-o", str(path))
+            done = subprocess.run(words, cwd=SOURCES, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+    return _FOLDER / "libcdsprpc.so"
+
+
+def install() -> None:
+    """Let this process find the library, before it looks for one."""
+    os.environ["TVM_STRETCH_CDSPRPC_LIB"] = str(library())
+    os.environ["FAKE_CDSP_SHELL"] = f"{_EMULATOR} {_FOLDER / 'shell'}"
+
+
+DIES, DIES_INSIDE, HANGS, HANGS_FOREVER, DAMAGES = -2, -3, -4, -5, -6
+"""What may happen in a call, beside the error codes that it may return."""
+
+
+def fail(call: str, code: int, skip: int = 0) -> None:
+    """Let a call fail once, after ``skip`` of its next ones."""
+    _fake().fake_cdsp_fail(call.encode(), skip, code)
+
+
+def forget() -> None:
+    """Plan no more failures, and let calls return that hang."""
+    _fake().fake_cdsp_forget()
+
+
+def counts() -> dict[str, int]:
+    """What is open: handles, buffers, registered buffers, and bytes that the DSP has mapped."""
+    names = ("handles", "buffers", "registered", "mapped")
+    return {name: _fake().fake_cdsp_count(number) for number, name in enumerate(names)}
+
+
+def pid() -> int:
+    """The process on the DSP; 0 if none runs."""
+    return int(_fake().fake_cdsp_count(4))
+
+
+@functools.cache
+def _fake() -> ctypes.CDLL:
+    return ctypes.CDLL(str(library()))
