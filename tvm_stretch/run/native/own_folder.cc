@@ -12,9 +12,9 @@
 namespace tvm_stretch {
 namespace {
 
-class Folder {
+class TemporaryFolder {
  public:
-  Folder() {
+  TemporaryFolder() {
     const char* place = std::getenv("TMPDIR");
     path_ = std::string(place != nullptr && *place != 0 ? place : "/tmp") + "/tvm_stretch.XXXXXX";
     if (mkdtemp(path_.data()) != nullptr) return;
@@ -23,7 +23,7 @@ class Folder {
                               std::strerror(errno) + "); set TMPDIR to a folder with room",
                           "");
   }
-  ~Folder() {
+  ~TemporaryFolder() {
     if (owner_ != getpid()) return;
     for (const std::string& name : NamesIn(path_)) unlink((path_ + "/" + name).c_str());
     rmdir(path_.c_str());
@@ -38,7 +38,7 @@ class Folder {
 }  // namespace
 
 const std::string& OwnFolder() {
-  static const Folder folder;
+  static const TemporaryFolder folder;
   return folder.path();
 }
 

@@ -111,7 +111,7 @@ void MakeRoom(int64_t bytes) {
   }
 }
 
-bool Has(const ffi::String& name) {
+bool HasFile(const ffi::String& name) {
   return utime(Checked(name).c_str(), nullptr) == 0;  // records the use
 }
 
@@ -196,7 +196,7 @@ void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def_packed("tvm_stretch.store_has", Packed(Has))
+      .def_packed("tvm_stretch.store_has", Packed(HasFile))
       .def_packed("tvm_stretch.store_put", Packed(Put))
       .def_packed("tvm_stretch.store_inflates", Packed(+[] { return FindUncompress() != nullptr; }))
       .def_packed("tvm_stretch.store_put_deflated", Packed(PutDeflated))
