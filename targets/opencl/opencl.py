@@ -324,7 +324,7 @@ def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
         return f"{device.name} has no float64 (cl_khr_fp64)"
     if dtype == "float16" and not device.fp16:
         return f"{device.name} has no float16 (cl_khr_fp16)"
-    if dtype.startswith(("bfloat", "float8_", "float6_", "float4_", "custom")):
+    if dtype.startswith(("float8_", "float6_", "float4_", "custom")):
         return f"OpenCL has no {dtype}"
     if not isinstance(ty.shape, relax.ShapeExpr):
         return None

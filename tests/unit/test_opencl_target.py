@@ -64,7 +64,7 @@ def in_image(shape: tuple[int, ...]) -> tvm.IRModule:
     [
         ({"fp64": False}, doubled((4,), "float64"), "the test's GPU has no float64 (cl_khr_fp64)"),
         ({"fp16": False}, doubled((4,), "float16"), "the test's GPU has no float16 (cl_khr_fp16)"),
-        ({}, doubled((4,), "bfloat16"), "OpenCL has no bfloat16"),
+        ({}, doubled((4,), "float8_e4m3fn"), "OpenCL has no float8_e4m3fn"),
         (
             {"max_buffer_bytes": 2**20},
             doubled((512, 513)),

@@ -46,6 +46,27 @@ def _counted(x: torch.Tensor) -> Any:
     return *found, *ranges, *torch.histogram(x[0, 0, :1], 2), torch.histc(x, 4), torch.histc(x * 0)
 
 
+def _segments(x: torch.Tensor) -> Any:
+    """One segment has no elements."""
+    rows = x.reshape(6, 4)
+    lengths, ends = torch.tensor([2, 0, 4]), torch.tensor([0, 1, 1, 6])
+    kinds = ("sum", "mean", "max", "min", "prod")
+    first = [torch.segment_reduce(rows, kind, lengths=lengths) for kind in kinds]
+    return *first, *(torch.segment_reduce(rows, k, offsets=ends, initial=0.5) for k in kinds)
+
+
+def _slots(x: torch.Tensor) -> Any:
+    """Fewer and more slots than there are marked elements."""
+    marked = x * (x > 0)
+    rows = x.sort(-1)[0]
+    return (
+        torch.nonzero_static(marked, size=3),
+        torch.nonzero_static(marked, size=30, fill_value=7),
+        torch.as_strided_scatter(x, torch.ones(2, 2), (2, 2), (1, 3), 4),
+        *(torch.searchsorted(rows, x.flip(-1), right=right) for right in (False, True)),
+    )
+
+
 def _bags(x: torch.Tensor) -> Any:
     bag, rows = torch.nn.functional.embedding_bag, torch.tensor([0, 3, 1, 1])
     offsets, table = torch.tensor([0, 1, 1]), x.reshape(6, 4)
@@ -77,6 +98,8 @@ WRITTEN: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "orders": (_orders, _ROWS),
     "places": (_places, _NUMBERS),
     "counted": (_counted, _NUMBERS),
+    "segments": (_segments, _NUMBERS),
+    "slots": (_slots, _NUMBERS),
     "bags": (_bags, _NUMBERS),
     "three factors": (_trilinear, _NUMBERS[0]),
     "infinite sums": (lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf] * 3 + [1.0])),

@@ -296,7 +296,12 @@ def _source(
 ) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential(
-        [t.LowerWarpMemory(), simplify_integers(t.StmtSimplify()), t.LowerIntrin()]
+        [
+            t.LowerWarpMemory(),
+            t.BF16StorageLegalize(),
+            simplify_integers(t.StmtSimplify()),
+            t.LowerIntrin(),
+        ]
     )
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
     body = rewrite(

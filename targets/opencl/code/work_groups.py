@@ -357,6 +357,7 @@ def _pipeline(on_cpu: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
         simplify_integers(t.StmtSimplify()),
         s.LowerOpaqueBlock(),
         t.FlattenBuffer(),
+        t.BF16ComputeLegalize(),  # bfloat16 is computed in float32, and kept in 16 bits
         *narrow,
         s.LoopPartition(),
         t.VectorizeLoop(True),

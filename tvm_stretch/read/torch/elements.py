@@ -244,6 +244,57 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return x.reshape(-1).index_put(places, values, accumulate).reshape(x.shape)
 
 
+@instead_of("as_strided_scatter.default")
+def _as_strided_scatter(
+    x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
+) -> Tensor:
+    places = torch.arange(x.numel()).as_strided(size, stride, offset or 0)
+    return _put(x, places, source.expand(size))
+
+
+@instead_of("nonzero_static.default")
+def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Each marked element writes its place to the slot of its number; all others to a last slot."""
+    marked = (x != 0).reshape(-1)
+    number = marked.to(torch.int64).cumsum(0) - 1
+    slots = torch.where(marked & (number < size), number, size)
+    places = torch.full((size + 1,), -1).index_put((slots,), torch.arange(x.numel()))[:size, None]
+    steps = [math.prod(x.shape[axis + 1 :]) for axis in range(x.dim())]
+    axes = [places // step % extent for step, extent in zip(steps, x.shape, strict=True)]
+    indices = torch.cat(axes, 1) if axes else places[:, :0]
+    return torch.where(places < 0, fill_value, indices)
+
+
+@instead_of("segment_reduce.default")
+def _segment_reduce(
+    x: Tensor,
+    kind: str,
+    *,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    **how: Any,
+) -> Tensor:
+    """Each segment reduces a whole axis, on which only its own elements are not neutral."""
+    axis, initial = how.get("axis", 0), how.get("initial")
+    ends: Any = offsets if lengths is None else F.pad(lengths.cumsum(-1), (1, 0))
+    rows = torch.arange(x.shape[axis])
+    inside = (rows >= ends[..., :-1, None]) & (rows < ends[..., 1:, None])
+    inside = inside.reshape(*inside.shape, *[1] * (x.dim() - axis - 1))
+    neutral = {"max": -math.inf, "min": math.inf, "prod": 1.0}.get(kind, 0.0)
+    values = torch.where(inside, x.unsqueeze(axis), neutral)
+    first = torch.full((), neutral if initial is None else initial, dtype=x.dtype)
+    if kind in ("max", "min"):
+        return (torch.maximum if kind == "max" else torch.minimum)(
+            getattr(values, f"a{kind}")(axis + 1), first
+        )
+    if kind == "prod":
+        return values.prod(axis + 1) * first
+    total, count = values.sum(axis + 1) + first, inside.sum(axis + 1)
+    if kind == "sum":
+        return total
+    return torch.where(count > 0, total / count, math.nan if initial is None else initial)
+
+
 @instead_of("diagonal_scatter.default")
 def _diagonal_scatter(
     x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1

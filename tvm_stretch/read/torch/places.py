@@ -233,11 +233,8 @@ def _bucket(node: Any, importer: Any) -> relax.Expr:
     emit, (x, bounds) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
     if node.target.__name__ == "searchsorted.Tensor":
         x, bounds = bounds, x
-    if len(bounds.ty.shape.values) != 1 or not isinstance(x, relax.Expr):
-        raise UnsupportedError(
-            f"expected one row of bounds for torch's {node.target} ({node.name!r}), got shape "
-            f"{bounds.ty.shape}; split it into rows"
-        )
+    if len(bounds.ty.shape.values) > 1:  # a row for each row of numbers
+        bounds = emit(relax.op.expand_dims(bounds, -2))
     right = node.kwargs.get("right", False) or node.kwargs.get("side") == "right"
     compare = relax.op.less_equal if right else relax.op.less
     kinds = [node.args[i].meta["val"].dtype for i in (0, 1)]
