@@ -8,15 +8,19 @@
  *   app MODEL threads INPUT OUTPUT          clones on threads of their own
  *   app MODEL lengths INPUT OUTPUT          a model of two lengths with a state; files of the first
  *   app MODEL sizes                         a model for 2 to 48 rows
+ *   app MODEL maps INPUT OUTPUT             memory of others: packed, in rows with gaps, Android's
  *   app MODEL time INPUT OUTPUT             nanoseconds of a call
  *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
  *   app MODEL faults INPUT OUTPUT           each step fails in turn (tests/faults/injector.cc)
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -349,6 +353,198 @@ static void Threads(void) {
   for (int i = 2; i < 4; ++i) tvm_stretch_free(clones[i]);
 }
 
+/* A file in memory with `rows` rows of the data, one every `stride` bytes from `offset` on. */
+static int NewMemory(const TvmStretchRows* rows, const char* data) {
+  const int file = memfd_create("camera", MFD_ALLOW_SEALING);
+  REQUIRE(file >= 0 && ftruncate(file, rows->offset + (off_t)(rows->rows * rows->stride)) == 0);
+  for (size_t i = 0; i < rows->rows; ++i) {
+    const off_t place = rows->offset + (off_t)(i * rows->stride);
+    const char* row = data + i * rows->row_bytes;
+    REQUIRE(pwrite(file, row, rows->row_bytes, place) == (ssize_t)rows->row_bytes);
+  }
+  return file;
+}
+
+static TvmStretchMapping* Mapped(TvmStretchRows rows, const char* data) {
+  TvmStretchMapping* mapping = NULL;
+  rows.descriptor = NewMemory(&rows, data);
+  REQUIRE(tvm_stretch_map(&rows, &mapping) == TVM_STRETCH_OK);
+  close(rows.descriptor); /* the mapping has its own */
+  return mapping;
+}
+
+/* Runs twice from memory in such rows to memory in such rows: nothing of the first run stays. */
+static void RunMapped(TvmStretchRows in, TvmStretchRows out) {
+  TvmStretchMapping *from = Mapped(in, inputs[0].data), *to = Mapped(out, inputs[0].data);
+  for (int run = 0; run < 2; ++run) {
+    TvmStretchBuffer input, output;
+    REQUIRE(tvm_stretch_begin(from, TVM_STRETCH_READ, &input) == TVM_STRETCH_OK);
+    REQUIRE(tvm_stretch_begin(to, TVM_STRETCH_WRITE, &output) == TVM_STRETCH_OK);
+    REQUIRE(input.bytes == inputs[0].bytes && output.bytes == outputs[0].bytes);
+    memset(output.data, run, output.bytes);
+    REQUIRE(tvm_stretch_run(model, &input, 1, &output, 1) == TVM_STRETCH_OK);
+    REQUIRE(tvm_stretch_end(to) == TVM_STRETCH_OK && tvm_stretch_end(from) == TVM_STRETCH_OK);
+    REQUIRE(tvm_stretch_begin(to, TVM_STRETCH_READ, &output) == TVM_STRETCH_OK);
+    Compare(&output); /* what is in the memory itself, where rows have gaps */
+    if (run == 0) REQUIRE(tvm_stretch_end(to) == TVM_STRETCH_OK);
+  }
+  tvm_stretch_unmap(from);
+  tvm_stretch_unmap(to); /* in use */
+}
+
+/* What others write is what a run reads: the mapping is the memory, not a copy of it. */
+static void NoCopy(TvmStretchRows rows) {
+  TvmStretchMapping* mapping = NULL;
+  TvmStretchBuffer buffer;
+  rows.descriptor = NewMemory(&rows, inputs[0].data);
+  REQUIRE(tvm_stretch_map(&rows, &mapping) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_begin(mapping, TVM_STRETCH_READ, &buffer) == TVM_STRETCH_OK);
+  REQUIRE((uintptr_t)buffer.data % 64 == 0 && memcmp(buffer.data, inputs[0].data, 9) == 0);
+  REQUIRE(pwrite(rows.descriptor, "something", 9, rows.offset) == 9);
+  REQUIRE(memcmp(buffer.data, "something", 9) == 0);
+  close(rows.descriptor);
+  tvm_stretch_unmap(mapping);
+}
+
+static void BadRows(TvmStretchRows rows) {
+  TvmStretchMapping* mapping = NULL;
+  TvmStretchBuffer buffer;
+  const TvmStretchRows good = rows;
+  rows.descriptor = NewMemory(&rows, inputs[0].data);
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_map(NULL, &mapping));
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_map(&rows, NULL));
+#define BAD(text, member, value)                                        \
+  do {                                                                  \
+    TvmStretchRows bad = rows;                                          \
+    bad.member = (value);                                               \
+    EXPECT(TVM_STRETCH_INVALID, text, tvm_stretch_map(&bad, &mapping)); \
+    REQUIRE(mapping == NULL);                                           \
+  } while (0)
+  BAD("open the memory", descriptor, -1);
+  BAD("open the memory", descriptor, 999);
+  BAD("a part that it has", offset, -1);
+  BAD("a part that it has", offset, INT64_MAX);
+  BAD("a part that it has", rows, 1 + good.rows);
+  BAD("a stride is at least a row", rows, 0);
+  BAD("a stride is at least a row", row_bytes, 0);
+  BAD("a stride is at least a row", stride, good.row_bytes - 1);
+  BAD("a stride is at least a row", stride, SIZE_MAX);
+  BAD("use a smaller shape", stride, SIZE_MAX / 5);
+#undef BAD
+  REQUIRE(tvm_stretch_map(&rows, &mapping) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_INVALID, "NULL", tvm_stretch_begin(mapping, TVM_STRETCH_READ, NULL));
+  EXPECT(TVM_STRETCH_INVALID, "TVM_STRETCH_READ", tvm_stretch_begin(mapping, 0, &buffer));
+  EXPECT(TVM_STRETCH_INVALID, "TVM_STRETCH_READ", tvm_stretch_begin(mapping, 4, &buffer));
+  EXPECT(TVM_STRETCH_INVALID, "in use", tvm_stretch_end(mapping));
+  REQUIRE(tvm_stretch_begin(mapping, TVM_STRETCH_READ, &buffer) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_INVALID, "end its use", tvm_stretch_begin(mapping, 1, &buffer));
+  tvm_stretch_unmap(mapping);
+  tvm_stretch_unmap(NULL);
+  char name[64];
+  snprintf(name, sizeof(name), "/proc/self/fd/%d", rows.descriptor);
+  TvmStretchRows read_only = rows;
+  read_only.descriptor = open(name, O_RDONLY);
+  REQUIRE(tvm_stretch_map(&read_only, &mapping) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_INVALID, "opened for reading", tvm_stretch_begin(mapping, 2, &buffer));
+  REQUIRE(tvm_stretch_begin(mapping, TVM_STRETCH_READ, &buffer) == TVM_STRETCH_OK);
+  tvm_stretch_unmap(mapping);
+  close(read_only.descriptor);
+  close(rows.descriptor);
+}
+
+/* The kernel's own dma-buf, where it makes some. */
+static void DmaBuf(TvmStretchRows rows) {
+  struct {
+    uint32_t memfd, flags;
+    uint64_t offset, size;
+  } wanted = {0, 0, 0, 0};
+  const int device = open("/dev/udmabuf", O_RDWR);
+  if (device < 0) return;
+  const int memory = NewMemory(&rows, inputs[0].data);
+  const size_t page = 4096, bytes = (rows.rows * rows.stride + page - 1) / page * page;
+  REQUIRE(ftruncate(memory, (off_t)bytes) == 0 && fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  wanted.memfd = (uint32_t)memory;
+  wanted.size = bytes;
+  rows.descriptor = ioctl(device, _IOW('u', 0x42, wanted), &wanted);
+  REQUIRE(rows.descriptor >= 0);
+  TvmStretchMapping* mapping = NULL;
+  TvmStretchBuffer input, results[kMost];
+  NewResults(results);
+  REQUIRE(tvm_stretch_map(&rows, &mapping) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_begin(mapping, TVM_STRETCH_READ, &input) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_run(model, &input, 1, results, output_count) == TVM_STRETCH_OK);
+  REQUIRE(tvm_stretch_end(mapping) == TVM_STRETCH_OK);
+  Compare(results);
+  FreeResults(results);
+  tvm_stretch_unmap(mapping);
+  close(rows.descriptor);
+  close(memory);
+  close(device);
+  printf("dma-buf\n");
+}
+
+/* fake_nativewindow.c */
+typedef void* (*NewHardwareBuffer)(uint32_t format, uint32_t width, uint32_t height, uint32_t gap);
+
+static void HardwareBuffers(void) {
+  TvmStretchMapping* mapping = NULL;
+  TvmStretchBuffer input, results[kMost];
+  void* library = dlopen("libnativewindow.so", RTLD_NOW);
+  if (library == NULL) {
+    EXPECT(TVM_STRETCH_INVALID, "Android 8", tvm_stretch_map_hardware_buffer(&input, &mapping));
+    return;
+  }
+  const NewHardwareBuffer make = (NewHardwareBuffer)dlsym(library, "NewHardwareBuffer");
+  const int* used = dlsym(library, "used_hardware_buffers");
+  NewResults(results);
+  const uint32_t bytes = (uint32_t)inputs[0].bytes;
+  const struct {
+    uint32_t format, width, height, gap;
+  } kinds[] = {{0x21, bytes, 1, 0}, {0x1, 24, bytes / 96, 0}, {0x1, 24, bytes / 96, 8}};
+  for (size_t i = 0; i < 3; ++i) {
+    void* buffer = make(kinds[i].format, kinds[i].width, kinds[i].height, kinds[i].gap);
+    REQUIRE(tvm_stretch_map_hardware_buffer(buffer, &mapping) == TVM_STRETCH_OK && *used == 1);
+    for (int access = TVM_STRETCH_WRITE; access >= TVM_STRETCH_READ; --access) {
+      REQUIRE(tvm_stretch_begin(mapping, access, &input) == TVM_STRETCH_OK);
+      REQUIRE(input.bytes == bytes);
+      if (access == TVM_STRETCH_WRITE) memcpy(input.data, inputs[0].data, bytes);
+      if (access == TVM_STRETCH_READ) {
+        REQUIRE(tvm_stretch_run(model, &input, 1, results, output_count) == TVM_STRETCH_OK);
+        Compare(results);
+      }
+      REQUIRE(tvm_stretch_end(mapping) == TVM_STRETCH_OK);
+    }
+    tvm_stretch_unmap(mapping);
+    REQUIRE(*used == 0);
+    free(buffer);
+  }
+  void* yuv = make(0x23, 24, 24, 0);
+  EXPECT(TVM_STRETCH_INVALID, "format 35", tvm_stretch_map_hardware_buffer(yuv, &mapping));
+  free(yuv);
+  void* locked = make(0x21, bytes, 1, UINT32_MAX); /* its lock fails */
+  REQUIRE(tvm_stretch_map_hardware_buffer(locked, &mapping) == TVM_STRETCH_OK);
+  EXPECT(TVM_STRETCH_INVALID, "CPU_READ_OFTEN", tvm_stretch_begin(mapping, 1, &input));
+  tvm_stretch_unmap(mapping);
+  free(locked);
+  FreeResults(results);
+  printf("hardware buffers\n");
+}
+
+static void Maps(void) {
+  const size_t bytes = inputs[0].bytes, row = 96, rows = bytes / row;
+  REQUIRE(rows * row == bytes && outputs[0].bytes == bytes);
+  const TvmStretchRows packed = {-1, 128, 1, bytes, bytes}, far = {-1, 8192 + 64, 1, bytes, bytes};
+  const TvmStretchRows odd = {-1, 4, 1, bytes, bytes}, gaps = {-1, 100, rows, row, 128};
+  RunMapped(packed, far);
+  RunMapped(odd, odd);
+  RunMapped(gaps, packed);
+  RunMapped(far, gaps);
+  NoCopy(packed);
+  BadRows(gaps);
+  DmaBuf((TvmStretchRows){-1, 0, 1, bytes, bytes});
+  HardwareBuffers();
+}
+
 static int Rising(const void* one, const void* other) {
   const double a = *(const double*)one, b = *(const double*)other;
   return (a > b) - (a < b);
@@ -460,7 +656,7 @@ int main(int count, char** words) {
   } tasks[] = {{"describe", Describe},   {"mistakes", Mistakes}, {"ways", Ways},
                {"callbacks", Callbacks}, {"cancels", Cancels},   {"threads", Threads},
                {"lengths", Lengths},     {"sizes", Sizes},       {"time", Time},
-               {"trace", Trace},         {"faults", Faults}};
+               {"trace", Trace},         {"faults", Faults},     {"maps", Maps}};
   int found = 0;
   for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); ++i) {
     if (strcmp(tasks[i].name, task) != 0) continue;

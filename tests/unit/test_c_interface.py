@@ -27,7 +27,7 @@ from tvm_stretch.run.autoload import find_file
 from tvm_stretch.targets.opencl.opencl import local_device
 
 SHAPE = (1, 16, 24, 24)
-TASKS = ("mistakes", "ways", "callbacks", "cancels", "threads")
+TASKS = ("mistakes", "ways", "callbacks", "cancels", "threads", "maps")
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
 
@@ -88,6 +88,17 @@ def test_the_description_is_the_models(app: Path, alone: Case) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_an_app(app: Path, alone: Case, task: str) -> None:
     alone.run(app, task)
+
+
+def test_hardware_buffers_of_android(
+    app: Path, alone: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a library in place of Android's: locked, read and written in rows, and released."""
+    source = Path(__file__).parents[1] / "native/fake_nativewindow.c"
+    library = tmp_path / "libnativewindow.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert "hardware buffers" in alone.run(app, "maps")
 
 
 @pytest.mark.full

@@ -10,12 +10,17 @@
 
 #include "announced_runs.h"
 #include "errors.h"
+#include "mapping.h"
 #include "model.h"
 #include "tvm_stretch.h"
 
 struct TvmStretchModel {
   // A run in progress keeps it, too, so that a callback may free its model.
   std::shared_ptr<tvm_stretch::app::Model> model;
+};
+
+struct TvmStretchMapping {
+  std::unique_ptr<tvm_stretch::app::Mapping> mapping;
 };
 
 namespace tvm_stretch::app {
@@ -108,6 +113,16 @@ TvmStretchStatus With(TvmStretchModel* model, Call call) {
   return Guarded([&] {
     Require(model, "the model");
     call(*model->model);
+  });
+}
+
+template <typename Make>
+TvmStretchStatus Map(TvmStretchMapping** mapping, const void* memory, Make make) {
+  return Guarded([&] {
+    Require(mapping, "the mapping");
+    *mapping = nullptr;
+    Require(memory, "the memory");
+    *mapping = new TvmStretchMapping{make()};
   });
 }
 
@@ -344,4 +359,38 @@ TvmStretchStatus tvm_stretch_trace(TvmStretchModel* model, const TvmStretchBuffe
     app::Require(json, "the text");
     *json = own.Trace(app::Checked(inputs, input_count, outputs, output_count)).c_str();
   });
+}
+
+TvmStretchStatus tvm_stretch_map(const TvmStretchRows* rows, TvmStretchMapping** mapping) {
+  return app::Map(mapping, rows, [&] { return app::Mapping::OfDescriptor(*rows); });
+}
+
+TvmStretchStatus tvm_stretch_map_hardware_buffer(void* hardware_buffer,
+                                                 TvmStretchMapping** mapping) {
+  return app::Map(mapping, hardware_buffer,
+                  [&] { return app::Mapping::OfHardwareBuffer(hardware_buffer); });
+}
+
+TvmStretchStatus tvm_stretch_begin(TvmStretchMapping* mapping, int access,
+                                   TvmStretchBuffer* buffer) {
+  return app::Guarded([&] {
+    app::Require(mapping, "the mapping");
+    app::Require(buffer, "the buffer");
+    *buffer = mapping->mapping->Begin(access);
+  });
+}
+
+TvmStretchStatus tvm_stretch_end(TvmStretchMapping* mapping) {
+  return app::Guarded([&] {
+    app::Require(mapping, "the mapping");
+    mapping->mapping->End();
+  });
+}
+
+void tvm_stretch_unmap(TvmStretchMapping* mapping) {
+  if (mapping == nullptr) return;
+  app::Guarded([&] {
+    if (mapping->mapping->is_in_use()) mapping->mapping->End();
+  });
+  delete mapping;
 }

@@ -34,7 +34,7 @@ extern "C" {
 #define TVM_STRETCH_EXPORT __attribute__((visibility("default")))
 
 /* The version of this header. It grows when functions are added; those that exist stay. */
-#define TVM_STRETCH_INTERFACE_VERSION 3
+#define TVM_STRETCH_INTERFACE_VERSION 4
 
 /* The version that the loaded library implements: at least that of the header, or do not use it. */
 TVM_STRETCH_EXPORT int32_t tvm_stretch_interface_version(void);
@@ -188,6 +188,37 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_trace(TvmStretchModel* model,
                                                       size_t input_count,
                                                       const TvmStretchBuffer* outputs,
                                                       size_t output_count, const char** json);
+
+/* Memory of a camera, a GPU or another process: `rows` rows of `row_bytes` bytes, one every
+ * `stride` bytes from `offset` on. What is no image has one row. */
+typedef struct TvmStretchRows {
+  int descriptor; /* of a dma-buf, a memfd, or a file; may be closed after the call */
+  int64_t offset;
+  size_t rows, row_bytes, stride;
+} TvmStretchRows;
+
+typedef struct TvmStretchMapping TvmStretchMapping;
+
+/* Maps memory, so that runs read inputs from it and write outputs to it: without a copy where rows
+ * have no gaps and begin at a multiple of 64 bytes. Rows with gaps are copied once. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_map(const TvmStretchRows* rows,
+                                                    TvmStretchMapping** mapping);
+
+/* The same for an AHardwareBuffer of Android: bytes (BLOB), R8, RGB, RGBA or float16 RGBA. It is
+ * acquired, and released by tvm_stretch_unmap. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_map_hardware_buffer(void* hardware_buffer,
+                                                                    TvmStretchMapping** mapping);
+
+enum { TVM_STRETCH_READ = 1, TVM_STRETCH_WRITE = 2 };
+
+/* Between these two calls, `buffer` names the memory for runs: what a device wrote before is seen,
+ * and after the second call devices see what runs wrote. Only one thread may use a mapping. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_begin(TvmStretchMapping* mapping, int access,
+                                                      TvmStretchBuffer* buffer);
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_end(TvmStretchMapping* mapping);
+
+/* NULL is allowed. A mapping in use is ended first; no run may use it any more. */
+TVM_STRETCH_EXPORT void tvm_stretch_unmap(TvmStretchMapping* mapping);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -173,4 +173,30 @@ class Model {
   std::unique_ptr<TvmStretchModel, Free> model_;
 };
 
+// Memory of somebody else for inputs and outputs of runs; see tvm_stretch_map.
+class Mapping {
+ public:
+  explicit Mapping(const TvmStretchRows& rows) { Check(tvm_stretch_map(&rows, &mapping_)); }
+  explicit Mapping(void* hardware_buffer) {
+    Check(tvm_stretch_map_hardware_buffer(hardware_buffer, &mapping_));
+  }
+  ~Mapping() { tvm_stretch_unmap(mapping_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  TvmStretchBuffer begin(int access) {
+    TvmStretchBuffer buffer;
+    Check(tvm_stretch_begin(mapping_, access, &buffer));
+    return buffer;
+  }
+  void end() { Check(tvm_stretch_end(mapping_)); }
+
+ private:
+  static void Check(TvmStretchStatus status) {
+    if (status != TVM_STRETCH_OK) throw Error(status, tvm_stretch_last_error());
+  }
+
+  TvmStretchMapping* mapping_ = nullptr;
+};
+
 }  // namespace tvm_stretch

@@ -33,6 +33,11 @@ struct Interface {
   decltype(&::tvm_stretch_use_size) use_size;
   decltype(&::tvm_stretch_reset) reset;
   decltype(&::tvm_stretch_statistics) statistics;
+  decltype(&::tvm_stretch_map) map;
+  decltype(&::tvm_stretch_map_hardware_buffer) map_hardware_buffer;
+  decltype(&::tvm_stretch_begin) begin;
+  decltype(&::tvm_stretch_end) end;
+  decltype(&::tvm_stretch_unmap) unmap;
   decltype(&::tvm_stretch_last_error) last_error;
 } tvm_stretch;
 
@@ -70,6 +75,11 @@ bool OpenInterface() {
          Find(library, "tvm_stretch_use_size", &tvm_stretch.use_size) &&
          Find(library, "tvm_stretch_reset", &tvm_stretch.reset) &&
          Find(library, "tvm_stretch_statistics", &tvm_stretch.statistics) &&
+         Find(library, "tvm_stretch_map", &tvm_stretch.map) &&
+         Find(library, "tvm_stretch_map_hardware_buffer", &tvm_stretch.map_hardware_buffer) &&
+         Find(library, "tvm_stretch_begin", &tvm_stretch.begin) &&
+         Find(library, "tvm_stretch_end", &tvm_stretch.end) &&
+         Find(library, "tvm_stretch_unmap", &tvm_stretch.unmap) &&
          Find(library, "tvm_stretch_last_error", &tvm_stretch.last_error);
 }
 
@@ -258,9 +268,55 @@ jstring Statistics(JNIEnv* env, jclass, jlong model) {
   return status == TVM_STRETCH_OK ? env->NewStringUTF(json) : nullptr;
 }
 
+TvmStretchMapping* MappingAt(jlong handle) { return reinterpret_cast<TvmStretchMapping*>(handle); }
+
+jlong Map(JNIEnv* env, jclass, jint descriptor, jlong offset, jlong rows, jlong row_bytes,
+          jlong stride) {
+  TvmStretchMapping* mapping = nullptr;
+  // Negative sizes become sizes that are too large.
+  const TvmStretchRows wanted{descriptor, offset, static_cast<size_t>(rows),
+                              static_cast<size_t>(row_bytes), static_cast<size_t>(stride)};
+  Check(env, tvm_stretch.map(&wanted, &mapping));
+  return reinterpret_cast<jlong>(mapping);
+}
+
+jlong MapHardwareBuffer(JNIEnv* env, jclass, jobject buffer) {
+  void* library = dlopen("libandroid.so", RTLD_NOW | RTLD_LOCAL);
+  void* (*from)(JNIEnv*, jobject) = nullptr;
+  if (library == nullptr || !Find(library, "AHardwareBuffer_fromHardwareBuffer", &from)) {
+    Throw(env, TVM_STRETCH_INVALID,
+          "expected Android 8 or later for hardware buffers, got another system; map a descriptor");
+    return 0;
+  }
+  TvmStretchMapping* mapping = nullptr;
+  Check(env,
+        tvm_stretch.map_hardware_buffer(buffer == nullptr ? nullptr : from(env, buffer), &mapping));
+  return reinterpret_cast<jlong>(mapping);
+}
+
+jobject BeginMapping(JNIEnv* env, jclass, jlong mapping, jint access) {
+  TvmStretchBuffer buffer{};
+  const TvmStretchStatus status = tvm_stretch.begin(MappingAt(mapping), access, &buffer);
+  Check(env, status);
+  return status != TVM_STRETCH_OK
+             ? nullptr
+             : env->NewDirectByteBuffer(buffer.data, static_cast<jlong>(buffer.bytes));
+}
+
+void EndMapping(JNIEnv* env, jclass, jlong mapping) {
+  Check(env, tvm_stretch.end(MappingAt(mapping)));
+}
+
+void Unmap(JNIEnv*, jclass, jlong mapping) { tvm_stretch.unmap(MappingAt(mapping)); }
+
 template <typename Function>
 JNINativeMethod Method(const char* name, const char* signature, Function function) {
   return {const_cast<char*>(name), const_cast<char*>(signature), reinterpret_cast<void*>(function)};
+}
+
+template <size_t count>
+bool Register(JNIEnv* env, jclass owner, const JNINativeMethod (&methods)[count]) {
+  return env->RegisterNatives(owner, methods, static_cast<jint>(count)) == JNI_OK;
 }
 
 jclass Keep(JNIEnv* env, const char* name) {
@@ -283,6 +339,8 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
   exception_class = Keep(env, "tvm/stretch/StretchException");
   tensor_class = Keep(env, "tvm/stretch/Tensor");
   const jclass pending = env->FindClass(kPending), model = env->FindClass(kModel);
+  const jclass mapping = env->FindClass("tvm/stretch/Mapping");
+  if (mapping == nullptr) return JNI_ERR;
   if (exception_class == nullptr || tensor_class == nullptr || pending == nullptr) return JNI_ERR;
   new_exception = env->GetMethodID(exception_class, "<init>", "(ILjava/lang/String;)V");
   new_tensor =
@@ -311,6 +369,13 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
       Method("reset", "(J)V", Reset),
       Method("statistics", "(J)Ljava/lang/String;", Statistics),
   };
-  const auto count = static_cast<jint>(sizeof(methods) / sizeof(methods[0]));
-  return env->RegisterNatives(model, methods, count) == JNI_OK ? JNI_VERSION_1_6 : JNI_ERR;
+  const JNINativeMethod of_mappings[] = {
+      Method("map", "(IJJJJ)J", Map),
+      Method("mapHardwareBuffer", "(Ljava/lang/Object;)J", MapHardwareBuffer),
+      Method("begin", "(JI)Ljava/nio/ByteBuffer;", BeginMapping),
+      Method("end", "(J)V", EndMapping),
+      Method("unmap", "(J)V", Unmap),
+  };
+  const bool known = Register(env, model, methods) && Register(env, mapping, of_mappings);
+  return known ? JNI_VERSION_1_6 : JNI_ERR;
 }

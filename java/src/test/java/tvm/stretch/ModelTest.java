@@ -1,12 +1,14 @@
 package tvm.stretch;
 
 import java.io.IOException;
+import java.io.RandomAccessFile;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.stream.Stream;
 
 /** {@code ModelTest MODEL INPUT OUTPUT [KERNELS DATA [LENGTHS]]}: test_java.py runs it. */
 public final class ModelTest {
@@ -24,6 +26,7 @@ public final class ModelTest {
       expected = Files.readAllBytes(Path.of(words[2]));
       describes(model);
       runs(model);
+      mapped(model, Path.of(words[1]));
       if (words.length > 3) fromData(Path.of(words[3]), Path.of(words[4]));
       if (words.length > 5) lengths(Path.of(words[5]));
       chains(model);
@@ -62,6 +65,51 @@ public final class ModelTest {
 
   private static void compare(ByteBuffer output) {
     require(output.duplicate().rewind().equals(ByteBuffer.wrap(expected)), "the answer");
+  }
+
+  /** The input's file as memory of others, and refusals. */
+  private static void mapped(Model model, Path file) throws Exception {
+    ByteBuffer output = output(model);
+    Mapping closed;
+    try (RandomAccessFile open = new RandomAccessFile(file.toFile(), "r")) {
+      int descriptor = descriptorOf(file);
+      long bytes = open.length();
+      try (Mapping mapping = Mapping.of(descriptor, 0, 1, bytes, bytes)) {
+        model.run(List.of(mapping.begin(Mapping.READ)), List.of(output));
+        compare(output);
+        fails(StretchException.Status.INVALID, "end its use", () -> mapping.begin(Mapping.READ));
+        mapping.end();
+        fails(
+            StretchException.Status.INVALID, "for reading", () -> mapping.begin(Mapping.WRITE));
+        fails(StretchException.Status.INVALID, "in use", mapping::end);
+      }
+      fails(
+          StretchException.Status.INVALID,
+          "a stride is at least a row",
+          () -> Mapping.of(descriptor, 0, -1, bytes, bytes));
+      closed = Mapping.of(descriptor, 0, 1, bytes, bytes);
+      closed.close();
+    }
+    fails(StretchException.Status.INVALID, "Android 8", () -> Mapping.of(new Object()));
+    closed.close();
+    try {
+      closed.end();
+      throw new AssertionError("a closed mapping");
+    } catch (IllegalStateException error) {
+      require(error.getMessage().contains("map it again"), error.getMessage());
+    }
+  }
+
+  /** The number of a descriptor of this process that has a file open. */
+  private static int descriptorOf(Path file) throws IOException {
+    try (Stream<Path> links = Files.list(Path.of("/proc/self/fd"))) {
+      for (Path link : (Iterable<Path>) links::iterator) {
+        if (Files.isSymbolicLink(link) && Files.readSymbolicLink(link).equals(file.toRealPath())) {
+          return Integer.parseInt(link.getFileName().toString());
+        }
+      }
+    }
+    throw new AssertionError("expected " + file + " to be open");
   }
 
   private static void describes(Model model) {
