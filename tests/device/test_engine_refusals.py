@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.engine_targets import ENGINE, eager, free, needs_engine, network
+from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import PlannedRegion
 from tvm_stretch.run.autoload import find_file
+from tvm_stretch.targets.engines import engine
 from tvm_stretch.targets.engines.code import engine_code
 from tvm_stretch.targets.engines.code.engine_code import Engine
 
@@ -109,6 +111,7 @@ def test_a_compiler_that_does_not_answer(
     assert any(said in refusal.reason for refusal in model.plan.refusals)
 
 
+@pytest.mark.full  # it compiles for twelve seconds
 def test_random_sets(scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to three rules at once; the search measures what is left, and nothing fails."""
     monkeypatch.setattr("tvm_stretch.plan.search.site.planning_costs", free)
@@ -120,6 +123,27 @@ def test_random_sets(scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raced = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
         np.testing.assert_allclose(raced(X), expected, rtol=1e-4, atol=1e-4)
         assert any(one.measured_ns for one in raced.plan.considered), sets
+
+
+def test_a_compiler_that_makes_another_network(
+    scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is compared before it can win: the engine is left out, and the plan says so."""
+    monkeypatch.setattr("tvm_stretch.plan.search.site.planning_costs", free)
+    rule(scripted, "refuses")
+    right = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
+    assert sum(one.measured_ns is not None for one in right.plan.considered) >= 2
+    honest = engine.onnx_of
+
+    def swapped(region: relax.Function) -> bytes:
+        return honest(region).replace(b"\x22\x04Relu", b"\x22\x04Sinh")
+
+    monkeypatch.setattr(engine, "onnx_of", swapped)
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(scripted.parent / "other"))
+    model = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
+    np.testing.assert_allclose(model(X), right(X), rtol=1e-4, atol=1e-4)
+    assert {*model.plan.processor_of().values()} == {"cpu"}
+    assert "expected engine to compute what the CPU computes, got answers" in model.plan.explain()
 
 
 def test_a_region_that_is_refused_whatever_is_in_it(scripted: Path) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import tvm
 
 from tvm_stretch.api.request import Request
 from tvm_stretch.base.compiling import compiling
-from tvm_stretch.base.errors import InputError, RegionError
+from tvm_stretch.base.errors import InputError, RegionError, WrongAnswerError
 from tvm_stretch.base.files import as_path, check_place, write_whole, writing
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting
@@ -169,7 +168,7 @@ def compile(
         site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         while True:
-            with suppress(RegionError):  # its operators go elsewhere in the next plan
+            try:
                 decisions = choose_each(networks, site, limits, request.first_plan, observer)
                 if request.plans and len(decisions[0].site.placeable) > 1:
                     decisions = [with_plans(decisions[0], request.named_plans, limits)]
@@ -182,6 +181,10 @@ def compile(
                 else:
                     model = build_each(networks, decisions, spans, request.spare, reader.name)
                 return request.checked(model, limits)
+            except RegionError:
+                continue  # its operators go elsewhere in the next plan
+            except WrongAnswerError as error:
+                site = site.leaving_out(error.processor, str(error))
 
 
 @named_arguments

@@ -75,6 +75,20 @@ class RegionError(UnsupportedError):
     """
 
 
+class WrongAnswerError(StretchError):
+    """A vendor's compiler made another network of a region.
+
+    Attributes:
+        processor: its name. The search goes on without it.
+    """
+
+    def __init__(self, processor: str = "", answer: str = "") -> None:
+        super().__init__(
+            f"expected {processor} to compute what the CPU computes, got {answer}; it is left out"
+        )
+        self.processor = processor
+
+
 class InputError(StretchError):
     """A call got the wrong number, name, shape, dtype or device of inputs.
 

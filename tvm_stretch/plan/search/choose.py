@@ -22,6 +22,7 @@ from tvm_stretch.base.errors import (
     InputError,
     StretchError,
     UnsupportedError,
+    WrongAnswerError,
     last_line,
 )
 from tvm_stretch.base.progress import say
@@ -124,6 +125,7 @@ def decide(
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
+    _require_right(site, built, models)
     costs_measured = limits.objective.measure(models, [one.seconds for one in outcomes])
     candidate, model = entries[index := _winner(outcomes, costs_measured, limits.objective)]
     reason = "; ".join((*notes, f"chosen: {candidate.what}"))
@@ -138,6 +140,30 @@ def decide(
     if memory is not None and decision.plan is not None and is_lasting(outcomes):
         memory.store(decision.plan)
     return decision
+
+
+_OTHER_NETWORK = 0.5
+"""Answers differ by this much of their norm only if something else is computed: roundings of 8 bits
+make a tenth of it in networks of random weights."""
+
+
+def _require_right(site: Site, built: Sequence[Candidate], models: Sequence[Model]) -> None:
+    """Compare what vendors' compilers made with a model that none of them had a part in.
+
+    Raises:
+        WrongAnswerError: an engine computes something else.
+    """
+    engines = {p.name for p in site.processors if p.code.model is not None}
+    used = [engines & {*candidate.plan.processor_of().values()} for candidate in built]
+    plain = next((m for m, own in zip(models, used, strict=True) if not own), None)
+    if plain is None or not any(used):
+        return
+    expected = plain.meters.answer_to_noise()
+    for model, own in zip(models, used, strict=True):
+        apart = np.linalg.norm(model.meters.answer_to_noise() - expected) if own else 0.0
+        if not apart <= _OTHER_NETWORK * np.linalg.norm(expected):
+            share = apart / max(float(np.linalg.norm(expected)), 1e-30)
+            raise WrongAnswerError(min(own), f"answers that differ by {share:.0%} of them")
 
 
 def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:

@@ -104,6 +104,12 @@ class Site:
             placeable=[p for p in self.placeable if p.name != processor.name],
         )
 
+    def leaving_out(self, name: str, note: str) -> Site:
+        """The site that places nothing on a processor, and says why."""
+        placeable = [p for p in self.placeable if p.name != name]
+        note = "; ".join(filter(None, (self.note, note)))
+        return replace(self, placeable=placeable, note=note)
+
     @property
     def without_float16(self) -> bool:
         """Whether a processor has no instructions for float16 arithmetic."""
