@@ -27,7 +27,7 @@ export TVM_BIND_THREADS ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback \
-  demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
+  hexagon-emulator demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -167,6 +167,21 @@ build/phone/arm64-system/unpacked.stamp:
 	for package in $(@D)/packages/*.deb; do dpkg -x $$package $(@D); done
 	rm -r $(@D)/packages
 	touch $@
+
+# The emulator of today's Hexagon (v66 to v73): Debian 12 has one for v67 alone, its backports qemu 10.
+# Only unpacked; tests use it where it is.
+hexagon-emulator: build/qemu/qemu-hexagon
+
+build/qemu/qemu-hexagon:
+	rm -rf $(@D) && mkdir -p $(@D)/lists/partial $(@D)/archives/partial
+	. /etc/os-release && apt-get indextargets --format '$$(REPO_URI)' 'Created-By: Packages' | \
+	  head -1 | sed "s|.*|deb & $$VERSION_CODENAME-backports main|" > $(@D)/sources.list
+	cd $(@D) && own="-o Dir::Etc::SourceList=$$PWD/sources.list -o Dir::Etc::SourceParts=- \
+	  -o Dir::State::Lists=$$PWD/lists -o Dir::Cache=$$PWD -o APT::Sandbox::User=root" && \
+	  apt-get $$own -qq update && apt-get $$own -qq download qemu-user
+	dpkg-deb --fsys-tarfile $(@D)/qemu-user_*.deb | tar -xO ./usr/bin/qemu-hexagon > $(@D)/made
+	chmod +x $(@D)/made && mv $(@D)/made $@
+	rm -r $(@D)/lists $(@D)/archives $(@D)/*.deb $(@D)/sources.list
 
 demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo

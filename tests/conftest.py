@@ -52,12 +52,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None) or config.option.collectonly:
+        _use_newest_emulator()
         if os.environ.get("TVM_STRETCH_TEST_FASTRPC"):
             fake_cdsp.install()
         has_defect = planted.install()  # before the first import of the package
         pretend()
         if not has_defect:
             _keep_code()
+
+
+def _use_newest_emulator() -> None:
+    """Let tests find the emulator that `make hexagon-emulator` unpacked before the system's."""
+    folder = _ROOT / "build" / "qemu"
+    if (folder / "qemu-hexagon").exists():
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
 def _keep_code() -> None:

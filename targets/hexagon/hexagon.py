@@ -17,8 +17,11 @@ effect: kernels read through the second-level cache, on one thread.
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -68,7 +71,7 @@ _EMULATED_PACKET_NS = 500.0
 25.5 million packets, in 15 s."""
 
 _EMULATED_CPU = "v67"
-"""The newest version that qemu 7.2 knows; it runs programs for older versions."""
+"""A version that every qemu since 7.2 knows; an emulator runs programs for older versions too."""
 
 
 @dataclass(frozen=True)
@@ -116,16 +119,28 @@ def this_chip() -> Chip:
     return Chip(**json.loads(tvm.get_global_func("tvm_stretch.describe_dsp")("")))
 
 
+@functools.cache
+def _newest_here() -> str:
+    """The newest version that this machine's emulator knows: v73 of qemu 10."""
+    if not shutil.which(EMULATOR):
+        return _EMULATED_CPU
+    command = (EMULATOR, "-cpu", "help")  # qemu 7.2 prints nothing
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return max(re.findall(r"^ *(v\d\d)$", said, re.MULTILINE), default=_EMULATED_CPU)
+
+
 def hexagon_processor(given: Attributes, host: Processor) -> Processor:
     """The DSP that a target describes, beside this CPU."""
-    made = _processor(given, host, this_chip())
+    made = _processor(given, host, this_chip(), _newest_here())
     if reason := _why_absent(given):
         raise TargetError(reason)
     return made
 
 
-def _processor(given: Attributes, host: Processor, chip: Chip) -> Processor:
-    version, launch = _version(given, chip), _launch(given, chip)
+def _processor(
+    given: Attributes, host: Processor, chip: Chip, emulated_cpu: str = _EMULATED_CPU
+) -> Processor:
+    version, launch = _version(given, chip), _launch(given, chip, emulated_cpu)
     target, emulated = llvm_target(version), not launch.fastrpc
 
     def refuse(call: relax.Call) -> str | None:
@@ -197,7 +212,7 @@ def _version(given: Attributes, chip: Chip) -> Version:
     return VERSIONS[cpu]
 
 
-def _launch(given: Attributes, chip: Chip) -> Launch:
+def _launch(given: Attributes, chip: Chip, emulated_cpu: str) -> Launch:
     """How the executor reaches the DSP: one of another machine or of this one, or an emulator."""
     cpu = _version(given, chip).cpu
     numbers: dict[str, Any] = {}
@@ -209,7 +224,7 @@ def _launch(given: Attributes, chip: Chip) -> Launch:
                 f"{value!r}; leave it out for {getattr(Launch, name)}"
             )
         numbers[name] = value
-    device = given.get("device", _EMULATED_CPU)
+    device = given.get("device", EMULATOR)
     if not isinstance(device, str) or not device.strip():
         raise TargetError(
             f"expected the name of a device for device of target hexagon, got {device!r}; leave it "
@@ -220,7 +235,7 @@ def _launch(given: Attributes, chip: Chip) -> Launch:
         return Launch(name, fastrpc=True, runs_here=False, **numbers)
     if chip.can_be_called:
         return Launch(f"Hexagon {cpu[7:]}", fastrpc=True, **numbers)
-    emulator = (EMULATOR, "-cpu", _EMULATED_CPU)
+    emulator = (EMULATOR, "-cpu", emulated_cpu)
     return Launch(f"Hexagon {cpu[7:]}, emulated", emulator, **numbers)
 
 

@@ -112,7 +112,9 @@ static int Happens(const char* call, int* inside) {
   if (code == kDies) Kill();
   if (code == kDiesInside || code == kDamages) *inside = code;
   if (code == kHangs) {
-    while (shell > 0 && kill(shell, 0) == 0 && waitpid(shell, NULL, WNOHANG | WNOWAIT) == 0)
+    siginfo_t ended = {0};
+    while (shell > 0 && ended.si_pid == 0 &&
+           waitid(P_PID, (id_t)shell, &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
       usleep(1000);
     return 0;
   }
@@ -120,7 +122,7 @@ static int Happens(const char* call, int* inside) {
     while (!released) usleep(1000);
     return kReset;
   }
-  return code < -1 ? 0 : code;
+  return code <= kDies && code >= kDamages ? 0 : code;
 }
 
 // --- the process on the DSP

@@ -17,7 +17,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 SOURCES = _ROOT / "tests" / "fastrpc"
 _FOLDER = _ROOT / "build" / "fastrpc"
 _ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "hexagon-linux-musl", "-mcpu=hexagonv65")
-_EMULATOR = "qemu-hexagon -cpu v67"
 
 
 @functools.cache
@@ -43,7 +42,11 @@ def library() -> Path:
 def install() -> None:
     """Let this process find the library, before it looks for one."""
     os.environ["TVM_STRETCH_CDSPRPC_LIB"] = str(library())
-    os.environ["FAKE_CDSP_SHELL"] = f"{_EMULATOR} {_FOLDER / 'shell'}"
+    said = subprocess.run(
+        ("qemu-hexagon", "-cpu", "help"), capture_output=True, text=True, check=False
+    )
+    cpu = "v73" if "v73" in said.stdout else "v67"  # of qemu 10, and of 7.2, which prints nothing
+    os.environ["FAKE_CDSP_SHELL"] = f"qemu-hexagon -cpu {cpu} {_FOLDER / 'shell'}"
 
 
 DIES, DIES_INSIDE, HANGS, HANGS_FOREVER, DAMAGES = -2, -3, -4, -5, -6

@@ -211,6 +211,22 @@ def test_the_dsp_of_a_phone_is_asked_for_there(
     assert all(p.kind != "dsp" for p in processors_of(emulated, None, None)[0]), "asked for only"
 
 
+def test_the_dsp_of_a_phone_is_called_by_fastrpc(present: None) -> None:
+    """Also where there is an emulator beside it; floats from v68 on, because the chip has them."""
+    called = {**DSP, "emulator": "/usr/bin/qemu-hexagon", "why_no_library": ""}
+    (_, dsp), _ = processors_of(described(dsp=called), ["llvm", "hexagon"], None)
+    assert (dsp.hardware.driver, dsp.hardware.packet_ns) == ("FastRPC", 0.0)
+    assert str(dsp.target.attrs["mcpu"]) == "hexagonv66", "of SM8150"
+    wanted = {"kind": "hexagon", "mcpu": "hexagonv68"}
+    (_, dsp), _ = processors_of(described(dsp=called), ["llvm", wanted], None)
+    x = relax.Var("x", relax.TensorType((1, 64), "float32"))
+    call = relax.BlockBuilder().normalize(relax.op.nn.relu(x))
+    assert dsp.operators.refuse(call) is None
+    unknown = described(dsp={**called, "soc": 0, "chip": ""})
+    (_, dsp), _ = processors_of(unknown, ["llvm", "hexagon"], None)
+    assert str(dsp.target.attrs["mcpu"]) == "hexagonv66", "newer chips run it"
+
+
 def test_what_says_more_than_its_kind_is_taken_at_its_word(present: None) -> None:
     chip = {"kind": "hexagon", "device": "its DSP", "mcpu": "hexagonv68"}
     (_, dsp), _ = processors_of(described(), ["llvm", chip], None)

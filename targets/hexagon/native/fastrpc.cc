@@ -109,7 +109,7 @@ SharedBlock RpcBlock(size_t bytes) {
   const int fd = data == nullptr ? -1 : library.rpcmem_to_fd(data);
   if (fd < 0) {
     if (data != nullptr) library.rpcmem_free(data);
-    throw ffi::Error(kDeviceError,
+    throw ffi::Error(kRunError,
                      "expected " + std::to_string(bytes) +
                          " bytes of memory that CPU and DSP share, got none from rpcmem; run fewer "
                          "or smaller networks on the DSP",

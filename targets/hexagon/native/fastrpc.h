@@ -16,7 +16,7 @@
 
 namespace tvm_stretch::dsp {
 
-// Memory of the driver, which CPU and DSP map. Throws DeviceError.
+// Memory of the driver, which CPU and DSP map. Throws RunError if there is none.
 SharedBlock RpcBlock(size_t bytes);
 
 class Connection;

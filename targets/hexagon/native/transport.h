@@ -57,7 +57,7 @@ class Transport {
   virtual int pidfd() const { return -1; }  // readable when it has ended; -1: no such file
 };
 
-// Memory that processes and DSPs can map, zeroed. Throws RunError, or DeviceError for a chip.
+// Memory that processes and DSPs can map, zeroed. Throws RunError if there is none.
 SharedBlock AllocateShared(const CodeSpec& code, size_t bytes);
 
 // Throws DspEnded unless this answers the command of this number, undamaged.

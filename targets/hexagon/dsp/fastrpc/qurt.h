@@ -57,15 +57,3 @@ unsigned long long HAP_perf_get_pcycles(void) OPTIONAL;
 int HAP_power_set(void* client, PowerRequest* request) OPTIONAL;
 int qurt_hvx_lock(int mode) OPTIONAL;
 int qurt_hvx_unlock(void) OPTIONAL;
-
-// VTCM, the memory beside the vector units, is shared by all users of the DSP.
-typedef struct {
-  uint64_t words[64];  // the structure has 160 bytes or fewer
-} ResourceRequest;
-
-int compute_resource_attr_init(ResourceRequest* request) OPTIONAL;
-int compute_resource_attr_set_vtcm_param(ResourceRequest* request, unsigned bytes,
-                                         unsigned char one_page) OPTIONAL;
-void* compute_resource_attr_get_vtcm_ptr(ResourceRequest* request) OPTIONAL;
-unsigned compute_resource_acquire(ResourceRequest* request, unsigned timeout_us) OPTIONAL;
-int compute_resource_release(unsigned id) OPTIONAL;
