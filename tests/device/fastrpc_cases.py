@@ -45,7 +45,7 @@ BESIDE = {
     "the call hangs": fake_cdsp.HANGS,
     "the answer is damaged": fake_cdsp.DAMAGES,
 }
-DEADLINE_MS = 400
+DEADLINE_MS = 2000
 
 
 @functools.cache
@@ -54,7 +54,9 @@ def compiled(*, spare: bool = False) -> ts.Model:
     return ts.compile(network(), [target], cpu_threads=1, spare=spare)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:expected region .* to run on")  # `spare` says so
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:expected .*the CPU runs everything"
+)  # `spare` says so
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_what_else_happens_in_a_run(model: ts.Model, what: str) -> None:
     fake_cdsp.fail("remote_handle64_invoke", BESIDE[what])
     begin = time.monotonic()
     assert not works(model)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert works(model)
 
 
@@ -227,7 +229,7 @@ def test_injected_errors(model: ts.Model) -> None:
     dice = np.random.default_rng(0)
     spare = compiled(spare=True)
     assert works(spare)
-    before, injected = resources(), 0
+    before, injected = resources_after_a_restart(model, spare), 0
     while injected < COUNT:
         planned = injections(dice)
         injected += len(planned)
@@ -241,13 +243,20 @@ def test_injected_errors(model: ts.Model) -> None:
         fake_cdsp.forget()
         wait(chosen)
         assert until_it_works(chosen) <= 1, (planned, ERRORS[-9:])
-    for one in (spare, model):
-        until_it_works(one)
-    after = resources()
+    after = resources_after_a_restart(model, spare)
     assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
     assert after["threads"] <= before["threads"] + 1, (before, after)
-    assert after["buffers"] == before["buffers"]
-    assert after["handles"] <= before["handles"] + 1
+    for name in ("buffers", "registered", "handles", "mapped"):
+        assert after[name] == before[name], (before, after)
+
+
+def resources_after_a_restart(*models: ts.Model) -> dict[str, int]:
+    """What models keep; a close that was let fail leaves its handle to the end of the process."""
+    os.kill(fake_cdsp.pid(), signal.SIGKILL)
+    for _ in range(3):
+        for model in models:
+            until_it_works(model)
+    return resources()
 
 
 def resources() -> dict[str, int]:
