@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax, tirx
 
-from tvm_stretch.base.errors import TargetError
+from tvm_stretch.base.errors import TargetError, UnsupportedError
 
 from .kernels.machine import VectorMachine
 
@@ -50,6 +50,13 @@ class OpRule:
     dtypes: tuple[str, ...] = ()  # result types in which it runs; empty for any
     check: Check = lambda _call: None  # returns None, or the reason for refusing a particular call
     note: str = ""  # explanation for readers of the table
+
+
+class RegionError(UnsupportedError):
+    """A vendor's compiler refuses a region whose operators it took one by one.
+
+    Some of them are refused from now on, so the same search finds another plan.
+    """
 
 
 @dataclass(frozen=True)

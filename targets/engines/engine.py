@@ -24,7 +24,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_stretch.base.errors import InstallError, RegionError, StretchError, TargetError
+from tvm_stretch.base.errors import InstallError, StretchError, TargetError
 from tvm_stretch.network.expressions import bindings_of, with_variables
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.whole_regions import model_of
@@ -47,6 +47,7 @@ from tvm_stretch.targets.processor import (
     Kernels,
     Operators,
     Processor,
+    RegionError,
     Speed,
 )
 from tvm_stretch.targets.registry import Attributes, ProcessorKind, register

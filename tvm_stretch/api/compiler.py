@@ -16,7 +16,7 @@ import tvm
 
 from tvm_stretch.api.request import Request
 from tvm_stretch.base.compiling import compiling
-from tvm_stretch.base.errors import InputError, RegionError, WrongAnswerError
+from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path, check_place, write_whole, writing
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting
@@ -30,7 +30,7 @@ from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling import Scheduler
 from tvm_stretch.plan.search.candidates import PlanFront, front_of
-from tvm_stretch.plan.search.choose import find, predict
+from tvm_stretch.plan.search.choose import WrongAnswerError, find, predict
 from tvm_stretch.plan.search.decision import PlansLike, with_plans
 from tvm_stretch.plan.search.lengths import (
     build_each,
@@ -44,6 +44,7 @@ from tvm_stretch.read import require_file
 from tvm_stretch.read.lengths import Lengths
 from tvm_stretch.read.load import Shapes
 from tvm_stretch.run.model import Model
+from tvm_stretch.targets.processor import RegionError
 
 
 @named_arguments

@@ -68,27 +68,6 @@ class UnsupportedError(StretchError):
     """
 
 
-class RegionError(UnsupportedError):
-    """A vendor's compiler refuses a region whose operators it took one by one.
-
-    Some of them are refused from now on, so the same search finds another plan.
-    """
-
-
-class WrongAnswerError(StretchError):
-    """A vendor's compiler made another network of a region.
-
-    Attributes:
-        processor: its name. The search goes on without it.
-    """
-
-    def __init__(self, processor: str = "", answer: str = "") -> None:
-        super().__init__(
-            f"expected {processor} to compute what the CPU computes, got {answer}; it is left out"
-        )
-        self.processor = processor
-
-
 class InputError(StretchError):
     """A call got the wrong number, name, shape, dtype or device of inputs.
 

@@ -22,7 +22,6 @@ from tvm_stretch.base.errors import (
     InputError,
     StretchError,
     UnsupportedError,
-    WrongAnswerError,
     last_line,
 )
 from tvm_stretch.base.progress import say
@@ -140,6 +139,20 @@ def decide(
     if memory is not None and decision.plan is not None and is_lasting(outcomes):
         memory.store(decision.plan)
     return decision
+
+
+class WrongAnswerError(StretchError):
+    """A vendor's compiler made another network of a region.
+
+    Attributes:
+        processor: its name. The search goes on without it.
+    """
+
+    def __init__(self, processor: str = "", answer: str = "") -> None:
+        super().__init__(
+            f"expected {processor} to compute what the CPU computes, got {answer}; it is left out"
+        )
+        self.processor = processor
 
 
 _OTHER_NETWORK = 0.5
