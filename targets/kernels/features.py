@@ -238,10 +238,10 @@ class Features:
     def scaled(self, share: Fraction, read: Fraction) -> Features:
         """A kernel of a share of the result, which reads a share of the input."""
         changed = {
-            field.name: type(value)(value * part.numerator / part.denominator)
+            field.name: max(least, type(value)(value * part.numerator / part.denominator))
             for field in fields(self)
             if not field.metadata.get("is_constant")
-            for value in (getattr(self, field.name),)
+            for value, least in ((getattr(self, field.name), field.metadata.get("least", 0)),)
             for part in (read if field.name == "in_bytes" else share,)
         }
         return replace(self, **changed)

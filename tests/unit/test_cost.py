@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,13 @@ def model() -> MeasuredModel:
 def test_features_survive_json() -> None:
     for kernel in some_convs(5):
         assert from_json(json.loads(json.dumps(to_json(kernel)))) == kernel
+
+
+def test_a_share_of_a_convolution_has_a_group() -> None:
+    """Profiles divide by it: a share of a network in frames was an error of Python's."""
+    half = conv(64).scaled(Fraction(1, 2), Fraction(1, 2))
+    assert isinstance(half, ConvFeatures) and half.groups == 1
+    assert half.device_work().multiply_adds > 0
 
 
 def test_features_of_other_families_and_versions_are_left_out() -> None:
