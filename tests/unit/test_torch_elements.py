@@ -64,6 +64,8 @@ def _slots(x: torch.Tensor) -> Any:
         torch.nonzero_static(marked, size=30, fill_value=7),
         torch.as_strided_scatter(x, torch.ones(2, 2), (2, 2), (1, 3), 4),
         *(torch.searchsorted(rows, x.flip(-1), right=right) for right in (False, True)),
+        *(torch.searchsorted(rows[0, 0], number) for number in (0, 0.25)),
+        torch.bucketize(2.5, torch.tensor([1, 2, 3])),
     )
 
 

@@ -14,8 +14,8 @@ One kernel decomposes all matrices of a batch, one by one:
     factor.householder(x)   LAPACK's geqrf: R, the reflectors below it; then a row of their factors
     factor.rotate(x)        rows m: x V, whose columns are orthogonal; then V (Jacobi's rotations)
 
-Each step needs the one before, so these kernels are for CPUs. The loops are those of LAPACK without
-blocks: networks decompose matrices of a few rows.
+Each step needs the one before, so a GPU has a work-item for each matrix. The loops are those of
+LAPACK without blocks: networks decompose matrices of a few rows.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def factor_call(bb: relax.BlockBuilder, kind: str, *operands: relax.Expr) -> rel
         kept = T.sblock_alloc_buffer(_long(4), dtype)
         place = T.sblock_alloc_buffer(_long(1), "int64")
         with T.serial(*_long(0, batch)) as matrix, T.sblock(kind):
-            matrix = T.axis.opaque(*_long(batch), matrix)
+            matrix = T.axis.spatial(*_long(batch), matrix)
             _WRITE[kind](_Matrices(given, y, kept, place, matrix, rows, columns))
     result = relax.TensorType(shape, dtype)
     return steps_call(bb, f"factor.{kind}", builder.get(), operands, result)

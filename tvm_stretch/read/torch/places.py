@@ -231,14 +231,16 @@ def _arange(node: Any, importer: Any) -> relax.Expr:
 def _bucket(node: Any, importer: Any) -> relax.Expr:
     """The number of bounds below each number, or of those that are not above it if ``right``."""
     emit, (x, bounds) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
-    if node.target.__name__ == "searchsorted.Tensor":
+    if node.target.__name__.startswith("searchsorted"):
         x, bounds = bounds, x
     if len(bounds.ty.shape.values) > 1:  # a row for each row of numbers
         bounds = emit(relax.op.expand_dims(bounds, -2))
     right = node.kwargs.get("right", False) or node.kwargs.get("side") == "right"
     compare = relax.op.less_equal if right else relax.op.less
-    kinds = [node.args[i].meta["val"].dtype for i in (0, 1)]
-    dtype = str(kinds[0] if kinds[0].is_floating_point else kinds[1]).removeprefix("torch.")
+    if isinstance(x, int | float):  # of the bounds' type if that is as exact
+        whole = isinstance(x, int) or "float" in str(bounds.ty.dtype)
+        x = relax.const(x, str(bounds.ty.dtype) if whole else "float32")
+    dtype = str(x.ty.dtype) if "float" in str(x.ty.dtype) else str(bounds.ty.dtype)
     x, bounds = of_type(importer, x, dtype), of_type(importer, bounds, dtype)
     below = emit(compare(bounds, emit(relax.op.expand_dims(x, -1))))
     return emit(relax.op.sum(emit(relax.op.astype(below, dtype_of(node))), -1))
@@ -279,7 +281,11 @@ PLACES = {
     "select_scatter.default": _select_scatter,
     "as_strided.default": _as_strided,
     "cat.default": _joined,
-    **dict.fromkeys(("bucketize.Tensor", "searchsorted.Tensor"), _bucket),
+    **{
+        f"{name}.{x}": _bucket
+        for name in ("bucketize", "searchsorted")
+        for x in ("Tensor", "Scalar")
+    },
     **{f"arange.{kind}": _arange for kind in ("default", "start", "start_step")},
 }
 """By torch's name."""
