@@ -255,6 +255,8 @@ def _as_strided_scatter(
 @instead_of("nonzero_static.default")
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Each marked element writes its place to the slot of its number; all others to a last slot."""
+    if x.numel() == 0:
+        return torch.full((size, x.dim()), fill_value)
     marked = (x != 0).reshape(-1)
     number = marked.to(torch.int64).cumsum(0) - 1
     slots = torch.where(marked & (number < size), number, size)
