@@ -3,6 +3,7 @@
     python -m benchmarks.dsp [--runs 300]
     python -m benchmarks.dsp --packets
     python -m benchmarks.dsp --loop 64 64 16 3
+    TVM_STRETCH_CDSPRPC_LIB=... python -m benchmarks.dsp --fastrpc
 
 The region adds two tensors of 32 numbers, so that next to nothing is computed. The DSP is emulated
 (qemu-hexagon); `--native` runs the same server as a program of this machine instead.
@@ -11,6 +12,9 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
     hand-over   from there until the session's thread has the answer, without the DSP's computing
     run         all that a caller of the executor waits for
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
+
+`--fastrpc`: hand-overs through libcdsprpc.so (the fake of `tests/fastrpc`, whose DSP is emulated
+too) beside those through the emulator's mailbox, alternating.
 
 `--packets`: executed packets (qemu counts them) of kernels of integers, with padding, rounding and
 stores: of convolutions for each `vrmpy` that their multiply-adds need, 128 each, none of them by
@@ -45,6 +49,7 @@ from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.code import object_code
 from tvm_stretch.targets.cpu.code.object_code import compile_kernels, llvm_module
 from tvm_stretch.targets.cpu.cpu import cpu_processor
+from tvm_stretch.targets.hexagon import hexagon
 from tvm_stretch.targets.hexagon.code.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.targets.processor import Kernels, Processor
 
@@ -249,10 +254,28 @@ def print_loop(layer: Layer) -> None:
     print(f"{packets} packets, {products} vrmpy: {packets / products:.2f} packets for each")
 
 
+def compare_ways(runs: int) -> None:
+    """Hand-overs by FastRPC and through the mailbox, twelve times in turns."""
+    chip = hexagon.this_chip()
+    models = {"FastRPC": ts.compile(addition(), ["hexagon"], cpu_threads=1)}
+    absent = dataclasses.replace(chip, why_no_library="not asked")
+    with mock.patch.object(hexagon, "this_chip", lambda: absent):
+        models["mailbox"] = ts.compile(addition(), ["hexagon"], cpu_threads=1)
+    table = Table("us", *models, "ratio")
+    for name, pause in (("spinning", 0.0), ("asleep", 0.003)):
+        rounds = [
+            [handovers(model, runs // 12, pause)["hand-over"] for model in models.values()]
+            for _ in range(12)
+        ]
+        medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        table.row(name, *medians, medians[0] / medians[1])
+
+
 def main() -> None:
     """Print the table."""
     args = options(
         *(__doc__, None, ("--runs", 300), ("--native", False), ("--packets", False)),
+        ("--fastrpc", False),
         ("--loop+", int, "channels, filters, size and kernel of a convolution"),
     )
     if args.loop:
@@ -261,6 +284,9 @@ def main() -> None:
         return
     if args.packets:
         print_packets()
+        return
+    if args.fastrpc:
+        compare_ways(args.runs)
         return
     target: Any = native_dsp() if args.native else "hexagon"
     model = ts.compile(addition(), [target], cpu_threads=1)

@@ -114,10 +114,12 @@ def test_an_error_of_a_run(model: ts.Model, name: str) -> None:
 
 @pytest.mark.parametrize("call", NEEDED)
 def test_an_error_of_a_start(model: ts.Model, call: str) -> None:
+    handles = fake_cdsp.counts()["handles"]
     restart(model)
     fake_cdsp.fail(call, CODES["AEE_EUNSUPPORTED"])
     with pytest.raises(ts.DeviceError, match="AEE_EUNSUPPORTED"):
         model(picture())
+    assert fake_cdsp.counts()["handles"] < handles, "what was opened is closed again"
     wait(model)
     assert works(model)
 

@@ -233,12 +233,19 @@ FastRpc::FastRpc(const DspSetup& setup) : setup_(setup) {
     throw DspEnded{error.message()};
   }
   const auto deadline = std::max<Clock::duration>(kStartDeadline, setup.code.deadline);
-  Call("remote_handle64_open", &Connection::Open, deadline);
-  Call("remote_handle64_invoke", &Connection::Load, deadline);
+  try {
+    Call("remote_handle64_open", &Connection::Open, deadline);
+    Call("remote_handle64_invoke", &Connection::Load, deadline);
+  } catch (const DspEnded&) {
+    Close();
+    throw;
+  }
 }
 
-FastRpc::~FastRpc() {
-  if (!caller_->Await(Clock::now(), setup_.stops, Clock::now())) return;
+FastRpc::~FastRpc() { Close(); }
+
+void FastRpc::Close() {
+  if (!caller_->Await(Clock::now(), setup_.stops, Clock::now())) return;  // it is left alone
   caller_->Begin([connection = connection_] { connection->Close(); });
   caller_->Await(Clock::now() + kStopDeadline, setup_.stops, Clock::now() + kStopDeadline);
 }

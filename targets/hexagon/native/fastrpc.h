@@ -33,6 +33,7 @@ class FastRpc final : public Transport {
   std::string text() const final;
 
  private:
+  void Close();
   void Call(const char* name, int (Connection::*call)(), Clock::duration deadline);
 
   const DspSetup setup_;
