@@ -152,6 +152,61 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 phone-loopback: build/phone/aarch64/tvm_stretch_rpc
 	$(BIN)/python tests/helpers/scripted_adb.py loopback $(<D)
 
+# Phones with Android, and phones of the tests. There are no wheels for them, so TVM's runtime and
+# tvm-ffi are built from the sources in the wheels and linked into ours (cmake/from_source.cmake):
+#   build/phone/aarch64-linux-android   by an NDK: CPU, GPU and DSP, and the library of an app
+#   build/phone/aarch64-linux-musl      by zig, with a C library of its own: the CPU alone
+SOURCE_TRIPLES := $(foreach system,musl android,aarch64-linux-$(system) x86_64-linux-$(system))
+NO_ENGINE = $(if $(findstring musl,$*),tvm_stretch_engine)  # a vendor's library needs Android's own
+SITE = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+
+$(SOURCE_TRIPLES:%=build/phone/%/tvm_stretch_rpc): build/phone/%/tvm_stretch_rpc: \
+  CMakeLists.txt cmake/from_source.cmake $(NATIVE) | $(STAMP)
+	ZIG_HOME=$(SITE)/ziglang $(BIN)/cmake -S . -B build/phone/cmake-$* \
+	  -DCMAKE_BUILD_TYPE=MinSizeRel -DTVM_STRETCH_SITE=$(SITE) -DCMAKE_TOOLCHAIN_FILE=cmake/$*.cmake
+	$(BIN)/cmake --build build/phone/cmake-$* -j 2 \
+	  -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_app $(filter-out $(NO_ENGINE),tvm_stretch_engine)
+	mkdir -p $(@D)
+	cp -r $(addprefix build/phone/cmake-$*/,$(filter-out $(NO_ENGINE),$(PHONE_FILES))) $(@D)
+
+phone-musl: $(patsubst %,build/phone/%-linux-musl/loader.stamp,aarch64 x86_64)
+
+# Debian's musl, only unpacked: its loader is the C library.
+DEBIAN_aarch64 := arm64
+DEBIAN_x86_64 := amd64
+build/phone/%-linux-musl/loader.stamp: build/phone/%-linux-musl/tvm_stretch_rpc
+	dpkg --print-architecture --print-foreign-architectures | grep -qx $(DEBIAN_$*) || \
+	  { dpkg --add-architecture $(DEBIAN_$*) && apt-get update -qq; }
+	rm -rf $(@D)/musl && mkdir $(@D)/musl
+	cd $(@D)/musl && apt-get download -qq musl:$(DEBIAN_$*) && dpkg -x *.deb .
+	cp -L $(@D)/musl/lib/ld-musl-$*.so.1 $(@D)
+	rm -r $(@D)/musl
+	@touch $@
+
+# For `tvm-stretch phone`, and a module for Gradle. ANDROID_MACHINES="aarch64 x86_64": emulators, too.
+ANDROID_MACHINES := aarch64
+phone-android: $(ANDROID_MACHINES:%=phone-android-%)
+
+ifdef ANDROID_NDK_HOME
+phone-android-%: build/phone/%-linux-android/tvm_stretch_rpc
+	rm -rf build/phone/android/$* && mkdir -p build/phone/android
+	cp -r build/phone/$*-linux-android build/phone/android/$*
+	mkdir -p build/phone/android/module && cp -r java/. build/phone/android/module
+	cd build/phone/android/module && mkdir -p include lib/cmake/tvm_stretch \
+	  src/main/jniLibs/$(ABI_$*) && cp ../$*/app/*.so src/main/jniLibs/$(ABI_$*) && \
+	  cp ../$*/app/*.so lib && cp $(CURDIR)/tvm_stretch/phone/app/tvm_stretch.h* include && \
+	  cp $(CURDIR)/cmake/tvm_stretchConfig.cmake lib/cmake/tvm_stretch
+	@echo "made build/phone/android/$* (tvm-stretch phone) and build/phone/android/module (Gradle)"
+else
+phone-android-%: build/phone/%-linux-musl/loader.stamp
+	rm -rf build/phone/android/$* && mkdir -p build/phone/android
+	cp -r build/phone/$*-linux-musl build/phone/android/$*
+	@echo "made build/phone/android/$* for the CPU alone; for GPU, DSP and apps install an Android NDK," \
+	  "set ANDROID_NDK_HOME and call this again"
+endif
+ABI_aarch64 := arm64-v8a
+ABI_x86_64 := x86_64
+
 # An OpenCL driver for the emulated phone of the tests: Debian's PoCL for arm64, only unpacked.
 ARM64_PACKAGES := libpocl2 libc6 libstdc++6 libgcc-s1 libllvm15 libclang-cpp15 libhwloc15 libudev1 \
   libedit2 libffi8 libz3-4 libzstd1 zlib1g libtinfo6 libxml2 liblzma5 libicu72 libbsd0 libmd0 \

@@ -1,4 +1,4 @@
-// An Android library (.aar). The libraries for each ABI come from a build with the NDK: see README.md.
+// An Android library (.aar), with what `make phone-android` puts beside this file: see README.md.
 plugins { id("com.android.library") version "8.7.0" }
 
 android {
@@ -9,7 +9,7 @@ android {
         consumerProguardFiles("consumer-rules.pro")
         ndk { abiFilters += listOf("arm64-v8a", "x86_64") }
         externalNativeBuild {
-            cmake { arguments += "-Dtvm_stretch_ROOT=${providers.gradleProperty("tvmStretchRoot").orNull}" }
+            cmake { arguments += "-Dtvm_stretch_ROOT=${projectDir}" }
         }
     }
     // Artifacts are mapped where they lie in the package, so they must not be compressed.

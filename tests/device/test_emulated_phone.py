@@ -1,6 +1,7 @@
 """A phone that is not there: `tvm_stretch_rpc` for aarch64 under qemu, after `make phone`.
 
-With `make phone-opencl` it has an OpenCL driver as well, PoCL for arm64.
+After `make phone-musl` the same tests run against a server with another C and C++ library. With
+`make phone-opencl` it has an OpenCL driver as well, PoCL for arm64.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ import onnx
 import onnxruntime
 import pytest
 from helpers.hostile_clients import greet_badly, has_session, talk_nonsense
+from helpers.musl_phones import served, server_of
 from helpers.quantised_models import assert_as_onnx_runtime, optimised
 from helpers.quantised_networks import IMAGES, grouped, residual
-from helpers.rpc_processes import Phone, Tracker
+from helpers.rpc_processes import Phone
 
 import tvm_stretch as ts
 from tutorials import zoo
@@ -61,24 +62,15 @@ def test_what_an_app_carries(tmp_path: Path) -> None:
     assert sum((tmp_path / name).stat().st_size for name in names) <= 3_000_000
 
 
-@contextmanager
-def emulated(command: list[str]) -> Iterator[ts.Device]:
-    """A phone through a tracker of this machine."""
-    pytest.importorskip("ziglang")
-    tracker = Tracker()
-    served = Phone("--tracker", tracker.address, command=command)
-    try:
-        with ts.connect(tracker.address, "pixel", timeout=300, wait=60) as device:
-            yield device
-    finally:
-        served.kill()
-        tracker.kill()
+def server(system: str) -> list[str]:
+    """The command of a server with glibc and libstdc++, or with musl and libc++."""
+    return command_of(SYSTEM, []) if system == "gnu" else server_of("aarch64")
 
 
-@pytest.fixture(scope="module")
-def phone() -> Iterator[ts.Device]:
+@pytest.fixture(scope="module", params=["gnu", "musl"])
+def phone(request: pytest.FixtureRequest) -> Iterator[ts.Device]:
     """A phone with a CPU."""
-    with emulated(command_of(SYSTEM, [])) as device:
+    with served(server(request.param)) as device:
         yield device
 
 
@@ -97,7 +89,7 @@ def phone_with_opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.D
         "PATH": f"{folder}:{os.environ['PATH']}",
     }
     places = [libraries, SYSTEM_WITH_OPENCL / "lib/aarch64-linux-gnu"]
-    with emulated(command_of(SYSTEM_WITH_OPENCL, places, **environment)) as device:
+    with served(command_of(SYSTEM_WITH_OPENCL, places, **environment)) as device:
         yield device
 
 
@@ -122,7 +114,8 @@ def check(phone: ts.Device, name: str, targets: list[str], plan: Plan | None = N
 
 def test_it_says_what_it_is(phone: ts.Device) -> None:
     found = phone.describe()
-    assert found.triple == "aarch64-linux-gnu" and "neon" in found.features
+    assert found.triple in ("aarch64-linux-gnu", "aarch64-linux-musl")
+    assert "neon" in found.features
     assert len(found.cores) == len(os.sched_getaffinity(0))
 
 
@@ -139,7 +132,7 @@ def test_integers_there(
 ) -> None:
     """Quantised networks answer as ONNX Runtime does here, number by number."""
     model = ts.quantize(network(), IMAGES)
-    named = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
+    named = {"kind": "llvm", "mtriple": phone.describe().triple, "mcpu": core}
     compiled = ts.compile(model, [named if core else "llvm"], device=phone, cpu_threads=1)
     assert "in float" not in compiled.plan.reason
     there = phone.load(compiled)
@@ -188,12 +181,13 @@ def test_an_error_of_ours_comes_back(phone: ts.Device) -> None:
     assert phone.session_number == 1
 
 
-def test_hostile_bytes_there() -> None:
+@pytest.mark.parametrize("system", ["gnu", "musl"])
+def test_hostile_bytes_there(system: str) -> None:
     """They end no more than their own sessions."""
-    served = Phone(command=command_of(SYSTEM, []))
+    running = Phone(command=server(system))
     try:
-        greet_badly(served.port, random.Random(2))
-        talk_nonsense(served.port, random.Random(3))
-        assert has_session(served.port) and served.is_running
+        greet_badly(running.port, random.Random(2))
+        talk_nonsense(running.port, random.Random(3))
+        assert has_session(running.port) and running.is_running
     finally:
-        served.kill()
+        running.kill()

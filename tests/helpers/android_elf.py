@@ -28,6 +28,7 @@ class Library(NamedTuple):
     dynamic: list[tuple[int, int]]
     needed: list[str]
     undefined: list[str]
+    defined: list[str]
 
     @classmethod
     def read(cls, path: Path) -> Library:
@@ -45,10 +46,12 @@ class Library(NamedTuple):
             return data[begin : data.index(b"\0", begin)].decode()
 
         # The dynamic part does not say how many symbols there are; their section does.
-        rows = struct.iter_unpack("<IBBHQQ", data[symbols : symbols + _size_of(data, symbols)])
-        undefined = [name(row[0]) for row in rows if row[3] == 0 and row[0]]
+        table = data[symbols : symbols + _size_of(data, symbols)]
+        rows = [row for row in struct.iter_unpack("<IBBHQQ", table) if row[0]]
+        undefined = [name(row[0]) for row in rows if row[3] == 0]
+        defined = [name(row[0]) for row in rows if row[3] != 0]
         needed = [name(value) for tag, value in dynamic if tag == _NEEDED]
-        return cls(segments, dynamic, needed, undefined)
+        return cls(segments, dynamic, needed, undefined, defined)
 
 
 def _in_file(segments: list[tuple[int, ...]], address: int) -> int:

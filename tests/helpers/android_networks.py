@@ -91,7 +91,8 @@ def normalised() -> onnx.ModelProto:
 
 
 def sorted_rows() -> onnx.ModelProto:
-    body = "v, i = TopK(x, k) c = CumSum(v, axis) g = GatherElements(x, i) y = Where(b, c, g)"
+    body = """v, i = TopK(x, k) c = CumSum(v, axis) g = GatherElements <axis = 1> (x, i)
+              y = Where(b, c, g)"""
     many = {
         "k": np.array([5]),
         "axis": np.array(1),

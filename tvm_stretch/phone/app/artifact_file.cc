@@ -139,7 +139,7 @@ void ArtifactFile::CheckSeal() const {
     Refuse("a file without the end that this version's Model.export writes",
            "export or copy it again, and neither strip nor shorten it");
   }
-  const auto refuse = [this] { Refuse("a damaged one", "copy or export it again"); };
+  const auto refuse = [] { Refuse("a damaged one", "copy or export it again"); };
   if (!seal.HasParts(bytes)) refuse();
   // Storage answers several requests at once; the last one keeps it busy until weights are read.
   const int64_t after = seal.weights_start + seal.weights_bytes;

@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <tvm/ffi/function.h>
 #include <unistd.h>
 
 #include <climits>
@@ -119,7 +120,8 @@ std::optional<Options> ParseOptions(int count, char** words) {
     return Complain("--secret-file", "a tracker, which makes keys that are used once", "none"),
            std::nullopt;
   }
-  if (options.libraries.empty()) {
+  // Where TVM's runtime is built from source, this program is linked against all of it.
+  if (options.libraries.empty() && !tvm::ffi::Function::GetGlobal("rpc.ServerLoop")) {
     const std::string folder = FolderOfProgram();
     options.libraries = {folder + "/libtvm_runtime.so", folder + "/libtvm_stretch_runtime.so"};
   }

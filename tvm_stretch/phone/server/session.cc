@@ -84,7 +84,9 @@ void CancelWhenTold(int pipe) {
 void ProvideFilesIn(const std::string& folder) {
   auto work = [folder](ffi::String name) { return ffi::String(PathIn(folder, name)); };
   auto load = [folder](ffi::String name) {
-    return ffi::Module::LoadFromFile(ffi::String(PathIn(folder, name)));
+    // By its name, so that errors come as data from a library with another C++ library inside.
+    static const auto open = ffi::Function::GetGlobalRequired("ffi.ModuleLoadFromFile");
+    return open(ffi::String(PathIn(folder, name))).cast<ffi::Module>();
   };
   ffi::Function::SetGlobal("tvm.rpc.server.workpath", ffi::Function::FromTyped(work), true);
   ffi::Function::SetGlobal("tvm.rpc.server.load_module", ffi::Function::FromTyped(load), true);

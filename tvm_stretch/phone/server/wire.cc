@@ -1,8 +1,8 @@
 #include "wire.h"
 
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -106,8 +106,9 @@ bool SameText(const std::string& one, const std::string& other) {
 
 std::string RandomDigits(size_t count) {
   std::string bytes((count + 1) / 2, 0);
-  const ssize_t got = getrandom(bytes.data(), bytes.size(), 0);
-  return got == static_cast<ssize_t>(bytes.size()) ? Hex(bytes).substr(0, count) : "";
+  // Android has a function for it since API 28 only.
+  const long got = syscall(SYS_getrandom, bytes.data(), bytes.size(), 0);
+  return got == static_cast<long>(bytes.size()) ? Hex(bytes).substr(0, count) : "";
 }
 
 Found Resolve(const Address& address, int flags) {

@@ -76,8 +76,9 @@ struct HostAllocator {
   void AllocData(DLTensor* tensor) {
     size_t bytes = Bytes(*tensor);
     tensor->data = Freed().Take(bytes);
-    if (tensor->data == nullptr) tensor->data = std::aligned_alloc(kAlignment, bytes);
-    if (tensor->data == nullptr) RefuseMemory(bytes);
+    if (tensor->data != nullptr) return;
+    // Android has aligned_alloc since API 28 only.
+    if (posix_memalign(&tensor->data, kAlignment, bytes) != 0) RefuseMemory(bytes);
   }
   void FreeData(DLTensor* tensor) { Freed().Give(tensor->data, Bytes(*tensor)); }
 };

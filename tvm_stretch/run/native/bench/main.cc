@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <new>
 #include <random>
 #include <sstream>
 
@@ -95,8 +96,10 @@ class Tensors {
  public:
   explicit Tensors(const std::vector<Tensor>& ports) {
     for (const Tensor& port : ports) {
-      memory_.emplace_back(std::aligned_alloc(64, (port.bytes + 63) / 64 * 64), std::free);
-      std::memset(memory_.back().get(), 0, port.bytes);
+      void* memory = nullptr;
+      if (posix_memalign(&memory, 64, port.bytes + 1) != 0) throw std::bad_alloc();
+      memory_.emplace_back(memory, std::free);
+      std::memset(memory, 0, port.bytes);
       buffers_.push_back({memory_.back().get(), port.bytes});
     }
   }
