@@ -26,7 +26,7 @@ export TVM_BIND_THREADS ?= 0
 # environment forbids that, as images of containers do.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback \
+.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
   hexagon-emulator demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests

@@ -301,7 +301,7 @@ def _suspects(
 
 
 def _may_end(bindings: Sequence[relax.Binding], place: int) -> bool:
-    """Whether no tuple passes from before a place to behind it."""
+    """Whether no tuple passes from before a place to after it."""
     before, behind = bindings[place - 1].var, bindings[place].value
     return isinstance(behind, relax.Call) and not isinstance(before.ty, relax.TupleType)
 

@@ -10,7 +10,10 @@ uint64_t DspNow(void) {
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-void* DspAllocateWorkspace(size_t bytes) { return aligned_alloc(128, bytes); }
+void* DspAllocateWorkspace(size_t bytes) {
+  void* memory = NULL;  // Android 8, where an engine's server is this, has no aligned_alloc
+  return posix_memalign(&memory, 128, bytes) == 0 ? memory : NULL;
+}
 
 void DspFreeWorkspace(void* memory) { free(memory); }
 
