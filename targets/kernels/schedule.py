@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tvm
 import tvm_ffi
-from tvm import tirx
-from tvm.ir.expr import TensorLoad
+from tvm import s_tir, tirx
+from tvm.ir import Call, Op
+from tvm.ir.expr import Expr, TensorLoad
 
 from tvm_stretch.network.attributes import IMAGES, WHOLE_QUADS
 from tvm_stretch.network.rewriting import rewrite
@@ -20,6 +21,7 @@ from .fixed_point import narrowing_of
 from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
+from .loops import SERIAL, VECTORIZED
 from .machine import VectorMachine
 from .nan import take_nan
 from .template import Template, read_template, whole_nest
@@ -31,6 +33,7 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
     template = None if fused is None else template_of(fused, machine)
     fused = None if template is None else fused
     scheduled = _with_own_copies(_schedule(func, machine, template, fused))
+    scheduled = scheduled.with_body(rewrite(scheduled.body, (tirx.For, _lane_by_lane)))
     if machine.kind != "dsp":
         return scheduled
     scheduled = scheduled.with_body(quantise_bits(scheduled.body))
@@ -49,6 +52,35 @@ def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     converted = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))
     return converted["main"]
+
+
+def _lane_by_lane(loop: tirx.For) -> tirx.For:
+    """A loop whose lanes choose what they read, as of a join, without vectors if it has a `Let`.
+
+    TVM would give up vectors for such a choice, but fails on the `Let` before.
+    """
+    if loop.kind != VECTORIZED:
+        return loop
+    lanes, lets, choices = {loop.loop_var}, [], []
+
+    def depends(expr: Expr) -> bool:
+        found: list[tirx.Var] = []
+        tvm_ffi.structural_walk(expr, (tirx.Var, found.append))
+        return not lanes.isdisjoint(found)
+
+    def enter(block: s_tir.SBlockRealize) -> None:
+        iterators = zip(block.block.iter_vars, block.iter_values, strict=True)
+        lanes.update(iterator.var for iterator, value in iterators if depends(value))
+
+    def note(call: Call) -> None:
+        if isinstance(call.op, Op) and call.op.name == "prim.if_then_else":
+            choices.append(depends(call.args[0]))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, enter), order="pre")
+    tvm_ffi.structural_walk(loop.body, [(tirx.Let, lets.append), (Call, note)])
+    if not (lets and any(choices)):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, SERIAL, loop.body)
 
 
 def _names_twice(store: tirx.BufferStore) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
-from helpers.cpu_targets import built, cpu_of, host_of
+from helpers.cpu_targets import TARGET, built, cpu_of, host_of
+from helpers.relax_helpers import module
 from tvm import relax, tirx
 
+import tvm_stretch as ts
 from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.targets.cpu.cpu import cpu_processor
@@ -89,3 +92,13 @@ def test_opencl_c_writes_shuffles_of_several_vectors():
     (source,) = json.loads(code)["sources"]
     assert "vstore4((float4)(" in source
     assert "vstore4(float4(" not in source
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_function_of_a_join_that_names_what_it_reads_twice(axis):
+    """TVM gave up vectors for the choice of an operand, and failed over the names."""
+    x = np.random.default_rng(0).standard_normal((2, 8, 16)).astype("float32")
+    mod = module(lambda x: relax.op.nn.gelu(relax.op.concat([x, x], axis=axis)), x.shape)
+    joined = np.concatenate([x, x], axis).astype("float64")
+    expected = joined * (1 + np.vectorize(math.erf)(joined / math.sqrt(2))) / 2
+    np.testing.assert_allclose(ts.compile(mod, [TARGET])(x), expected, rtol=1e-5, atol=1e-6)
