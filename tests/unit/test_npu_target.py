@@ -65,7 +65,7 @@ def test_a_version_that_a_target_names_comes_first(coded: list[Engine]) -> None:
 def test_a_phone_without_one() -> None:
     with pytest.raises(ts.TargetError, match="an HTP on pixel, got: Hexagon v66 of SM8150"):
         processors_of(described(), ["llvm", "npu"], None)
-    with pytest.raises(ts.TargetError, match="expected a Hexagon on pixel that runs programs"):
+    with pytest.raises(ts.TargetError, match="expected a Hexagon on pixel that can be called"):
         processors_of(described(), ["llvm", "hexagon"], None)
 
 

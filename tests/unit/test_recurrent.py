@@ -172,12 +172,12 @@ def test_other_types(dtype: str) -> None:
 
 
 def test_gpus_leave_it_to_the_cpu() -> None:
+    """One item of a GPU takes all steps: it can, but the plan knows that a core is faster."""
     gpu = {"kind": "opencl", "device": "adreno"}
     model, _ = layer_of("LSTM", 8).model()
-    with pytest.raises(UnsupportedError, match="steps need each other"):
-        ts.compile(model, [gpu])
-    text = ts.compile(model, [TARGET, gpu]).plan.explain()
-    assert "steps need each other" in text
+    alone = ts.compile(model, [gpu]).plan
+    assert "opencl" in alone.processor_of().values()
+    assert {*ts.compile(model, [TARGET, gpu]).plan.processor_of().values()} == {"cpu"}
 
 
 @pytest.mark.parametrize(
