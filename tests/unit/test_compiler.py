@@ -201,7 +201,7 @@ def test_refused_operators_are_named() -> None:
     mod = network(residual)
     with pytest.raises(UnsupportedError, match=r"\(relu, relu1\) on fake: no relu here"):
         ts.compile(mod, fake_processor(refuse=no_relu))
-    with pytest.raises(UnsupportedError, match=r"relu on fake: .*; relu1 on fake"):
+    with pytest.raises(UnsupportedError, match=r"\(relu, relu1\) on fake: .*; place them"):
         compile_with(mod, plan(("fake", operators(mod))), fake_processor(refuse=no_relu))
 
 
