@@ -125,16 +125,16 @@ def _newest_here() -> str:
     if not shutil.which(EMULATOR):
         return _EMULATED_CPU
     command = (EMULATOR, "-cpu", "help")  # qemu 7.2 prints nothing
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return max(re.findall(r"^ *(v\d\d)$", said, re.MULTILINE), default=_EMULATED_CPU)
+    versions = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return max(re.findall(r"^ *(v\d\d)$", versions, re.MULTILINE), default=_EMULATED_CPU)
 
 
 def hexagon_processor(given: Attributes, host: Processor) -> Processor:
     """The DSP that a target describes, beside this CPU."""
-    made = _processor(given, host, this_chip(), _newest_here())
+    processor = _processor(given, host, this_chip(), _newest_here())
     if reason := _why_absent(given):
         raise TargetError(reason)
-    return made
+    return processor
 
 
 def _processor(

@@ -61,7 +61,9 @@ def _lane_by_lane(loop: tirx.For) -> tirx.For:
     """
     if loop.kind != VECTORIZED:
         return loop
-    lanes, lets, choices = {loop.loop_var}, [], []
+    lanes = {loop.loop_var}
+    lets: list[tirx.Let] = []
+    choices: list[bool] = []
 
     def depends(expr: Expr) -> bool:
         found: list[tirx.Var] = []

@@ -159,7 +159,7 @@ def test_killed_while_nothing_runs(model: ts.Model) -> None:
 
 
 def test_models_share_the_process(model: ts.Model) -> None:
-    """One of them finds it dead; each fails once, and handles of the new process stay open."""
+    """The first one finds it dead; each fails once, and handles of the new process stay open."""
     other = ts.compile(network(), ["hexagon"], cpu_threads=1)
     assert works(other)
     assert fake_cdsp.counts()["handles"] >= 2
@@ -214,13 +214,13 @@ def test_its_library_is_a_file_that_the_dsp_finds(model: ts.Model) -> None:
 
 def injections(dice: np.random.Generator) -> list[tuple[str, int, int]]:
     """Up to three calls that fail: which, how, and after how many that do not."""
-    found = []
+    failures = []
     for _ in range(int(dice.integers(1, 4))):
         needed = dice.random() < 0.8
         call = str(dice.choice(NEEDED if needed else OTHERS))
         ways = [*CODES.values(), *(BESIDE.values() if call == NEEDED[-1] else ())]
-        found.append((call, int(dice.choice(ways)), int(dice.integers(0, 3))))
-    return found
+        failures.append((call, int(dice.choice(ways)), int(dice.integers(0, 3))))
+    return failures
 
 
 COUNT = int(os.environ.get("TVM_STRETCH_TEST_INJECTED", "40"))
@@ -264,5 +264,5 @@ def resources_after_a_restart(*models: ts.Model) -> dict[str, int]:
 def resources() -> dict[str, int]:
     """What a leak would add to."""
     own = Path("/proc/self")
-    found = {"descriptors": own / "fd", "threads": own / "task"}
-    return {name: len([*path.iterdir()]) for name, path in found.items()} | fake_cdsp.counts()
+    folders = {"descriptors": own / "fd", "threads": own / "task"}
+    return {name: len([*path.iterdir()]) for name, path in folders.items()} | fake_cdsp.counts()

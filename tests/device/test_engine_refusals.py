@@ -107,8 +107,8 @@ def test_a_compiler_that_does_not_answer(
     monkeypatch.setattr(engine_code, "_LONGEST_S", 1.0)
     rule(scripted, fault, ("Conv", "Relu"))
     model = check(ts.compile(network(), ["llvm"])(X))
-    said = "killed by signal 11" if fault == "crashes" else "no answer within 1 s"
-    assert any(said in refusal.reason for refusal in model.plan.refusals)
+    reason = "killed by signal 11" if fault == "crashes" else "no answer within 1 s"
+    assert any(reason in refusal.reason for refusal in model.plan.refusals)
 
 
 @pytest.mark.full  # it compiles for twelve seconds

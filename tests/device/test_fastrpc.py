@@ -51,7 +51,7 @@ def test_networks() -> None:
 
 
 def test_failures() -> None:
-    """Of each call, with each code; and 40 at random."""
+    """Each call fails with each code, and 40 calls fail at random."""
     run_tests("fastrpc_cases.py")
 
 
@@ -71,7 +71,7 @@ EXPORTED = {"malloc", "calloc", "free"}
 
 
 def library_of(version: str) -> bytes:
-    """What is linked for a phone's DSP of this version."""
+    """Link a library for a phone's DSP of this version."""
     made: list[bytes] = []
     link = dsp_code.link_program
     with mock.patch.object(dsp_code, "link_program", lambda *a: made.append(link(*a)) or made[-1]):

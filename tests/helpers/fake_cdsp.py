@@ -64,7 +64,7 @@ def forget() -> None:
 
 
 def counts() -> dict[str, int]:
-    """What is open: handles, buffers, registered buffers, and bytes that the DSP has mapped."""
+    """Count handles, buffers and registered buffers that are open, and bytes that the DSP maps."""
     names = ("handles", "buffers", "registered", "mapped")
     return {name: _fake().fake_cdsp_count(number) for number, name in enumerate(names)}
 

@@ -89,7 +89,7 @@ def running(shape: tuple[int, int, int]) -> Any:
 
 
 def test_independent_iterations_are_work_items() -> None:
-    """Of 60 rows, 60 items of two groups; of one row, one, whatever its length."""
+    """Each of 60 rows has an item, in two groups; one row has one item, whatever its length."""
     kernel = running((60, 100, 1))
     assert is_in_order(kernel)
     written, one = (write_in_order(k, 32).script() for k in (kernel, running((1, 100, 1))))

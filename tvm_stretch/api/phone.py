@@ -36,7 +36,7 @@ from tvm_stretch.phone.description import Description
 from tvm_stretch.phone.device import Device, connect
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.phone.link import failed
-from tvm_stretch.phone.wire import Deadline, offered, parse_address
+from tvm_stretch.phone.wire import Address, Deadline, offered, parse_address
 from tvm_stretch.targets.cpu.cpu import HOST
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
@@ -294,7 +294,7 @@ def _ensure_tracker(where: str) -> None:
     address = parse_address(where)
     if address is None:
         raise InputError(f"expected HOST:PORT for --tracker, got {where!r}; TVM's is {TRACKER}")
-    if _answers(where):
+    if _answers(address):
         return
     host, port = address
     if host not in ("127.0.0.1", "localhost"):
@@ -315,7 +315,7 @@ def _ensure_tracker(where: str) -> None:
             make_folder(path.parent)
             replace_whole(path, f"{process.pid}\n")
         deadline = Deadline(_START)
-        while not _answers(where):
+        while not _answers(address):
             if process.poll() is not None:
                 said = os.pread(log.fileno(), 1 << 16, 0).decode(errors="replace").strip()
                 hint = "pip install cloudpickle, or choose another --tracker"
@@ -324,12 +324,12 @@ def _ensure_tracker(where: str) -> None:
             time.sleep(0.1)
 
 
-def _answers(where: str) -> bool:
-    address = parse_address(where)
+def _answers(address: Address) -> bool:
     try:
-        return address is not None and offered(address, Deadline(2.0)) is not None
+        offered(address, Deadline(2.0))
     except (OSError, ValueError, TypeError, KeyError):
         return False
+    return True
 
 
 def _tracker_file() -> Path | None:

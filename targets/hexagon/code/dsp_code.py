@@ -114,11 +114,11 @@ def link_program(objects: Mapping[str, bytes], linker: Linker) -> bytes:
     made_of = [part for name in sorted(objects) for part in (name.encode(), objects[name])]
     text = " ".join([*linker.command, linker.version, *linker.library]).encode()
     key = digest(b"dsp program", text, *sources, *made_of)
-    known = kernel_cache().find(key)
-    if known is None:
-        known = _link(objects, linker, key)
-        kernel_cache().store(key, known)
-    return known
+    program = kernel_cache().find(key)
+    if program is None:
+        program = _link(objects, linker, key)
+        kernel_cache().store(key, program)
+    return program
 
 
 def _link(objects: Mapping[str, bytes], linker: Linker, key: bytes) -> bytes:

@@ -171,11 +171,15 @@ def _require_right(site: Site, built: Sequence[Candidate], models: Sequence[Mode
     plain = next((m for m, own in zip(models, used, strict=True) if not own), None)
     if plain is None or not any(used):
         return
-    expected = plain.meters.answer_to_noise()
+    answer = plain.meters.answer_to_noise()
+    means = np.isfinite(answer)  # noise may have no logarithm
+    norm = float(np.linalg.norm(answer[means]))
     for model, own in zip(models, used, strict=True):
-        apart = np.linalg.norm(model.meters.answer_to_noise() - expected) if own else 0.0
-        if not apart <= _OTHER_NETWORK * np.linalg.norm(expected):
-            share = apart / max(float(np.linalg.norm(expected)), 1e-30)
+        if not own:
+            continue
+        apart = float(np.linalg.norm((model.meters.answer_to_noise() - answer)[means]))
+        if not apart <= _OTHER_NETWORK * norm:
+            share = apart / max(norm, 1e-30)
             raise WrongAnswerError(min(own), f"answers that differ by {share:.0%} of them")
 
 
