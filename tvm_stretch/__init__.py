@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tvm_stretch.phone.device import Device, connect
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.plan.search.objective import Objective
+    from tvm_stretch.read.gguf.language_model import LanguageModel, read_gguf
     from tvm_stretch.read.lengths import Length
     from tvm_stretch.read.quantise import quantize
     from tvm_stretch.run.group import Group
@@ -58,6 +59,7 @@ __all__ = [
     "Group",
     "InputError",
     "InstallError",
+    "LanguageModel",
     "Length",
     "Meter",
     "MeterError",
@@ -83,6 +85,7 @@ __all__ = [
     "plan_front",
     "problems",
     "quantize",
+    "read_gguf",
     "results",
     "stretch",
     "stretching",
@@ -107,6 +110,7 @@ _LAZY = {
     "connect": "tvm_stretch.phone.device",
     "Counter": "tvm_stretch.network.states",
     "Greedy": "tvm_stretch.network.states",
+    "LanguageModel": "tvm_stretch.read.gguf.language_model",
     "Length": "tvm_stretch.read.lengths",
     "Device": "tvm_stretch.phone.device",
     "Group": "tvm_stretch.run.group",
@@ -119,6 +123,7 @@ _LAZY = {
     "plan_front": "tvm_stretch.api.compiler",
     "to_onnx": "tvm_stretch.api.compiler",
     "quantize": "tvm_stretch.read.quantise",
+    "read_gguf": "tvm_stretch.read.gguf.language_model",
     "stretch": "tvm_stretch.lab.stretching.stretching",
 }
 

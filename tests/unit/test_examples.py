@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tvm_stretch as ts
+from tests.helpers.gguf_files import write_model
 from tutorials import zoo
 
 MODULES = ("tune", "stretching", "training")
@@ -49,6 +50,7 @@ def test_examples_of_phones_alone_are_skipped() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples")
     onnx.save(zoo.build("resnet18"), path / "resnet18.onnx")
+    write_model(path / "small.gguf")
     return path
 
 

@@ -167,7 +167,7 @@ def test_threads_share_the_outputs() -> None:
 @pytest.mark.parametrize(
     ("attrs", "message"),
     [
-        ({"bits": 8}, "weights of 4 bits .* got 8"),
+        ({"bits": 2}, "weights of 4 or 8 bits .* got 2"),
         ({"K": 64}, r"K as the input has it.* got K=64"),
         ({"N": 47}, "47 x 48 numbers .* got shape"),
         ({"block_size": 24}, "block_size a power of 2"),

@@ -74,7 +74,8 @@ def compile(
 
     Args:
         source: path or bytes of an ONNX file, ``onnx.ModelProto``, Relax ``IRModule``,
-            ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one.
+            ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one, or a
+            `LanguageModel` or the path of its ``.gguf`` file.
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"``, the default, means this
             machine's CPU with all its features, ``"opencl"`` its first OpenCL device. Operators

@@ -15,6 +15,7 @@ from tvm_stretch.network.properties.integer_summary import describe_integers, ha
 from tvm_stretch.passes.carry_states import Rooms, States
 from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
+from tvm_stretch.read.gguf.language_model import LanguageModel, read_gguf
 from tvm_stretch.read.load import Shapes, load_network
 
 
@@ -39,11 +40,22 @@ class Reader:
     rooms: Rooms | None = None  # those that the longest length needs, once it has been read
     _known: dict[tuple[tuple[str, int], ...], SizedNetwork] = field(default_factory=dict)
     _share: tvm.transform.Pass = field(default_factory=ShareConstants)
+    _notes: Sequence[str] = ()
+    _name: str = ""
+
+    def __post_init__(self) -> None:
+        """A language model brings its states."""
+        source = self.source
+        if isinstance(source, str | Path) and Path(source).suffix == ".gguf":
+            source = read_gguf(source)
+        if isinstance(source, LanguageModel):
+            self.states = {**source.states, **(self.states or {})}
+            self.source, self._notes, self._name = source.network, source.notes, source.name
 
     @property
     def name(self) -> str:
         """What a network is called, for people: the name of its file, if it comes from one."""
-        return Path(self.source).stem if isinstance(self.source, str | Path) else ""
+        return Path(self.source).stem if isinstance(self.source, str | Path) else self._name
 
     def at(self, sizes: Mapping[str, int]) -> SizedNetwork:
         """The network as canonical Relax.
@@ -64,7 +76,7 @@ class Reader:
         say("reading the network")
         given = self.shapes, self.states, self.widen, sizes, self.rooms
         mod = load_network(self.source, *given)
-        notes = [describe_integers(mod["main"])]
+        notes = [*self._notes, describe_integers(mod["main"])]
         if self.precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
             notes.append(
                 "float16 is computed in float32, as not all processors have its arithmetic"

@@ -26,11 +26,12 @@ _MIDDLES = {"int4": 8, "uint4": 0}
 class Blocks:
     """Weights in blocks of inputs: ``scale * (values - zero)``."""
 
-    values: np.ndarray  # (outputs, inputs), each below 16
+    values: np.ndarray  # (outputs, inputs), each below 16, or 256 for 8 bits
     scale: np.ndarray  # (outputs, blocks)
     zero: np.ndarray  # the same
     size: int  # inputs of a block
     axis: int  # of the inputs, in the tensor that was dequantised
+    bits: int = 4
 
     def floats(self) -> np.ndarray:
         """The weights in the shape that the network sees."""

@@ -26,22 +26,23 @@ _EIGHT_BITS = 4
 """The `accuracy_level` that lets kernels round inputs to 8 bits."""
 
 _STEPS, _SMALLEST = 127, 1e-30
-_MIDDLE, _MIDDLES = 8, {"int4": 8, "uint4": 0}
-"""The zero point where none is given, and what makes numbers of a type those from 0 to 15."""
+_MIDDLES = {"int4": 8, "uint4": 0}
+"""What makes numbers of a type those from 0 to 15."""
 
 
 @converter("com.microsoft.MatMulNBits")
 def _matmul_block(node: Node) -> relax.Expr:
     depth, outputs, size = (int(node.attr(name, 0)) for name in ("K", "N", "block_size"))
-    if int(node.attr("bits", 4)) != 4:
-        raise node.refuse("weights of 4 bits", f"{node.attr('bits', 4)}")
+    bits = int(node.attr("bits", 4))
+    if bits not in (4, 8):
+        raise node.refuse("weights of 4 or 8 bits", f"{bits}")
     if size < 16 or size & (size - 1) or node.shape()[-1:] != [depth] or outputs < 1:
         raise node.refuse(
             "K as the input has it, N above 0 and block_size a power of 2 from 16 on",
             f"K={depth}, N={outputs}, block_size={size} for an input of {node.shape()}",
         )
     blocks = -(-depth // size)
-    values = _unpacked(node, 1, "weights", outputs, blocks * size)[:, :depth]
+    values = _numbers(node, 1, "weights", outputs, blocks * size, bits)[:, :depth]
     scale = _of(node, node.const(2, "scales"), outputs, blocks).astype("float32")
     if not np.isfinite(scale).all():
         raise ModelError(f"expected finite scales for {node.label}, got NaN or infinity")
@@ -49,12 +50,13 @@ def _matmul_block(node: Node) -> relax.Expr:
         order = node.const(4, "g_idx").ravel()
         if not np.array_equal(order[:depth], np.arange(depth) // size):
             raise node.refuse("inputs in the order of their blocks", "another g_idx")
-    zero = np.full((outputs, blocks), _MIDDLE, "float32")
+    zero = np.full((outputs, blocks), 1 << (bits - 1), "float32")
     if node.has(3) and node.dtype(3) == "uint8":
-        zero = _unpacked(node, 3, "zero points", outputs, blocks + blocks % 2)[:, :blocks]
+        padded = blocks + blocks % (8 // bits)
+        zero = _numbers(node, 3, "zero points", outputs, padded, bits)[:, :blocks]
     elif node.has(3):
         zero = _of(node, node.const(3, "zero points"), outputs, blocks)
-    weights = Blocks(values, scale, zero.astype("float32"), size, axis=1)
+    weights = Blocks(values, scale, zero.astype("float32"), size, axis=1, bits=bits)
     rounds = int(node.attr("accuracy_level", 0)) == _EIGHT_BITS
     y = block_product(node, node[0], weights, rounds)
     return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
@@ -67,6 +69,8 @@ def block_product(
     rounds: bool = False,  # whether inputs may be rounded to 8 bits
 ) -> relax.Expr:
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
+    if blocks.bits == 8 and node.dtype() == "float32":
+        return _by_halves(node, x, blocks)
     shape = shape_of(x)
     rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
     x = node.emit(relax.op.reshape(x, (rows, depth)))
@@ -83,6 +87,17 @@ def block_product(
         size = min(blocks.size, values.shape[1])
         y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size + size % 2)
     return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
+
+
+def _by_halves(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
+    """Weights of 8 bits as two of 4 bits: ``16 * high + low``."""
+    high, low = blocks.zero // 16, blocks.zero % 16
+    parts = [(blocks.values >> 4, 16 * blocks.scale, high), (blocks.values & 15, blocks.scale, low)]
+    products = [
+        node.emit(block_product(node, x, Blocks(values, scale, zero, blocks.size, 1)))
+        for values, scale, zero in parts
+    ]
+    return relax.op.add(*products)
 
 
 def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
@@ -158,6 +173,13 @@ def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np
     """Numbers of 4 bits, ``count`` for each output, the lower half of a byte first."""
     packed = _of(node, node.const(index, what), outputs, count // 2)
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(outputs, count)
+
+
+def _numbers(node: Node, index: int, what: str, outputs: int, count: int, bits: int) -> np.ndarray:
+    """Numbers of 4 or 8 bits."""
+    if bits == 4:
+        return _unpacked(node, index, what, outputs, count)
+    return _of(node, node.const(index, what), outputs, count)
 
 
 def _of(node: Node, array: np.ndarray, outputs: int, count: int) -> np.ndarray:

@@ -1,0 +1,93 @@
+"""Language models of llama.cpp: what a GGUF file says, and what its network answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_stretch as ts
+from tests.helpers.gguf_files import GROUPS, HEAD, WORDS, write_model
+
+gguf = pytest.importorskip("gguf")
+TOKENS = [5, 17, 80, 3, 44, 9, 61]
+
+
+GEMMA = {"query_pre_attn_scalar": HEAD, "sliding_window": 4, "head_dim": HEAD}
+UNREAD = {"qwen3": {"head_dim": HEAD}, "gemma2": GEMMA, "gemma3": GEMMA}
+"""What transformers does not read from a file."""
+
+
+def reference(path: Path, family: str) -> np.ndarray:
+    """The scores after each token, by transformers' own reading of the file."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        **UNREAD.get(family, {}),
+    ).eval()
+    with torch.no_grad():
+        return np.asarray(network(torch.tensor([TOKENS])).logits[0])
+
+
+def answers(language: ts.LanguageModel, *targets: str) -> list[np.ndarray]:
+    """The scores after the first four tokens at once, and after each other one."""
+    model = ts.compile(language, [*targets] or ["llvm"], lengths={"n": [1, 4]}, cpu_threads=1)
+    parts = [TOKENS[:4], *([token] for token in TOKENS[4:])]
+    found = [np.asarray(model(np.array([part])))[0, 0] for part in parts]
+    assert model.states["position"].tolist() == [len(TOKENS)]
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_families_answer_as_in_transformers(family: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "small.gguf", family)
+    expected = reference(path, family)[3:]
+    for found, wanted in zip(answers(ts.read_gguf(path, places=16)), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+def test_the_vocabulary_is_that_of_the_file(tmp_path: Path) -> None:
+    language = ts.read_gguf(write_model(tmp_path / "small.gguf"), places=8)
+    vocabulary = language.vocabulary
+    assert vocabulary.tokens[:2] == ("<0>", "<1>") and len(vocabulary.tokens) == WORDS
+    assert vocabulary.kinds[:2] == (3, 1) and vocabulary.merges == ("< 1", "<1 >")
+    assert (vocabulary.model, vocabulary.splitter) == ("gpt2", "smollm")
+    assert (vocabulary.begin, vocabulary.end, vocabulary.turn_end) == (0, 1, None)
+    assert vocabulary.chat_template == "{{ messages }}"
+    caches = [one for one in language.network.graph.input if one.name.startswith("past.")]
+    sizes = [dim.dim_value for dim in caches[0].type.tensor_type.shape.dim]
+    assert len(caches) == 4 and sizes[:3] == [1, GROUPS, 8]
+
+
+def test_a_full_cache_is_an_error(tmp_path: Path) -> None:
+    language = ts.read_gguf(write_model(tmp_path / "small.gguf"), places=4)
+    model = ts.compile(language, shapes={"tokens": (1, 3)}, cpu_threads=1)
+    model(np.array([[1, 2, 3]]))
+    with pytest.raises(ts.StretchError, match="expected"):
+        model(np.array([[4, 5, 6]]))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("mamba", {}, "one of the families llama"),
+        ("llama", {"block_count": 3}, "a tensor 'blk.2.attn_norm.weight'"),
+        ("llama", {"block_count": 1}, "no other tensors"),
+        ("llama", {"feed_forward_length": 256}, "the shape"),
+        ("llama", {"attention.head_count": 7}, "heads that divide"),
+        ("llama", {"attention.head_count_kv": 0}, "of at least 1"),
+        ("llama", {"rope.freq_base": float("nan")}, "of at least 1"),
+    ],
+)
+def test_other_networks_are_refused(
+    family: str, fields: dict[str, float], said: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "small.gguf", family, **fields)
+    with pytest.raises(ts.StretchError, match=said):
+        ts.read_gguf(path)

@@ -1,0 +1,401 @@
+"""The network of a language model in a GGUF file, as ONNX: n tokens to the scores of the next one.
+
+    tokens (1, n), position (1), caches (1, groups, places, head)
+      x = rows of the table
+      each layer: x += out(attention(rotary(q(norm x)), cache of rotary(k), v))
+                  x += down(act(gate(norm x)) * up(norm x))
+      scores of the last token, position + n, caches with n more places written
+
+Families differ in what their files hold (biases, norms of queries and keys, norms after a part),
+and in the few things that `FAMILIES` names. A tensor that nothing reads is an error, because the
+answers would be wrong without it. Files of llama have rows of queries and keys in the order of
+interleaved rotary positions; the rows are brought into the order of halves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.read.gguf.block_types import BY_NAME, blocks_of, floats_of
+from tvm_stretch.read.gguf.file import GgufFile, Tensor, refused
+from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
+from tvm_stretch.read.onnx.block_weights import Blocks
+
+_MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What files of one architecture do not say."""
+
+    turned: bool = False  # rows of queries and keys are those of interleaved rotary positions
+    gelu: bool = False  # instead of SiLU
+    scaled: bool = False  # rows of the table are multiplied by the root of their width
+    window: Callable[[int], bool] = lambda layer: False  # layers that see a window of tokens
+    local_base: float = 0.0  # of rotary positions in layers with a window, if it is another one
+    wide: int = 0  # layers of the variant whose scores are scaled by the width of all heads
+
+
+FAMILIES = {
+    "llama": Family(turned=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "gemma": Family(gelu=True, scaled=True),
+    "gemma2": Family(gelu=True, scaled=True, window=lambda layer: layer % 2 == 0, wide=46),
+    "gemma3": Family(
+        gelu=True, scaled=True, window=lambda layer: layer % 6 != 5, local_base=10000.0, wide=62
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder."""
+
+    layers: int
+    width: int
+    inner: int  # width of the feed-forward part
+    heads: int
+    groups: int  # heads of keys and values
+    head: int  # numbers of a head
+    turns: int  # numbers of a head that positions turn
+    words: int
+    places: int  # of a cache
+
+
+class Decoder:
+    """Makes the network of one file."""
+
+    def __init__(self, file: GgufFile, places: int) -> None:
+        self.file, self.kind = file, file.text("general.architecture")
+        if self.kind not in FAMILIES:
+            raise UnsupportedError(
+                f"expected one of the families {', '.join(FAMILIES)} for the GGUF file, got "
+                f"{self.kind!r:.60}; export the network to ONNX instead"
+            )
+        self.family = FAMILIES[self.kind]
+        self.shape = self._shape(places)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.read: set[str] = set()
+
+    def _shape(self, places: int) -> Shape:
+        count, own = self.file.count, self.kind
+        width, heads = count(f"{own}.embedding_length"), count(f"{own}.attention.head_count")
+        head = count(f"{own}.attention.key_length", max(width // heads, 1))
+        groups = count(f"{own}.attention.head_count_kv", heads)
+        turns = count(f"{own}.rope.dimension_count", head)
+        fits = heads % groups == 0 and turns % 2 == 0 and head % 2 == 0 and turns <= head
+        if not fits or count(f"{own}.attention.value_length", head) != head:
+            raise refused(
+                "heads that divide, of an even length, the same for keys and values",
+                f"{heads} of {head} and {groups}, {turns} of which turn",
+            )
+        inner, layers = count(f"{own}.feed_forward_length"), count(f"{own}.block_count")
+        words = self.tensor("token_embd.weight", None, width).shape[0]
+        if error := too_large("places", (places, turns), MOST_TABLE_ELEMENTS):
+            raise error
+        return Shape(layers, width, inner, heads, groups, head, turns, words, places)
+
+    # --- tensors ----------------------------------------------------------------------------------
+
+    def tensor(self, name: str, *sizes: int | None) -> Tensor:
+        """A tensor of the file, of these sizes."""
+        found = self.file.tensors.get(name)
+        if found is None:
+            raise refused(f"a tensor {name!r}", "none")
+        known = len(found.shape) == len(sizes)
+        if not known or any(w not in (None, s) for w, s in zip(sizes, found.shape, strict=True)):
+            raise refused(f"the shape {[*sizes]} of {name!r}", f"{[*found.shape]}")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+        return name in self.file.tensors
+
+    def used(self, name: str, *sizes: int) -> Tensor:
+        """A tensor that the network reads."""
+        found = self.tensor(name, *sizes)
+        self.read.add(name)
+        return found
+
+    def floats(self, name: str, *sizes: int) -> np.ndarray:
+        """A tensor as finite floats."""
+        found = self.used(name, *sizes)
+        return finite(name, floats_of(found.kind, found.data).reshape(found.shape))
+
+    def order(self, heads: int) -> np.ndarray | None:
+        """The rows of queries or keys with halves of heads one after the other."""
+        if not self.family.turned:
+            return None
+        own = np.arange(heads * self.shape.head).reshape(heads, self.shape.head)
+        front, rest = own[:, : self.shape.turns], own[:, self.shape.turns :]
+        return np.concatenate([front[:, 0::2], front[:, 1::2], rest], 1).ravel()
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def constant(self, name: str, array: np.ndarray) -> str:
+        """A constant, kept once for its name."""
+        self.weights.setdefault(name, np.ascontiguousarray(array))
+        return name
+
+    def add(self, name: str, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """One operator, whose result is called as it is."""
+        node = helper.make_node(kind, [*inputs], [name], name=name, domain=domain, **attributes)
+        self.nodes.append(node)
+        return name
+
+    def norm(self, x: str, name: str, size: int) -> str:
+        """The root mean square of the last axis becomes one."""
+        scale = self.constant(f"{name}.weight", self.floats(f"{name}.weight", size))
+        epsilon = self.file.number(f"{self.kind}.attention.layer_norm_rms_epsilon", low=0)
+        return self.add(
+            name, "SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=float(epsilon)
+        )
+
+    def product(
+        self, x: str, name: str, inputs: int, outputs: int, order: np.ndarray | None = None
+    ) -> str:
+        """A dense layer, with its bias if it has one."""
+        weight = self.used(f"{name}.weight", outputs, inputs)
+        data = weight.data if order is None else np.asarray(weight.data)[order]
+        biased = self.has(f"{name}.bias")
+        y = self.dense(f"{name}.product" if biased else name, x, weight, data)
+        if not biased:
+            return y
+        bias = self.floats(f"{name}.bias", outputs)
+        bias = bias if order is None else bias[order]
+        return self.add(name, "Add", y, self.constant(f"{name}.bias", bias))
+
+    def dense(self, name: str, x: str, weight: Tensor, data: np.ndarray) -> str:
+        """``x @ weight.T``: blocks stay blocks."""
+        blocks = blocks_of(weight.kind, data)
+        if blocks is None:
+            array = finite(weight.name, floats_of(weight.kind, data)).T
+            return self.add(name, "MatMul", x, self.constant(f"{weight.name}.turned", array))
+        values, scale, zero = self.block_parts(weight.name, blocks)
+        outputs, inputs = blocks.values.shape
+        sizes = {"N": outputs, "K": inputs, "bits": blocks.bits, "block_size": blocks.size}
+        own = (x, values, scale, zero)
+        return self.add(name, "MatMulNBits", *own, domain=_MICROSOFT, **sizes)
+
+    def block_parts(self, name: str, blocks: Blocks) -> tuple[str, str, str]:
+        """The constants of weights in blocks, as `MatMulNBits` has them."""
+        values = blocks.values
+        if blocks.bits == 4:
+            values = values[:, 0::2] | values[:, 1::2] << 4
+        outputs, count = blocks.scale.shape
+        return (
+            self.constant(name, values.reshape(outputs, count, -1)),
+            self.constant(f"{name}.scale", finite(name, blocks.scale)),
+            self.constant(f"{name}.zero", finite(name, blocks.zero)),
+        )
+
+    def table(self) -> str:
+        """The rows of the tokens; only those become floats."""
+        own, name = self.shape, "token_embd"
+        weight = self.used(f"{name}.weight", own.words, own.width)
+        blocks = blocks_of(weight.kind, weight.data)
+        if blocks is None:
+            x = self.constant(weight.name, finite(name, floats_of(weight.kind, weight.data)))
+            x = self.add(name, "Gather", x, "tokens")
+        else:
+            x = self.rows_of_blocks(name, blocks)
+        if self.family.scaled:
+            root = self.constant("root", np.float32(math.sqrt(own.width)))
+            x = self.add(f"{name}.scaled", "Mul", x, root)
+        return x
+
+    def rows_of_blocks(self, name: str, blocks: Blocks) -> str:
+        """The rows of a table in blocks."""
+        own, count = self.shape, blocks.scale.shape[1]
+        parts = {"values": blocks.values, "scale": blocks.scale, "zero": blocks.zero}
+        read = {}
+        for part, array in parts.items():
+            whole = self.constant(f"{name}.{part}s", array.reshape(own.words, count, -1))
+            read[part] = self.add(f"{name}.{part}", "Gather", whole, "tokens")
+        x = self.add(f"{name}.wide", "Cast", read["values"], to=TensorProto.FLOAT)
+        x = self.add(f"{name}.middle", "Sub", x, read["zero"])
+        x = self.add(f"{name}.blocks", "Mul", x, read["scale"])
+        return self.add(name, "Reshape", x, self.sizes("rows", 0, 0, own.width))
+
+    def sizes(self, name: str, *sizes: int) -> str:
+        """A constant of integers."""
+        return self.constant(f"sizes.{name}", np.array(sizes, "int64"))
+
+    # --- the network ------------------------------------------------------------------------------
+
+    def model(self) -> onnx.ModelProto:
+        """The whole network."""
+        own = self.shape
+        x = self.table()
+        self.positions()
+        for layer in range(own.layers):
+            x = self.layer(x, layer)
+        ends = [self.sizes(name, end) for name, end in (("last", -1), ("end", 2**31), ("axis", 1))]
+        x = self.norm(self.add("last", "Slice", x, *ends), "output_norm", own.width)
+        self.scores(x)
+        unread = sorted(self.file.tensors.keys() - self.read)
+        if unread:
+            raise UnsupportedError(
+                f"expected no other tensors for a network of {self.kind}, got {unread[0]!r:.80} "
+                f"and {len(unread) - 1} more; export the network to ONNX instead"
+            )
+        port, whole = helper.make_tensor_value_info, TensorProto.INT64
+        inputs = [port("tokens", whole, [1, "n"]), port("position", whole, [1])]
+        outputs = [port("logits", TensorProto.FLOAT, [1, 1, own.words])]
+        outputs.append(port("next_position", whole, [1]))
+        for layer, part in self.caches():
+            shape = [1, own.groups, own.places, own.head]
+            for ports_of, when in ((inputs, "past"), (outputs, "present")):
+                name = f"{when}.{layer}.{part}"
+                ports_of.append(port(name, TensorProto.FLOAT, shape))
+        weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items()]
+        graph = helper.make_graph(self.nodes, self.kind, inputs, outputs, weights)
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(_MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    def caches(self) -> Iterator[tuple[int, str]]:
+        """Layers and what they cache."""
+        return ((layer, part) for layer in range(self.shape.layers) for part in ("key", "value"))
+
+    def positions(self) -> None:
+        """How many places are used after the run, less one, and the position of the next run."""
+        n = self.add("n", "Shape", "tokens", start=1, end=2)
+        after = self.add("next_position", "Add", "position", n)
+        used = self.add("used", "Sub", after, self.sizes("one", 1))
+        self.add("used.int32", "Cast", used, to=TensorProto.INT32)
+
+    def rotary(self, layer: int) -> tuple[str, str]:
+        """The cosines and sines of each place."""
+        own, local = self.shape, self.family.window(layer) and self.family.local_base
+        name = "rotary.local" if local else "rotary"
+        if f"{name}.cos" not in self.weights:
+            field = f"{self.kind}.rope"
+            base = local or self.file.number(f"{field}.freq_base", 10000.0)
+            steps = float(base) ** (-np.arange(0, own.turns, 2) / own.turns)
+            if not local:
+                steps = steps / self._slower(f"{field}.scaling")
+                if self.has("rope_freqs.weight"):
+                    divisors = self.floats("rope_freqs.weight", own.turns // 2)
+                    steps = steps / np.where(divisors > 0, divisors, 1)
+            angles = np.outer(np.arange(own.places), steps)
+            self.constant(f"{name}.cos", np.cos(angles).astype("float32"))
+            self.constant(f"{name}.sin", np.sin(angles).astype("float32"))
+        return f"{name}.cos", f"{name}.sin"
+
+    def _slower(self, field: str) -> float:
+        kind = self.file.text(f"{field}.type", "none")
+        if kind not in ("none", "linear"):
+            raise UnsupportedError(
+                f"expected none or linear for the field {field + '.type'!r}, got {kind!r:.40}; "
+                "export the network to ONNX instead"
+            )
+        return self.file.number(f"{field}.factor", 1.0) if kind == "linear" else 1.0
+
+    def heads(self, x: str, name: str, heads: int) -> str:
+        """Queries or keys, whose heads may be normalised."""
+        own = self.shape
+        if not self.has(f"{name}_norm.weight"):
+            return x
+        whole = self.add(f"{name}.heads", "Reshape", x, self.sizes("heads", 0, 0, -1, own.head))
+        normed = self.norm(whole, f"{name}_norm", own.head)
+        return self.add(
+            f"{name}.flat", "Reshape", normed, self.sizes(f"{heads}", 0, 0, heads * own.head)
+        )
+
+    def layer(self, x: str, layer: int) -> str:
+        """Attention and the feed-forward part."""
+        own, block = self.shape, f"blk.{layer}"
+        y = self.norm(x, f"{block}.attn_norm", own.width)
+        parts = []
+        for part, heads in (("q", own.heads), ("k", own.groups), ("v", own.groups)):
+            order = None if part == "v" else self.order(heads)
+            name = f"{block}.attn_{part}"
+            wide = self.product(y, name, own.width, heads * own.head, order)
+            parts.append(wide if part == "v" else self.heads(wide, name, heads))
+        y = self.attention(layer, parts)
+        y = self.product(y, f"{block}.attn_output", own.heads * own.head, own.width)
+        x = self.after(x, y, f"{block}.post_attention_norm", f"{block}.attended")
+        y = self.norm(x, f"{block}.ffn_norm", own.width)
+        gate, up = (
+            self.product(y, f"{block}.ffn_{part}", own.width, own.inner) for part in ("gate", "up")
+        )
+        y = self.add(f"{block}.gated", "Mul", self.activation(gate), up)
+        y = self.product(y, f"{block}.ffn_down", own.inner, own.width)
+        return self.after(x, y, f"{block}.post_ffw_norm", f"{block}.out")
+
+    def after(self, x: str, y: str, norm: str, name: str) -> str:
+        """The sum of what was there and a part, which may be normalised before."""
+        if self.has(f"{norm}.weight"):
+            y = self.norm(y, norm, self.shape.width)
+        return self.add(name, "Add", x, y)
+
+    def activation(self, x: str) -> str:
+        """SiLU, or GELU by a hyperbolic tangent."""
+        if self.family.gelu:
+            return self.add(f"{x}.gelu", "FastGelu", x, domain=_MICROSOFT)
+        return self.add(f"{x}.silu", "Mul", x, self.add(f"{x}.sigmoid", "Sigmoid", x))
+
+    def attention(self, layer: int, parts: list[str]) -> str:
+        """Writes the caches, and attends to the places that are used."""
+        own, field = self.shape, f"{self.kind}.attention"
+        total = self.constant("places", np.array([own.places], "int32"))
+        depth = own.width / own.heads if own.layers == self.family.wide else own.head
+        past = [f"past.{layer}.{part}" for part in ("key", "value")]
+        attributes: dict[str, Any] = {
+            "num_heads": own.heads,
+            "kv_num_heads": own.groups,
+            "do_rotary": 1,
+            "softcap": float(self.file.number(f"{self.kind}.attn_logit_softcapping", 0.0, 0)),
+            "scale": float(self.file.number(f"{field}.scale", depth**-0.5, 0)),
+        }
+        if self.family.window(layer):
+            attributes["local_window_size"] = self.file.count(f"{field}.sliding_window")
+        name = f"blk.{layer}.attention"
+        node = helper.make_node(
+            "GroupQueryAttention",
+            [*parts, *past, "used.int32", total, *self.rotary(layer)],
+            [name, f"present.{layer}.key", f"present.{layer}.value"],
+            name=name,
+            domain=_MICROSOFT,
+            **attributes,
+        )
+        self.nodes.append(node)
+        return name
+
+    def scores(self, x: str) -> None:
+        """The product with the head, or with the table where the file has none."""
+        own = self.shape
+        name = "output.weight" if self.has("output.weight") else "token_embd.weight"
+        weight = self.used(name, own.words, own.width)
+        cap = self.file.number(f"{self.kind}.final_logit_softcapping", 0.0, 0)
+        y = self.dense("head" if cap else "logits", x, weight, weight.data)
+        if cap:
+            limit = self.constant("cap", np.float32(cap))
+            inside = self.add("head.inside", "Tanh", self.add("head.part", "Div", y, limit))
+            self.add("logits", "Mul", inside, limit)
+
+    def notes(self) -> list[str]:
+        """Which types of weights are kept in another form."""
+        kinds = sorted({self.file.tensors[name].kind for name in self.read})
+        return [
+            f"weights of {kind} are kept as {BY_NAME[kind].stored}, which is exact"
+            for kind in kinds
+            if BY_NAME[kind].stored
+        ]
+
+
+def finite(name: str, array: np.ndarray) -> np.ndarray:
+    """An array without NaN and infinity."""
+    if not np.isfinite(array).all():
+        raise refused(f"finite numbers for {name!r}", "NaN or infinity")
+    return array

@@ -1,0 +1,157 @@
+"""``read_gguf``: a language model from a file of llama.cpp.
+
+model = ts.read_gguf("SmolLM2-135M-Instruct.Q4_1.gguf")
+ts.compile(model, lengths={"n": [1, 16, 64]})
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx
+
+from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.files import as_path
+from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.read.gguf.decoder import Decoder
+from tvm_stretch.read.gguf.file import GgufFile, read_file, refused
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a tokenizer needs.
+
+    Attributes:
+        model: ``gpt2`` for merged pairs of bytes, ``llama`` for SentencePiece.
+        splitter: the name of the rule that splits a text before, such as ``smollm``.
+        tokens: the text of each token.
+        kinds: of each token: 1 is normal, 2 unknown, 3 control, 4 the user's, 5 unused, 6 a byte.
+        merges: pairs of tokens with a blank between, the first ones first.
+        scores: of each token, for SentencePiece.
+        chat_template: Jinja's text that makes a prompt of messages; empty if there is none.
+        begin: the token before a text, if there is one.
+        end: the token at which a model ends its answer.
+        turn_end: the token at the end of a turn, if that is another one.
+        adds_begin: whether a text begins with ``begin``.
+        adds_blank: whether a blank is put before a text.
+    """
+
+    model: str
+    splitter: str
+    tokens: tuple[str, ...]
+    kinds: tuple[int, ...]
+    merges: tuple[str, ...]
+    scores: tuple[float, ...]
+    chat_template: str
+    begin: int | None
+    end: int | None
+    turn_end: int | None
+    adds_begin: bool
+    adds_blank: bool
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A network that reads tokens and scores the next one, for `compile`.
+
+    Its inputs are ``tokens``, int64 (1, n), whose length ``n`` is a dimension for ``lengths``, and
+    the states; its output is ``logits``, (1, 1, words), of the last token.
+
+    Attributes:
+        network: the graph; weights in blocks stay as they are in the file.
+        states: for ``states`` of `compile`: the caches, and ``position``, int64 (1), which is where
+            the first of the tokens comes and counts by itself.
+        vocabulary: what a tokenizer needs.
+        family: the name of the architecture.
+        places: the most tokens that the caches hold.
+        name: the name of the model in the file.
+        notes: which weights have another form than in the file.
+
+    Examples:
+        >>> language = ts.read_gguf("small.gguf", places=32)
+        >>> language.family, language.vocabulary.tokens[5], language.vocabulary.end
+        ('llama', '<5>', 1)
+    """
+
+    network: onnx.ModelProto = field(repr=False)
+    states: Mapping[str, str]
+    vocabulary: Vocabulary = field(repr=False)
+    family: str
+    places: int
+    name: str
+    notes: tuple[str, ...] = ()
+
+
+@named_arguments
+def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageModel:
+    """Read a language model of llama.cpp, without quantising it again.
+
+    Args:
+        path: a file of the families llama, qwen2, qwen3, gemma, gemma2 or gemma3, whose weights are
+            F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K or Q6_K.
+        places: the most tokens that a conversation may have: the size of the caches.
+
+    Raises:
+        ModelError: the file is damaged, or is none.
+        UnsupportedError: it is of another family, or has other weights.
+        InputError: there are no places.
+
+    Examples:
+        >>> language = ts.read_gguf("small.gguf", places=32)
+        >>> model = ts.compile(language, lengths={"n": [1, 4]})
+        >>> model(np.array([[17, 5, 80, 3]])).shape
+        (1, 1, 96)
+    """
+    if isinstance(places, bool) or not isinstance(places, int) or not 2 <= places <= 2**20:
+        raise InputError(
+            f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
+            "token"
+        )
+    place = as_path(path, "the language model")
+    file = read_file(place)
+    decoder = Decoder(file, places)
+    network = decoder.model()
+    return LanguageModel(
+        network=network,
+        states={"past.*": "present.*", "position": "next_position"},
+        vocabulary=_vocabulary(file, decoder.shape.words),
+        family=decoder.kind,
+        places=places,
+        name=file.text("general.name", place.stem),
+        notes=tuple(decoder.notes()),
+    )
+
+
+def _vocabulary(file: GgufFile, words: int) -> Vocabulary:
+    own = "tokenizer.ggml"
+    tokens, kinds = file.array(f"{own}.tokens", str), file.array(f"{own}.token_type", int)
+    scores = file.array(f"{own}.scores", float)
+    for name, values in (("tokens", tokens), ("token_type", kinds), ("scores", scores)):
+        if values and len(values) != words:
+            raise refused(f"{words} values of the field '{own}.{name}'", f"{len(values)}")
+
+    def token(name: str) -> int | None:
+        key = f"{own}.{name}_token_id"
+        if key not in file.fields:
+            return None
+        number = file.count(key, low=0)
+        if number >= words:
+            raise refused(f"a token below {words} for the field {key!r}", f"{number}")
+        return number
+
+    return Vocabulary(
+        model=file.text(f"{own}.model", ""),
+        splitter=file.text(f"{own}.pre", ""),
+        tokens=tokens,
+        kinds=kinds,
+        merges=file.array(f"{own}.merges", str),
+        scores=scores,
+        chat_template=file.text("tokenizer.chat_template", ""),
+        begin=token("bos"),
+        end=token("eos"),
+        turn_end=token("eot"),
+        adds_begin=bool(file.fields.get(f"{own}.add_bos_token", False)),
+        adds_blank=bool(file.fields.get(f"{own}.add_space_prefix", False)),
+    )
