@@ -13,6 +13,7 @@
     conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
     add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
     add(a, b), multiply(a, b), of booleans   ->   logical_or(a, b), logical_and(a, b)
+    isnan(x), layer_norm(x), of bfloat16     ->   of astype(x, float32): TVM has no kernel for x
 
 Types other than floating point are left alone where rounding or wrapping could differ.
 """
@@ -41,6 +42,8 @@ _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _LONG = 1 << 16
 """Longer ranges stay operators, because constants would make the artifact larger."""
 
+_FLOATS_ALONE = {"isnan", "isinf", "isfinite"}
+_FLOATS_ALONE |= {f"nn.{kind}_norm" for kind in ("layer", "group", "instance", "rms")}
 _CONVS = {f"nn.conv{rank}d" for rank in (1, 2, 3)}
 
 
@@ -145,7 +148,9 @@ def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``x * sigmoid(x) -> silu(x)``."""
+    """``x * sigmoid(x) -> silu(x)``; types of two bytes round the sigmoid before the product."""
+    if str(call.ty.dtype) not in ("float32", "float64"):
+        return None
     for x, other in (call.args, reversed(call.args)):
         gate = s.definition(other)
         if kind_of(gate) == "sigmoid" and isinstance(x, relax.Var) and gate.args[0].same_as(x):
@@ -323,6 +328,19 @@ def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     return relax.const(np.arange(start, stop, step).astype(dtype), dtype)
 
 
+def in_float32(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``f(x) -> f(x as float32)``, for which TVM has a kernel."""
+    if str(call.args[0].ty.dtype) != "bfloat16":
+        return None
+    emit = s.builder_.emit
+    operands = [
+        emit(relax.op.astype(operand, "float32")) if is_float(operand) else operand
+        for operand in call.args
+    ]
+    result = emit(relax.Call(call.op, operands, call.attrs))
+    return relax.op.astype(result, "bfloat16") if is_float(call) else result
+
+
 _RULES: dict[str, tuple[Rule, ...]] = {
     "arange": (constant_range,),
     "add": (of_booleans, constant_right, neutral, constant_rank),
@@ -340,6 +358,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_CONVS, (padding_into_conv,)),
     **dict.fromkeys(("astype", "strided_slice", "nn.pad"), (drop_identity,)),
     "broadcast_to": (drop_identity,),
+    **dict.fromkeys(_FLOATS_ALONE, (in_float32,)),
 }
 
 

@@ -10,6 +10,7 @@ from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
+from tvm_stretch.passes.round_bfloats import RoundBfloats
 from tvm_stretch.passes.round_products import RoundProducts
 
 
@@ -33,6 +34,7 @@ def kernel_phases(
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..
         NameKernels(),  # .. which are named after their operators
+        RoundBfloats(),  # while a PrimFunc is one operator
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
         KeepNan(),  # maximum and minimum propagate NaN and infinities

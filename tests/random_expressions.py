@@ -1,6 +1,7 @@
 """Random expressions of floats, compared with NumPy bit by bit.
 
     python tests/random_expressions.py --count 2500 --batch 40 --jobs 16 --target llvm
+    python tests/random_expressions.py --count 100 --dtype bfloat16
 
 A seed is a batch of expressions. A compiler may not treat floats as real numbers: `(x + 1) - x` is
 not 1, `x * 0` is not always 0 and `x != x` is true for NaN. Every expression is one output of a
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 from helpers import campaign
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -143,20 +145,22 @@ def inputs() -> list[np.ndarray]:
 
 
 def expected(expression: Expression, given: Sequence[np.ndarray]) -> np.ndarray:
-    """NumPy's answer in float32."""
+    """NumPy's answer in the type of the given vectors, in which each operator rounds once."""
+    dtype = given[0].dtype
     if expression.op == "input":
         return given[int(expression.value)]
     if expression.op == "constant":
-        return np.full_like(given[0], np.float32(expression.value))
+        return np.full_like(given[0], np.float32(expression.value).astype(dtype))
     if expression.op == "weights":
-        return _weights(expression)
+        return _weights(expression).astype(dtype)
     operands = [expected(operand, given) for operand in expression.operands]
     if expression.op == "Where":
         return np.where(*operands)
     if expression.op == "Not":
         return np.logical_not(*operands)
     tables = {**_ARITHMETIC, **_SINGLE, **_BEST, **_COMPARED, **_JOINED, **_KINDS}
-    return np.asarray(tables[expression.op](*operands))
+    answer = np.asarray(tables[expression.op](*operands))
+    return answer if answer.dtype == bool else answer.astype(dtype)
 
 
 def _weights(expression: Expression) -> np.ndarray:
@@ -164,22 +168,26 @@ def _weights(expression: Expression) -> np.ndarray:
     return np.roll(inputs()[0], int(expression.value))
 
 
-def model(expressions: Sequence[Expression], size: int) -> ModelProto:
+def model(expressions: Sequence[Expression], size: int, dtype: str = "float32") -> ModelProto:
     """A network with one output for each expression; equal parts are one node."""
-    nodes: dict[str, str] = {}  # by the expression's text: 0.0 and -0.0 are equal numbers
-    listed: list[Any] = []
+    numbers = np.dtype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(numbers)
+    nodes = {name: f"{name}_{dtype}" for name in "xyz"}  # by the expression's text, which tells
+    # 0.0 and -0.0 apart
+    listed = [helper.make_node("Cast", [name], [nodes[name]], to=kind) for name in "xyz"]
     constants: list[Any] = []
 
     def name_of(expression: Expression) -> str:
         text = str(expression)
         if text in nodes:
             return nodes[text]
-        name = nodes[text] = text if expression.op == "input" else f"v{len(nodes)}"
-        if expression.op == "constant":
-            constants.append(numpy_helper.from_array(np.float32(expression.value), name))
-        elif expression.op == "weights":
-            constants.append(numpy_helper.from_array(_weights(expression), name))
-        elif expression.op != "input":
+        name = nodes[text] = f"v{len(nodes)}"
+        if expression.op in ("constant", "weights"):
+            value = _weights(expression) if expression.op == "weights" else expression.value
+            constants.append(
+                numpy_helper.from_array(np.asarray(value, "float32").astype(numbers), name)
+            )
+        else:
             operands = [name_of(operand) for operand in expression.operands]
             listed.append(helper.make_node(expression.op, operands, [name]))
         return name
@@ -192,7 +200,8 @@ def model(expressions: Sequence[Expression], size: int) -> ModelProto:
         results.append(helper.make_tensor_value_info(f"out{number}", TensorProto.FLOAT, shape))
     given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (size,)) for n in "xyz"]
     graph = helper.make_graph(listed, "expressions", given, results, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    opset = helper.make_opsetid("", 18 if dtype == "float32" else 22)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=10)
 
 
 def reads_input(expression: Expression) -> bool:
@@ -201,18 +210,23 @@ def reads_input(expression: Expression) -> bool:
 
 
 def differences(
-    expressions: Sequence[Expression], targets: Sequence[Any], **options: Any
+    expressions: Sequence[Expression],
+    targets: Sequence[Any],
+    dtype: str = "float32",
+    **options: Any,
 ) -> dict[Expression, str]:
     """The expressions whose answer is not NumPy's, each with the first place that differs."""
     given = inputs()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        compiled = ts.compile(model(expressions, given[0].size), list(targets), **options)
+        network = model(expressions, given[0].size, dtype)
+        compiled = ts.compile(network, list(targets), **options)
         answers = compiled(*given)
         answers = answers if isinstance(answers, tuple) else (answers,)
         found = {}
         for expression, answer in zip(expressions, answers, strict=True):
-            right = expected(expression, given).astype("float32")
+            rounded = [vector.astype(dtype) for vector in given]
+            right = expected(expression, rounded).astype("float32")
             answer = np.broadcast_to(answer, right.shape)
             wrong = ~same(answer, right)
             if wrong.any():
@@ -271,12 +285,13 @@ def main() -> int:
     parser = campaign.parser(__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=40, help="expressions of a seed")
     parser.add_argument("--target", action="append", help="a word or JSON; several are allowed")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     args = parser.parse_args()
     named = args.target or ["llvm"]
     targets = [json.loads(name) if name.startswith("{") else name for name in named]
 
     def check(seed: int) -> list[campaign.Line]:
-        return judged(draw(args.batch, seed), targets, cpu_threads=1)
+        return judged(draw(args.batch, seed), targets, dtype=args.dtype, cpu_threads=1)
 
     return campaign.run(args, check)
 

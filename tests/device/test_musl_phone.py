@@ -32,6 +32,7 @@ ON_ANDROID = {
     **dict.fromkeys(("__libc_start_main", "_init", "_fini"), "__libc_init"),
     "aligned_alloc": "posix_memalign",  # in libc++
     "bcmp": "memcmp",  # by LLVM
+    "__tls_get_addr": "pthread_getspecific",  # x86-64; NDKs emulate TLS up to API 28
     "pthread_setaffinity_np": "sched_setaffinity",  # in TVM's threading_backend.cc
 }
 

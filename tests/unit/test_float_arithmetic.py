@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import random_expressions
@@ -83,10 +84,11 @@ def test_expressions_that_programs_write(target: object) -> None:
     assert not {names[str(expression)]: what for expression, what in wrong.items()}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("target", [TARGET, "opencl"], ids=["cpu", "opencl"])
-def test_random_expressions(target: object) -> None:
+def test_random_expressions(target: object, dtype: str) -> None:
     batch = random_expressions.draw(10, seed=0)
-    assert not random_expressions.differences(batch, [target], cpu_threads=1)
+    assert not random_expressions.differences(batch, [target], dtype=dtype, cpu_threads=1)
 
 
 @pytest.mark.full
@@ -94,7 +96,27 @@ def test_random_expressions(target: object) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_more_random_expressions(target: object, seed: int) -> None:
     batch = random_expressions.draw(100, seed=1000 + seed)
-    assert not random_expressions.differences(batch, [target], cpu_threads=1)
+    dtype = "bfloat16" if seed % 4 == 0 else "float32"
+    assert not random_expressions.differences(batch, [target], dtype=dtype, cpu_threads=1)
+
+
+@pytest.mark.parametrize("target", [TARGET, "opencl"], ids=["cpu", "opencl"])
+def test_a_polynomial_of_what_bfloat16_rounds(target: object) -> None:
+    """TVM forgets casts in the value of a `Let`, of which an exponential is made."""
+    x = relax.Var("x", relax.TensorType((600,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            short = builder.emit(relax.op.astype(x, "bfloat16"))
+            wide = builder.emit(relax.op.astype(short, "float32"))
+            gated = builder.emit(relax.op.multiply(wide, relax.op.sigmoid(wide)))
+            result = builder.emit_output(gated)
+        builder.emit_func_output(result)
+    values = np.linspace(-9, 9, 600, dtype="float32")
+    values[:3] = [math.nan, math.inf, np.uint32(0x7FFFFFFF).view("float32")]
+    rounded = values.astype(ml_dtypes.bfloat16).astype("float32")
+    answer = ts.compile(builder.get(), [target], cpu_threads=1)(values)
+    np.testing.assert_allclose(answer, rounded / (1 + np.exp(-rounded)), rtol=2e-6, atol=1e-7)
 
 
 def test_a_wrong_answer_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tvm.target import Target
 from tvm_stretch.base.elf import MACHINES
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.base.files import writing
-from tvm_stretch.make.code.float_arithmetic import simplify_integers
+from tvm_stretch.make.code.float_arithmetic import round_bfloats, simplify_integers, widen_bfloats
 from tvm_stretch.make.code.generate import generate
 from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
@@ -52,9 +52,9 @@ _FROM_BLOCKS = (
     simplify_integers(_s.StmtSimplify()),
     _s.LowerOpaqueBlock(),
 )
-_FLAT = (_t.FlattenBuffer(), _t.BF16ComputeLegalize())
+_FLAT = (_t.FlattenBuffer(), widen_bfloats)
 _NARROW = (_t.NarrowDataType(32), _s.LoopPartition())
-_VECTORS = (_t.VectorizeLoop(True), _t.StorageRewrite())
+_VECTORS = (_t.VectorizeLoop(True), round_bfloats, _t.StorageRewrite())
 _UNROLLED = (_t.UnrollLoop(),)  # late: earlier, every pass would visit each unrolled statement
 _SIMPLE = (
     simplify_integers(_s.RenormalizeSplitPattern(), _t.StmtSimplify(), _t.RemoveNoOp()),

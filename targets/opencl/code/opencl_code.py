@@ -310,7 +310,7 @@ def _source(
         (tirx.Broadcast, _splat),
         (tirx.Shuffle, _vector_of_lanes),
         (TensorLoad, _gathered),
-        (Call, opencl_product),
+        (Call, _of_opencl),
     )
     tensors = list(zip(lowered.params, call.memory, strict=True))
     seen = [param for param, (kind, number) in tensors if kind == "buffer" and number in images]
@@ -338,6 +338,14 @@ def _exact(number: tirx.FloatImm) -> tvm.ir.Expr:
         return number
     bits = tirx.const(int(value.view("int32")), "int32")
     return tirx.call_pure_extern("float32", "as_float", bits)
+
+
+def _of_opencl(call: Call) -> tvm.ir.Expr:
+    """``as_uint(x)`` for bits, where TVM takes the address of ``x``, which may have none."""
+    if getattr(call.op, "name", "") != "tirx.reinterpret":
+        return opencl_product(call)
+    scalar, _, lanes = str(call.ty.dtype).partition("x")
+    return tirx.call_pure_extern(call.ty, f"as_{_TYPE_NAMES[scalar]}{lanes}", *call.args)
 
 
 def _vector_of_lanes(shuffle: tirx.Shuffle) -> tvm.ir.Expr:

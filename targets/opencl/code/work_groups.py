@@ -23,7 +23,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.make.code.float_arithmetic import simplify_integers
+from tvm_stretch.make.code.float_arithmetic import round_bfloats, simplify_integers, widen_bfloats
 from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.passes.round_products import fenced
 
@@ -357,10 +357,11 @@ def _pipeline(on_cpu: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
         simplify_integers(t.StmtSimplify()),
         s.LowerOpaqueBlock(),
         t.FlattenBuffer(),
-        t.BF16ComputeLegalize(),  # bfloat16 is computed in float32, and kept in 16 bits
+        widen_bfloats,  # bfloat16 is computed in float32, and kept in 16 bits
         *narrow,
         s.LoopPartition(),
         t.VectorizeLoop(True),
+        round_bfloats,
         storage,
         t.UnrollLoop(),
         simplify_integers(t.StmtSimplify(), t.RemoveNoOp()),

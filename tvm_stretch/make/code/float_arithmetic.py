@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr
 
 from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.passes.round_bfloats import rounded
 from tvm_stretch.passes.round_products import fenced, is_fence
 
 _BINARY = (tirx.Sub, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -30,6 +31,7 @@ _HIDDEN = "tvm_stretch_hidden_"
 _HIDDEN_ZERO = f"{_HIDDEN}zero"
 _ZEROS = itertools.count()
 _PRODUCT = "tvm_stretch_product"
+_LET = "tvm_stretch_let"
 _SCALARS = {"float32": "float", "float16": "half", "float64": "double"}
 _WIDTHS = ("", "2", "4", "8", "16")
 
@@ -102,3 +104,57 @@ def product_prelude(text: str) -> str:
                 body = "{\n#pragma OPENCL FP_CONTRACT OFF\n  return a * b;\n}\n"
                 functions.append(f"static {kind} {_PRODUCT}_{kind}({kind} a, {kind} b) {body}")
     return "".join(functions)
+
+
+@tvm.transform.module_pass(opt_level=0, name="WidenBfloats")
+def widen_bfloats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """TVM's `BF16ComputeLegalize`, which forgets the value of a `Let`: they are calls meanwhile."""
+
+    def hidden(let: tirx.Let) -> Expr:
+        parts = let.var, let.value, let.body
+        return tirx.call_pure_extern(str(let.ty.dtype), _LET, *parts)
+
+    def shown(call: Call) -> Expr:
+        return tirx.Let(*call.args[1:]) if _extern_name(call) == _LET else call
+
+    calls = rewrite_kernels(
+        mod, lambda func: func.with_body(rewrite(func.body, (tirx.Let, hidden)))
+    )
+    wide = tirx.transform.BF16ComputeLegalize()(calls)
+    return rewrite_kernels(wide, lambda func: func.with_body(rewrite(func.body, (Call, shown))))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="RoundBfloatsByBits")
+def round_bfloats(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    """Write the roundings of `passes/round_bfloats.py` with integers, to the nearest even number.
+
+    It stands after `VectorizeLoop`, which fails over a `Let`, and `BF16ComputeLegalize`, which does
+    not look into one.
+    """
+    count = itertools.count()
+
+    def written(call: Call) -> Expr:
+        value = rounded(call)
+        if value is None:
+            return call
+        dtype = str(call.ty.dtype)
+        lanes = dtype.removeprefix("float32")
+        x = tirx.Var(f"unrounded_{next(count)}", dtype)
+
+        def const(value: int) -> Expr:
+            number = tirx.const(value, "uint32")
+            return tirx.Broadcast(number, int(lanes[1:])) if lanes else number
+
+        bits = tirx.reinterpret(f"uint32{lanes}", x)
+        even = bits + const(0x7FFF) + (bits >> const(16) & const(1))
+        is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
+        kept = tirx.Select(is_nan, const(0x7FC00000), even & const(0xFFFF0000))
+        return tirx.Let(x, value, tirx.reinterpret(dtype, kept))
+
+    written_out = func.with_body(rewrite(func.body, (Call, written)))
+    if next(count) == 0:
+        return func
+    # a value that is read twice stands there twice, and each `Let` needs a name of its own
+    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": written_out}))["main"]

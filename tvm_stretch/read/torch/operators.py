@@ -239,11 +239,14 @@ def _split(node: Any, importer: Any) -> relax.Expr:
 
 
 def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
-    """Running sums and products in the result's type."""
+    """Running sums and products in the result's type; of halves in float32, as PyTorch does."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = importer.retrieve_args(node)[:2]
-        return importer.block_builder.emit(function(x, axis, dtype_of(node)))
+        emit, dtype = importer.block_builder.emit, dtype_of(node)
+        if dtype not in ("float16", "bfloat16"):
+            return emit(function(x, axis, dtype))
+        return emit(relax.op.astype(emit(function(x, axis, "float32")), dtype))
 
     return convert
 
