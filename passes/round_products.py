@@ -53,8 +53,12 @@ def _rounded(block: s_tir.SBlock) -> s_tir.SBlock:
     value = store.value
     if not isinstance(value, tirx.Mul) or str(value.ty.dtype) not in ("float32", "float64"):
         return block
-    product = tirx.call_llvm_pure_intrin(str(value.ty.dtype), _FENCE, value)
-    return changed_block(block, body=tirx.BufferStore(store.buffer, product, store.indices))
+    return changed_block(block, body=tirx.BufferStore(store.buffer, fence(value), store.indices))
+
+
+def fence(value: Expr) -> Expr:
+    """``value``, which LLVM neither fuses nor reorders with what reads it."""
+    return tirx.call_llvm_pure_intrin(str(value.ty.dtype), _FENCE, value)
 
 
 def is_fence(call: Call) -> bool:

@@ -24,7 +24,7 @@ from tvm.ir import Call, Expr
 
 from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.passes.round_bfloats import rounded
-from tvm_stretch.passes.round_products import fenced, is_fence
+from tvm_stretch.passes.round_products import fence, fenced, is_fence
 
 _BINARY = (tirx.Sub, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _HIDDEN = "tvm_stretch_hidden_"
@@ -124,6 +124,13 @@ def widen_bfloats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRM
     return rewrite_kernels(wide, lambda func: func.with_body(rewrite(func.body, (Call, shown))))
 
 
+def _kept(difference: tirx.Sub) -> Expr:
+    """A difference with a fence: TVM's code generator binds `x - x` to 0 and fails if it is not."""
+    if "float" not in str(difference.ty.dtype):
+        return difference
+    return tirx.Sub(fence(difference.a), difference.b)
+
+
 @tirx.transform.prim_func_pass(opt_level=0, name="RoundBfloatsByBits")
 def round_bfloats(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
@@ -151,7 +158,7 @@ def round_bfloats(
         even = bits + const(0x7FFF) + (bits >> const(16) & const(1))
         is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
         kept = tirx.Select(is_nan, const(0x7FC00000), even & const(0xFFFF0000))
-        return tirx.Let(x, value, tirx.reinterpret(dtype, kept))
+        return tirx.Let(x, rewrite(value, (tirx.Sub, _kept)), tirx.reinterpret(dtype, kept))
 
     written_out = func.with_body(rewrite(func.body, (Call, written)))
     if next(count) == 0:
