@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from helpers.gguf_files import write_model
 
 import tvm_stretch as ts
-from tests.helpers.gguf_files import write_model
 from tutorials import zoo
 
 MODULES = ("tune", "stretching", "training")

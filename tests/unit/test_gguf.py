@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.gguf_files import GROUPS, HEAD, WORDS, write_model
+from helpers.mutations import campaign, damaged_bytes, dice_of
 
 import tvm_stretch as ts
-from tests.helpers.gguf_files import GROUPS, HEAD, WORDS, write_model
 
 gguf = pytest.importorskip("gguf")
 TOKENS = [5, 17, 80, 3, 44, 9, 61]
@@ -90,4 +92,43 @@ def test_other_networks_are_refused(
 ) -> None:
     path = write_model(tmp_path / "small.gguf", family, **fields)
     with pytest.raises(ts.StretchError, match=said):
+        ts.read_gguf(path)
+
+
+def damaged_head(dice: random.Random, content: bytes) -> bytes:
+    """The counts, lengths and offsets of a file with such damage, or an extreme number there."""
+    head = content.index(b"blk.1.ffn_norm.weight") + 64
+    if dice.random() < 0.5:
+        return damaged_bytes(dice, content[:head]) + content[head:]
+    number = dice.choice([0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1, 10**6])
+    place = dice.randrange(head)
+    return content[:place] + number.to_bytes(8, "little") + content[place + 8 :]
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_model(tmp_path_factory.mktemp("honest") / "small.gguf").read_bytes()
+
+
+@campaign(2000)
+def test_damaged_files_are_refused_or_read(honest: bytes, piece: int, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.gguf"
+    for dice in dice_of(piece):
+        path.write_bytes(dice.choice([damaged_head, damaged_head, damaged_bytes])(dice, honest))
+        try:
+            language = ts.read_gguf(path, places=8)
+        except ts.StretchError as error:
+            assert str(error).startswith("expected ") and "; " in str(error), error
+            assert len(str(error)) < 500
+        else:
+            assert len(language.vocabulary.tokens) in (0, WORDS)
+
+
+@pytest.mark.parametrize(("tensors", "fields"), [(10**6, 0), (2**63, 0), (0, 10**6), (0, 2**40)])
+def test_a_file_of_counts_alone_is_refused(tensors: int, fields: int, tmp_path: Path) -> None:
+    path = tmp_path / "counts.gguf"
+    head = b"GGUF" + np.array([3], "<u4").tobytes()
+    numbers = np.array([tensors, fields], "<u8").tobytes()
+    path.write_bytes(head + numbers + bytes(30 * 10**6 if tensors == 10**6 else 100))
+    with pytest.raises(ts.ModelError, match="expected at most"):
         ts.read_gguf(path)

@@ -54,7 +54,8 @@ def _with_minimum(values: np.ndarray, scale: np.ndarray, least: np.ndarray) -> B
     flat = (scale == 0) & (least != 0)
     values = np.where(flat[..., None], np.uint8(1), values)
     scale, least = np.where(flat, least, scale), np.where(flat, 0, least)
-    zero = -least / np.where(scale == 0, 1, scale)
+    with np.errstate(all="ignore"):  # NaN and infinity are refused later
+        zero = -least / np.where(scale == 0, 1, scale)
     return _blocks(values, scale, zero, 4)
 
 
