@@ -11,6 +11,7 @@ from helpers.gguf_files import GROUPS, HEAD, WORDS, write_model
 from helpers.mutations import campaign, damaged_bytes, dice_of
 
 import tvm_stretch as ts
+from tvm_stretch.read.gguf.block_types import BY_NAME, floats_of
 
 gguf = pytest.importorskip("gguf")
 TOKENS = [5, 17, 80, 3, 44, 9, 61]
@@ -73,6 +74,32 @@ def test_a_full_cache_is_an_error(tmp_path: Path) -> None:
     model(np.array([[1, 2, 3]]))
     with pytest.raises(ts.StretchError, match="expected"):
         model(np.array([[4, 5, 6]]))
+
+
+@pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])
+def test_table_and_head_are_one_tensor(targets: list[str], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "small.gguf")
+    model = ts.compile(ts.read_gguf(path, places=8), targets, lengths={"n": [1, 4]}, cpu_threads=1)
+    bits = sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
+    assert model.graph.weights_bytes < 1.06 * bits  # positions, scales of the table
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_types_of_weights_are_exact(kind: str) -> None:
+    own = gguf.GGMLQuantizationType[kind]
+    rng = np.random.default_rng(1)
+    if kind in ("Q4_K", "Q6_K"):  # random bytes, with scales that are numbers
+        block = BY_NAME[kind].bytes
+        data = rng.integers(0, 256, (5, 2, block), dtype="uint8")
+        scales = slice(0, 4) if kind == "Q4_K" else slice(block - 2, block)
+        numbers = rng.uniform(0.1, 1, (5, 2, 2)).astype("float16").view("uint8")
+        data[..., scales] = numbers if kind == "Q4_K" else numbers[..., :2]
+        data = data.reshape(5, -1)
+    else:
+        data = gguf.quants.quantize(rng.standard_normal((5, 512)).astype("float32"), own)
+        data = np.ascontiguousarray(data).view("uint8").reshape(5, -1)
+    wanted = gguf.quants.dequantize(data, own).reshape(5, 512)
+    np.testing.assert_allclose(floats_of(kind, data), wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,24 @@ from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.opencl.opencl import OpenCLDevice, local_device, opencl_processor
 
 
-def weights(outputs: int, depth: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def weights(
+    outputs: int, depth: int, size: int, bits: int = 4
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random weights, scales and zero points."""
     rng = np.random.default_rng(outputs)
     blocks = -(-depth // size)
     return (
-        rng.integers(0, 16, (outputs, depth), dtype="uint8"),
+        rng.integers(0, 1 << bits, (outputs, depth), dtype="uint8"),
         rng.uniform(0.5, 1, (outputs, blocks)).astype("float32"),
-        rng.integers(0, 16, (outputs, blocks), dtype="uint8"),
+        rng.integers(0, 1 << bits, (outputs, blocks), dtype="uint8"),
     )
+
+
+def with_minima(scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales of float16, and the zero points that are minima of float16."""
+    scale = scale.astype("float16").astype("float32")
+    least = np.random.default_rng(5).uniform(-9, 2, scale.shape).astype("float16")
+    return scale, -least.astype("float32") / scale
 
 
 def expected(x: np.ndarray, values: np.ndarray, scale: Any, zero: Any, size: int) -> np.ndarray:
@@ -43,9 +52,14 @@ def expected(x: np.ndarray, values: np.ndarray, scale: Any, zero: Any, size: int
     return x.astype("float64") @ weight.T
 
 
-def bound(x: np.ndarray, depth: int) -> float:
-    """This bounds the rounding of products and offsets, whose sums have terms of at most 15."""
-    return 2.0**-22 * depth * 15 * float(np.abs(x).max())
+def bound(x: np.ndarray, depth: int, bits: int = 4) -> float:
+    """This bounds the rounding of products and offsets, whose terms are below ``2**bits``."""
+    return 2.0**-22 * depth * (2**bits - 1) * float(np.abs(x).max())
+
+
+def halved(values: np.ndarray, bits: int) -> np.ndarray:
+    """Two numbers of 4 bits in a byte."""
+    return values[:, 0::2] | values[:, 1::2] << 4 if bits == 4 else values
 
 
 def nbits(
@@ -61,12 +75,13 @@ def nbits(
     blocks = scale.shape[1]
     padded = np.zeros((outputs, blocks * size), "uint8")
     padded[:, :depth] = values
-    packed = (padded[:, 0::2] | padded[:, 1::2] << 4).reshape(outputs, blocks, size // 2)
-    arrays = {"B": packed, "scales": scale.ravel()}
-    if zero is not None:
-        even = np.zeros((outputs, blocks + blocks % 2), "uint8")
-        even[:, :blocks] = zero
-        arrays["zeros"] = (even[:, 0::2] | even[:, 1::2] << 4).ravel()
+    bits = attrs.get("bits", 4)
+    arrays = {"B": halved(padded, bits).reshape(outputs, blocks, -1), "scales": scale.ravel()}
+    if zero is not None and zero.dtype == np.uint8:
+        even = np.pad(zero, ((0, 0), (0, blocks % 2 if bits == 4 else 0)))
+        arrays["zeros"] = halved(even, bits).ravel()
+    elif zero is not None:
+        arrays["zeros"] = zero.ravel()
     given = {"K": depth, "N": outputs, "bits": 4, "block_size": size, **attrs}
     node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], domain="com.microsoft", **given)
     graph = helper.make_graph(
@@ -97,15 +112,18 @@ def test_weights_lie_as_the_kernel_reads_them() -> None:
     [(1, 16, 32, 32), (1, 150, 96, 32), (3, 33, 64, 32), (6, 16, 40, 32), (1, 5, 130, 128)],
 )
 @pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize(("bits", "minima"), [(4, False), (4, True), (8, False)])
 def test_the_kernel_computes_the_plain_sum(
-    rows: int, outputs: int, depth: int, size: int, lanes: int
+    rows: int, outputs: int, depth: int, size: int, lanes: int, bits: int, minima: bool
 ) -> None:
-    values, scale, zero = weights(outputs, depth, size)
+    values, scale, zero = weights(outputs, depth, size, bits)
+    if minima:
+        scale, zero = with_minima(scale)
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
     with bb.function("main", [x]):
         with bb.dataflow():
-            call = nibbles_call(bb, x, values, scale, zero, size)
+            call = nibbles_call(bb, x, values, scale, zero, size, bits)
             result = bb.emit_output(bb.normalize(call))
         bb.emit_func_output(result)
     mod = bb.get()
@@ -119,7 +137,34 @@ def test_the_kernel_computes_the_plain_sum(
     given = np.random.default_rng(1).standard_normal((rows, depth)).astype("float32")
     wanted = expected(given, values, scale, zero, size)
     for one in (mod, scheduled):
-        np.testing.assert_allclose(run(one, given)[0], wanted, rtol=0, atol=bound(given, depth))
+        atol = bound(given, depth, bits)
+        np.testing.assert_allclose(run(one, given)[0], wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_minima_of_float16_are_stored_so(targets: list[str], rows: int) -> None:
+    """A weight of a block of 32 then has 5 bits instead of 5.5, as in Q4_1."""
+    values, scale, _ = weights(48, 96, 32)
+    scale, zero = with_minima(scale)
+    x = np.random.default_rng(2).standard_normal((1, rows, 96)).astype("float32")
+    model = ts.compile(nbits(rows, values, scale, zero, 32), targets, cpu_threads=1)
+    assert model.graph.weights_bytes < 48 * 96 * 5 / 8 + 300
+    wanted = expected(x[0], values, scale, zero, 32)
+    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=2 * bound(x, 96))
+
+
+@pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 96), (7, 96), (2, 45)])
+def test_weights_of_8_bits(targets: list[str], rows: int, depth: int) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    values, scale, zero = weights(50, depth, 32, 8)
+    model = nbits(rows, values, scale, zero, 32, bits=8)
+    x = np.random.default_rng(2).standard_normal((1, rows, depth)).astype("float32")
+    compiled = ts.compile(model, targets, cpu_threads=1)
+    assert compiled.graph.weights_bytes < 64 * depth * 1.25
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(compiled(x), wanted, rtol=0, atol=2 * bound(x, depth, 8))
 
 
 @pytest.mark.parametrize("targets", [["llvm"], ["opencl"]])

@@ -54,6 +54,7 @@ from .nibbles import (
     operands_of,
     runs,
     scale_of,
+    shifted,
     summed,
     zero_of,
 )
@@ -214,9 +215,10 @@ class _Nest:
                 unit, lane = place(one.block, v)
                 row = start + one.pixel
                 middle = zero_of(own, self.zero, unit, number, lane)
-                value = one.value(v).astype("float32") - middle * load(sums, row, number)
                 factor = scale_of(own, self.scale, unit, number, lane)
-                return factor * load(self.factor, row, number) * value
+                value = one.value(v).astype("float32")
+                value = shifted(own, factor, value, middle, load(sums, row, number))
+                return load(self.factor, row, number) * value
 
             first = number * (own.block // _HALVES)
             steps = self.products(acc, first, lambda p: start + p, lambda o: place(o, const(0)))

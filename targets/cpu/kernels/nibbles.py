@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits in blocks: the kernel makes floats of them in registers.
+"""Products with weights of 4 or 8 bits in blocks: the kernel makes floats of them in registers.
 
     y = R.call_tir(nibbles, (x, weight, scale, zero))       # attrs: {"kind": "matmul.nibbles"}
 
@@ -12,8 +12,8 @@
 A decoder reads each weight once for each token, so its time is that of reading the weights: 4 bits
 are an eighth of float32. With many rows, products take the time, so the weights of one block of
 outputs become floats once, in the cache, and all rows are multiplied with them. Zero points are
-bytes, or a constant of the kernel if all weights have the same one. Weights lie as the kernel reads
-them, in blocks of `UNITS` outputs, padded with zeros.
+bytes, or a constant of the kernel if all weights have the same one. Zero points of llama.cpp's
+blocks are minima, ``scale * value + minimum``, in float16. Weights lie as the kernel reads them, in blocks of `UNITS` outputs, padded with zeros.
 
 The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
 """
@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from tvm import relax, tirx
@@ -62,12 +63,18 @@ class Nibbles:
     """One product: its rows, inputs and outputs, and how many inputs share a scale."""
 
     rows: int
-    depth: int  # even
+    depth: int  # even for 4 bits
     outputs: int
     block: int
     zero: int | None = None  # the zero point of all weights; None if the kernel reads them
-    zeros: str = "uint8"  # otherwise their type
+    zeros: str = "uint8"  # otherwise their type; `HALVES` are minima
     scales: str = "float32"  # their type; `HALVES` if that is exact
+    bits: int = 4
+
+    @property
+    def packed(self) -> int:
+        """Weights of a byte."""
+        return 8 // self.bits
 
     @property
     def blocks(self) -> int:
@@ -80,13 +87,13 @@ class Nibbles:
         return -(-self.outputs // UNITS)
 
 
-def pack(values: np.ndarray) -> np.ndarray:
-    """Weights of (outputs, inputs), each below 16, as the kernel reads them."""
+def pack(values: np.ndarray, bits: int = 4) -> np.ndarray:
+    """Weights of (outputs, inputs), each of so few bits, as the kernel reads them."""
     outputs, depth = values.shape
     padded = np.zeros((-(-outputs // UNITS) * UNITS, depth), "uint8")
     padded[:outputs] = values
-    pairs = padded[:, 0::2] | padded[:, 1::2] << 4
-    return pairs.reshape(-1, UNITS, depth // 2).transpose(0, 2, 1)
+    whole = padded[:, 0::2] | padded[:, 1::2] << 4 if bits == 4 else padded
+    return whole.reshape(-1, UNITS, depth * bits // 8).transpose(0, 2, 1)
 
 
 def by_unit(values: np.ndarray, dtype: str = "float32") -> np.ndarray:
@@ -100,15 +107,16 @@ def by_unit(values: np.ndarray, dtype: str = "float32") -> np.ndarray:
 def nibbles_call(
     bb: relax.BlockBuilder,
     x: relax.Expr,  # (rows, inputs) of float32
-    values: np.ndarray,  # the weights, (outputs, inputs), each below 16
+    values: np.ndarray,  # the weights, (outputs, inputs), of `bits`
     scale: np.ndarray,  # (outputs, blocks of inputs)
     zero: np.ndarray,  # the zero points, in the same shape
     size: int,  # inputs of a block
+    bits: int = 4,
 ) -> relax.Call:
     """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in x.ty.shape.values)
-    own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale))
-    operands = [x, *operands_of(own, pack(values), scale, zero)]
+    own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale), bits)
+    operands = [x, *operands_of(own, pack(values, bits), scale, zero)]
     result = relax.TensorType((rows, own.outputs), "float32")
     return steps_call(bb, "matmul.nibbles", _kernel(own), operands, result)
 
@@ -118,7 +126,21 @@ def kinds_of(zero: np.ndarray, scale: np.ndarray) -> tuple[int | None, str, str]
     whole = bool((zero == np.clip(np.round(zero), 0, 255)).all())
     is_one = whole and zero.size > 0 and bool((zero == zero.flat[0]).all())
     scales = HALVES if are_halves(scale) else "float32"
-    return (int(zero.flat[0]) if is_one else None), "uint8" if whole else "float32", scales
+    kind = "uint8" if whole else HALVES if _minima(scale, zero) is not None else "float32"
+    return (int(zero.flat[0]) if is_one else None), kind, scales
+
+
+def _minima(scale: np.ndarray, zero: np.ndarray) -> np.ndarray | None:
+    """The summands of ``scale * value``, if float16 has it but for the rounding of zero points."""
+    wanted = -scale * zero
+    with np.errstate(over="ignore"):
+        near = wanted.astype("float16").astype("float32")
+    is_near = bool((np.abs(near - wanted) <= np.abs(wanted) * _ROUNDING).all())
+    return near if is_near and are_halves(near) else None
+
+
+_ROUNDING = 2.0**-22
+"""The error of a quotient and a product of float32."""
 
 
 def long(*values: int) -> list[Expr]:
@@ -132,6 +154,10 @@ def operands_of(
     """The constants that a kernel reads: weights, scales, and zero points if they differ."""
     scales = half_bits(scale) if own.scales == HALVES else scale
     arrays = [packed, by_unit(scales, own.scales)]
+    if own.zeros == HALVES:
+        minima = _minima(scale, zero)
+        assert minima is not None
+        zero = half_bits(minima)
     arrays += [by_unit(zero, own.zeros)] if own.zero is None else []
     return [constant(array) for array in arrays]
 
@@ -166,29 +192,52 @@ def summed(
             unit, lane, part = n // UNITS, n % UNITS, k // own.block
             middle = zero_of(own, tensors.get("zero"), unit, part, lane)
             factor = scale_of(own, tensors["scale"], unit, part, lane)
-            factor = factor * (bits(tensors, unit, lane, k) - middle)
-            T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * factor, [row, n])
+            weight = shifted(own, factor, bits(tensors, unit, lane, k), middle)
+            T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * weight, [row, n])
     return builder.get().with_attr(mark, to_text(own))
 
 
 def _kernel(own: Nibbles) -> tirx.PrimFunc:
     inputs: Shapes = {
         "x": ((own.rows, own.depth), "float32"),
-        "weight": ((own.units, own.depth // 2, UNITS), "uint8"),
+        "weight": ((own.units, own.depth // own.packed, UNITS), "uint8"),
     }
 
     def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
-        pair = tensors["weight"][unit, k // 2, lane].astype("int32")
+        pair = tensors["weight"][unit, k // own.packed, lane].astype("int32")
+        if own.bits == 8:
+            return pair.astype("float32")
         return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
 
     return summed(own, NIBBLES, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
 
 
 def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
-    """The zero point of one output's block, or of several, as floats."""
+    """The zero point or minimum of one output's block, or of several, as floats."""
     if zero is None:
         return tirx.const(own.zero, "float32")
-    return as_type(load(zero, *place), "float32")
+    value = load(zero, *place)
+    return float_of(value) if own.zeros == HALVES else as_type(value, "float32")
+
+
+def shifted(
+    own: Nibbles,
+    factor: Expr,
+    value: Expr,  # a weight's bits, or a sum of products with them
+    middle: Expr,
+    inputs: Expr | None = None,  # their sum, for a sum of products
+) -> Expr:
+    """A weight, or products with weights, by their scale and what `zero_of` gives."""
+    middle = middle if inputs is None else middle * inputs
+    return factor * value + middle if own.zeros == HALVES else factor * (value - middle)
+
+
+def number_of(own: Nibbles, byte: Expr, which: int) -> Expr:
+    """One of the weights of a byte, or of several, as floats."""
+    word = byte.astype("int32")
+    if own.bits == 4:
+        word = word >> 4 if which else word & 15
+    return word.astype("float32")
 
 
 def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
@@ -250,20 +299,23 @@ class _Nest:
         floats = scratch("floats", own.depth, UNITS)
 
         def both(pair: Expr) -> tirx.Stmt:
-            part = pair // (own.block // 2)
+            part = pair // (own.block // own.packed)
 
-            def vector(o: Expr, high: int) -> tirx.Stmt:
+            def vector(o: Expr, which: int) -> tirx.Stmt:
                 def lane(v: Expr) -> tirx.Stmt:
                     place = o * self.width + v
-                    bits = load(self.weight, unit, pair, place).astype("int32")
-                    number = (bits >> 4 if high else bits & 15).astype("float32")
+                    number = number_of(own, load(self.weight, unit, pair, place), which)
                     factor = scale_of(own, self.scale, unit, part, place)
                     middle = zero_of(own, self.zero, unit, part, place)
-                    return store(floats, factor * (number - middle), 2 * pair + high, place)
+                    value = shifted(own, factor, number, middle)
+                    return store(floats, value, own.packed * pair + which, place)
 
                 return lanes(self.width, lane)
 
-            return loop(vectors, lambda o: block([vector(o, 0), vector(o, 1)]), "vector")
+            def all_of(o: Expr) -> tirx.Stmt:
+                return block([vector(o, which) for which in range(own.packed)])
+
+            return loop(vectors, all_of, "vector")
 
         def tile(start: Expr, count: int) -> tirx.Stmt:
             acc = Accumulators(count, vectors, self.width)
@@ -285,7 +337,7 @@ class _Nest:
 
             found.append(loop(repeats, run, "rows"))
             start += repeats * count
-        return within([floats], [loop(own.depth // 2, both, "pair"), *found])
+        return within([floats], [loop(own.depth // own.packed, both, "pair"), *found])
 
     def keep(self, value: Expr, row: Expr, unit: Expr, o: Expr, v: Expr, kept: int) -> tirx.Stmt:
         """Store one output, unless it is one of those that fill the last block."""
@@ -349,26 +401,25 @@ class _Nest:
             acc = Accumulators(count, units[1] * each, self.width)
 
             def pair(j: Expr) -> tirx.Stmt:
-                k = number * own.block + 2 * j
+                k = number * own.block + own.packed * j
 
-                def product(p: Expr, o: Expr, v: Expr, high: int) -> Expr:
+                def product(p: Expr, o: Expr, v: Expr, which: int) -> Expr:
                     unit, lane = place(o, v)
-                    both = load(self.weight, unit, number * (own.block // 2) + j, lane)
-                    bits = both.astype("int32")
-                    own_bits = bits >> 4 if high else bits & 15
-                    return load(self.x, start + p, k + high) * own_bits.astype("float32")
+                    byte = load(self.weight, unit, number * (own.block // own.packed) + j, lane)
+                    return load(self.x, start + p, k + which) * number_of(own, byte, which)
 
-                low = acc.add(lambda p, o, v: product(p, o, v, 0))
-                return block([*low, *acc.add(lambda p, o, v: product(p, o, v, 1))])
+                each = (partial(product, which=which) for which in range(own.packed))
+                return block([step for one in each for step in acc.add(one)])
 
             def scaled(one: Sum, v: Expr) -> Expr:
                 unit, lane = place(one.block, v)
                 middle = zero_of(own, self.zero, unit, number, lane)
-                shift = middle * load(sums, start + one.pixel, number)
-                return scale_of(own, self.scale, unit, number, lane) * (one.value(v) - shift)
+                inputs = load(sums, start + one.pixel, number)
+                factor = scale_of(own, self.scale, unit, number, lane)
+                return shifted(own, factor, one.value(v), middle, inputs)
 
-            steps = [*acc.start(), loop(inputs // 2, pair, "pair"), *added(total, acc, scaled)]
-            return within(acc.buffers, steps)
+            pairs = loop(inputs // own.packed, pair, "pair")
+            return within(acc.buffers, [*acc.start(), pairs, *added(total, acc, scaled)])
 
         def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             return self.keep(value, start + p, units[0] + o // each, o % each, v, kept)

@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits on a GPU: read once as they are, floats in registers.
+"""Products with weights of 4 or 8 bits on a GPU: read once as they are, floats in registers.
 
 for each work-group:                             # 16 outputs, a few rows
   for run of bytes of one block of inputs, one for each item:
@@ -24,7 +24,7 @@ from tvm.ir import Expr
 
 from tvm_stretch.network.attributes import NIBBLES, WORDS
 from tvm_stretch.network.codec import from_text
-from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, Nibbles, scale_of, zero_of
+from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, Nibbles, scale_of, shifted, zero_of
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     as_type,
@@ -177,16 +177,17 @@ class _Bytes(_Nest):
     @cached_property
     def run(self) -> int:
         """Bytes of each output that an item reads at once; one scale is theirs."""
-        return gcd(self.own.block // 2, self.own.depth // 2, _RUN)
+        packed = self.own.packed
+        return gcd(self.own.block // packed, self.own.depth // packed, _RUN)
 
     @property
     def steps(self) -> int:
-        return self.own.depth // 2 // self.run
+        return self.own.depth // self.own.packed // self.run
 
     def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
         unit, _, first = place
         begin = step * self.run
-        part = begin // (self.own.block // 2)
+        part = begin // (self.own.block // self.own.packed)
         words = quads("words", self.run, dtype="int32")
         scales, middles = quads("scales", self.sums), quads("middles", self.sums)
         quad = [tirx.Ramp(const(i * QUAD), const(1), QUAD) for i in range(self.sums)]
@@ -201,7 +202,9 @@ class _Bytes(_Nest):
             stmts.append(_every_fourth(middles, zeros))
         for j in range(self.run):
             bits = load(words, j)
-            stmts.append(self.byte(acc, bits, scales, middles, (first, (begin + j) * 2)))
+            stmts.append(
+                self.byte(acc, bits, scales, middles, (first, (begin + j) * self.own.packed))
+            )
         buffers = [words, scales, *([] if self.zero is None else [middles])]
         return within(buffers, stmts)
 
@@ -213,25 +216,27 @@ class _Bytes(_Nest):
         middles: tirx.Buffer,  # the zero points, unless they are one
         place: tuple[Expr, Expr],  # the first row and the first of both inputs
     ) -> tirx.Stmt:
-        """Add the products of two inputs with all outputs."""
+        """Add the products of the inputs of a byte with all outputs."""
         first, column = place
-        given = scratch("given", 2, self.rows, scope="local")
-        both = quads("weights", 2)
+        count, mask = self.own.packed, (1 << self.own.bits) - 1
+        given = scratch("given", count, self.rows, scope="local")
+        each = quads("weights", count)
         stmts = [
-            store(given, load(self.x, self.row(first, r), column + half), half, r)
-            for half in range(2)
+            store(given, load(self.x, self.row(first, r), column + which), which, r)
+            for which in range(count)
             for r in range(self.rows)
         ]
         for i in range(self.sums):
             middle = self.middle if self.zero is None else load(middles, i)
-            for half in range(2):
-                value = tirx.shift_right(bits, number(8 * i + 4 * half, QUAD))
-                value = as_type(tirx.bitwise_and(value, number(15, QUAD)), "float32")
-                stmts.append(store(both, load(scales, i) * (value - middle), half))
+            for which in range(count):
+                value = tirx.shift_right(bits, number(8 * i + 4 * which, QUAD))
+                value = as_type(tirx.bitwise_and(value, number(mask, QUAD)), "float32")
+                value = shifted(self.own, load(scales, i), value, middle)
+                stmts.append(store(each, value, which))
             for r in range(self.rows):
-                more = [splat(load(given, half, r)) * load(both, half) for half in range(2)]
-                stmts.append(store(acc, load(acc, r, i) + (more[0] + more[1]), r, i))
-        return within([given, both], stmts)
+                more = [splat(load(given, w, r)) * load(each, w) for w in range(count)]
+                stmts.append(store(acc, load(acc, r, i) + sum(more[1:], more[0]), r, i))
+        return within([given, each], stmts)
 
     @property
     def middle(self) -> Expr:
@@ -275,7 +280,7 @@ class _Words(_Nest):
         scale = splat(scale_of(self.own, self.scale, unit, part, column))
         middle = splat(zero_of(self.own, self.zero, unit, part, column))
         stmts = [
-            store(both, scale * (as_type(value, "float32") - middle), half)
+            store(both, shifted(self.own, scale, as_type(value, "float32"), middle), half)
             for half, value in enumerate((low, high))
         ]
         for r in range(self.rows):

@@ -205,27 +205,18 @@ class Decoder:
         weight = self.used(f"{name}.weight", own.words, own.width)
         blocks = blocks_of(weight.kind, weight.data)
         if blocks is None:
-            x = self.constant(weight.name, finite(name, floats_of(weight.kind, weight.data)))
-            x = self.add(name, "Gather", x, "tokens")
+            table = self.constant(weight.name, finite(name, floats_of(weight.kind, weight.data)))
+            x = self.add(name, "Gather", table, "tokens")
         else:
-            x = self.rows_of_blocks(name, blocks)
+            values, scale, zero = self.block_parts(weight.name, blocks)
+            values = self.add(f"{name}.rows", "Reshape", values, self.sizes("table", own.words, -1))
+            attributes = {"bits": blocks.bits, "block_size": blocks.size}
+            given = (values, "tokens", scale, zero)
+            x = self.add(name, "GatherBlockQuantized", *given, domain=_MICROSOFT, **attributes)
         if self.family.scaled:
             root = self.constant("root", np.float32(math.sqrt(own.width)))
             x = self.add(f"{name}.scaled", "Mul", x, root)
         return x
-
-    def rows_of_blocks(self, name: str, blocks: Blocks) -> str:
-        """The rows of a table in blocks."""
-        own, count = self.shape, blocks.scale.shape[1]
-        parts = {"values": blocks.values, "scale": blocks.scale, "zero": blocks.zero}
-        read = {}
-        for part, array in parts.items():
-            whole = self.constant(f"{name}.{part}s", array.reshape(own.words, count, -1))
-            read[part] = self.add(f"{name}.{part}", "Gather", whole, "tokens")
-        x = self.add(f"{name}.wide", "Cast", read["values"], to=TensorProto.FLOAT)
-        x = self.add(f"{name}.middle", "Sub", x, read["zero"])
-        x = self.add(f"{name}.blocks", "Mul", x, read["scale"])
-        return self.add(name, "Reshape", x, self.sizes("rows", 0, 0, own.width))
 
     def sizes(self, name: str, *sizes: int) -> str:
         """A constant of integers."""

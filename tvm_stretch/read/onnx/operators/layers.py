@@ -20,7 +20,7 @@ from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.read.onnx.block_weights import Blocks, blocks_of_product
 from tvm_stretch.read.onnx.node import Node, as_expr, converter
 from tvm_stretch.targets.cpu.kernels.nibble_words import words_call
-from tvm_stretch.targets.cpu.kernels.nibbles import nibbles_call
+from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, nibbles_call, pack
 
 _EIGHT_BITS = 4
 """The `accuracy_level` that lets kernels round inputs to 8 bits."""
@@ -69,35 +69,25 @@ def block_product(
     rounds: bool = False,  # whether inputs may be rounded to 8 bits
 ) -> relax.Expr:
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
-    if blocks.bits == 8 and node.dtype() == "float32":
-        return _by_halves(node, x, blocks)
     shape = shape_of(x)
     rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
     x = node.emit(relax.op.reshape(x, (rows, depth)))
     if node.dtype() != "float32":
         weight = replace(blocks, axis=0).floats().astype(node.dtype())
         y = relax.op.matmul(x, constant(weight))
-    elif rounds:
+    elif rounds and blocks.bits == 4:
         y = _rounded_product(node, x, blocks)
     else:
-        values = blocks.values
-        if depth % 2:  # a byte holds two weights; the second one of the last byte meets a zero
+        values, bits = blocks.values, blocks.bits
+        if (
+            depth % 2 and bits == 4
+        ):  # a byte holds two weights; the second one of the last byte meets a zero
             values = np.pad(values, ((0, 0), (0, 1)))
             x = node.emit(relax.op.concat([x, constant(np.zeros((rows, 1), "float32"))], axis=1))
         size = min(blocks.size, values.shape[1])
-        y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size + size % 2)
+        size += size % 2 if bits == 4 else 0
+        y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size, bits)
     return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
-
-
-def _by_halves(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
-    """Weights of 8 bits as two of 4 bits: ``16 * high + low``."""
-    high, low = blocks.zero // 16, blocks.zero % 16
-    parts = [(blocks.values >> 4, 16 * blocks.scale, high), (blocks.values & 15, blocks.scale, low)]
-    products = [
-        node.emit(block_product(node, x, Blocks(values, scale, zero, blocks.size, 1)))
-        for values, scale, zero in parts
-    ]
-    return relax.op.add(*products)
 
 
 def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
@@ -127,29 +117,49 @@ def _gather(node: Node) -> relax.Expr:
     kind = node.dtype()
     if kind not in ("uint8", *_MIDDLES) or bits not in (4, 8) or len(shape) != 2:
         raise node.refuse("a matrix of 4 or 8 bits", f"{bits} bits, {kind} of shape {shape}")
-    packed = kind == "uint8" and bits == 4
-    columns = shape[1] * (2 if packed else 1)
+    is_packed = kind == "uint8" and bits == 4
+    rows, columns = shape[0], shape[1] * (2 if is_packed else 1)
     if node.axis(0, "gather_axis") != 0 or node.axis(1, "quantize_axis") != 1:
         raise node.refuse("rows, in blocks of columns", "another gather_axis or quantize_axis")
     size = int(node.attr("block_size", 128))
     blocks, scale = -(-columns // size), node.const(2, "scales")
-    middle = _MIDDLES.get(kind, 1 << (bits - 1))
-    zero = np.full((shape[0], blocks), middle, "uint8")
-    if node.has(3) and packed:
-        zero = _unpacked(node, 3, "zero points", shape[0], blocks + blocks % 2)[:, :blocks]
+    zero = np.full((rows, blocks), _MIDDLES.get(kind, 1 << (bits - 1)), "float32")
+    if node.has(3) and is_packed:
+        zero = _unpacked(node, 3, "zero points", rows, blocks + blocks % 2)[:, :blocks]
     elif node.has(3):
-        zero = (node.const(3, "zero points").astype("int32") + _MIDDLES.get(kind, 0)).astype(
-            "uint8"
-        )
-    if kind in _MIDDLES:
-        whole = (numbers.astype("int32") + _MIDDLES[kind]).astype("uint8")
-        whole = np.pad(whole, ((0, 0), (0, columns % 2)))
-        numbers, packed = whole[:, 0::2] | whole[:, 1::2] << 4, True
-    read = [node.emit(relax.op.take(constant(x), node[1], 0)) for x in (numbers, scale, zero)]
-    values = _halves_of_bytes(node, read[0], columns) if packed else read[0]
-    wide = [values, *(_along_blocks(node, x, size, columns) for x in read[1:])]
-    values, scale, zero = (node.emit(relax.op.astype(x, node.dtype(2))) for x in wide)
-    return relax.op.multiply(node.emit(relax.op.subtract(values, zero)), scale)
+        zero = node.const(3, "zero points").astype("float32") + _MIDDLES.get(kind, 0)
+    if is_packed:
+        numbers = _unpacked(node, 0, "data", rows, columns)
+    elif kind in _MIDDLES:
+        numbers, bits = (numbers.astype("int32") + _MIDDLES[kind]).astype("uint8"), 4
+    values = _rows_of_units(node, np.pad(numbers, ((0, 0), (0, columns % (8 // bits)))), bits)
+    values = _halves_of_bytes(node, values, columns) if bits == 4 else values
+    values = node.emit(relax.op.astype(values, node.dtype(2)))
+    middle: relax.Expr = node.scalar(float(zero.flat[0]), node.dtype(2))
+    if (zero != zero.flat[0]).any():
+        zero = zero.astype(node.dtype(2))
+        middle = node.emit(relax.op.take(constant(zero), node[1], 0))
+        middle = _along_blocks(node, middle, size, columns)
+    scale = node.emit(relax.op.take(constant(scale), node[1], 0))
+    scale = _along_blocks(node, scale, size, columns)
+    return relax.op.multiply(node.emit(relax.op.subtract(values, middle)), scale)
+
+
+def _rows_of_units(node: Node, numbers: np.ndarray, bits: int) -> relax.Expr:
+    """The bytes of some rows, from the bytes that a product with the same matrix reads."""
+    packed = pack(numbers, bits)
+    token = node.emit(relax.op.astype(node[1], "int64"))
+    sizes = [relax.const(number, "int64") for number in (0, len(numbers), UNITS, packed[0].size)]
+    later = node.emit(relax.op.add(token, sizes[1]))
+    token = node.emit(relax.op.where(relax.op.less(token, sizes[0]), later, token))
+    unit = node.emit(relax.op.floor_divide(token, sizes[2]))
+    lane = node.emit(relax.op.subtract(token, relax.op.multiply(unit, sizes[2])))
+    first = node.emit(relax.op.add(relax.op.multiply(unit, sizes[3]), lane))
+    first = node.emit(relax.op.expand_dims(first, -1))
+    places = constant(np.arange(packed.shape[1]) * UNITS)
+    return node.emit(
+        relax.op.take(constant(packed.ravel()), node.emit(relax.op.add(first, places)), 0)
+    )
 
 
 def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
