@@ -84,6 +84,8 @@ $(DEVICES): | $(BIN)/python
 # the C++ tests under sanitizers, which take longer to compile than to run; tests/native runs them
 native-tests: $(STAMP) $(DEVICES)
 	@test ! -e /usr/include/gtest/gtest.h || $(BIN)/python tests/native/build_native.py
+	@$(BIN)/python -c "from tvm_stretch.run import native_processor, testing; \
+	  native_processor.build_processor(testing.SOURCE, 'build/fake')"
 
 # zig builds its C library for Hexagon once, which takes a minute
 zig-library: $(ZIG)

@@ -44,15 +44,13 @@ def run_tests(*chosen: str, more: tuple[str, ...] = ()) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-def test_networks() -> None:
-    """A sample; `make test-full` runs all tests of the emulated DSP."""
+def test_networks_and_failures() -> None:
+    """Each call fails with each code, and 40 calls fail at random.
+
+    Networks are a sample; `make test-full` runs all tests of the emulated DSP.
+    """
     names = ("a_whole_network", "beside_the_cpu_and_opencl", "packets_of_kernels")
-    run_tests(*(f"test_hexagon.py::test_{name}" for name in names))
-
-
-def test_failures() -> None:
-    """Each call fails with each code, and 40 calls fail at random."""
-    run_tests("fastrpc_cases.py")
+    run_tests("fastrpc_cases.py", *(f"test_hexagon.py::test_{name}" for name in names))
 
 
 @pytest.mark.full

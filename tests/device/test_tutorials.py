@@ -24,7 +24,7 @@ describe = cpu.complete_target
 cpu.complete_target = lambda target: describe(
     tvm.target.Target({**dict(target.attrs), "kind": "llvm", "opt-level": 0})
 )
-contest._PATIENCE, decide._SURPRISING = 1, 1e9
+contest._PATIENCE, contest._TRACED, decide._SURPRISING = 1, 2, 1e9
 """
 """Kernels as LLVM makes them without its optimisations, and plans measured a few times only: what
 is shown is not how fast they are, and `unit/test_decide.py` looks at what becomes of surprises."""

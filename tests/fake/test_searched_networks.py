@@ -86,7 +86,7 @@ def on_this_machine(known: Costs) -> Costs:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@settings(max_examples=1_000 if FULL else 12)
+@settings(max_examples=1_000 if FULL else 6)
 @given(data=st.data())
 def test_every_network_is_searched(theme: str, data: st.DataObject) -> None:
     mod = data.draw(searched_networks(THEMES[theme], 8 if FULL else 4))

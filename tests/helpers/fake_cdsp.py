@@ -17,6 +17,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 SOURCES = _ROOT / "tests" / "fastrpc"
 _FOLDER = _ROOT / "build" / "fastrpc"
 _ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "hexagon-linux-musl", "-mcpu=hexagonv65")
+_STATIC = (*_ZIG, "-s", "-w", "-static")
+"""The options of `hexagon_linker`: for others zig builds its C library again, for minutes."""
 
 
 @functools.cache
@@ -24,7 +26,8 @@ def library() -> Path:
     """The library, built if its sources are newer."""
     made = {
         _FOLDER / "libcdsprpc.so": ("cc", "-O2", "-Wall", "-shared", "-fPIC", "cdsprpc.c"),
-        _FOLDER / "shell": (*_ZIG, "-O2", "-static", "shell.c"),
+        _FOLDER / "shell.o": (*_STATIC, "-O2", "-c", "shell.c"),
+        _FOLDER / "shell": (*_STATIC, str(_FOLDER / "shell.o"), "-lm"),
     }
     newest = max(path.stat().st_mtime for path in SOURCES.iterdir())
     _FOLDER.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,13 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join([package, *(part for part in parts if part != "__init__")]), path
 
 
-def imported(module: str, path: Path, at_once: bool = False) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imported(module: str, path: Path, at_once: bool = False) -> tuple[tuple[str, int], ...]:
     """What a file imports, with the line: anywhere in it, or only when it is imported itself."""
+    return tuple(_imported(module, path, at_once))
+
+
+def _imported(module: str, path: Path, at_once: bool) -> Iterator[tuple[str, int]]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     tree = tree_of(path)
     for node in tree.body if at_once else ast.walk(tree):

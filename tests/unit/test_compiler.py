@@ -125,7 +125,7 @@ def test_everything_on_the_other_processor(emit: object) -> None:
     assert copies <= {"outputs"}, "only what nobody computes is copied by the CPU"
 
 
-@settings(max_examples=15)
+@settings(max_examples=max(6, settings().max_examples // 4))
 @given(st.data())
 def test_random_networks_on_random_processors(data: st.DataObject) -> None:
     mod = load_network(data.draw(networks(WITH_CONVOLUTIONS)))

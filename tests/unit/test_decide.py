@@ -28,6 +28,13 @@ from tvm_stretch.plan.search.site import Site
 from tvm_stretch.run.timeline import RegionTime, Span, Timeline
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 
+
+@pytest.fixture(autouse=True)
+def surprises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let them count as they do for users; conftest.py lets none."""
+    monkeypatch.setattr(choosing, "_SURPRISING", 1.2)
+
+
 NAMES = ("cpu", "npu")
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
 

@@ -29,6 +29,7 @@ def adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAdb
     monkeypatch.setenv("PATH", adb.environment()["PATH"])
     monkeypatch.delenv("ANDROID_SERIAL", raising=False)
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tvm_stretch.api.phone._SIZE", 7)  # an emulated DSP is slow
     yield adb
     adb.say(fail={}, answer={}, devices=["39181FDJG000AB\tdevice"])
     clean_up()

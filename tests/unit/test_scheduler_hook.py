@@ -29,8 +29,7 @@ class Asked:
         return replace(schedule_heft(problem), scheduler="mine")
 
 
-def test_compile_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
+def test_compile_asks_it() -> None:
     mine, mod = Asked(), emit(["fork"], size=14)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], scheduler=mine, cpu_threads=1)
     assert mine.problems and all(p.processors == ("cpu", "p1") for p in mine.problems)

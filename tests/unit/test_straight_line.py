@@ -18,9 +18,8 @@ from tvm_stretch.run.model import Model
 STATIONS = ("api.compiler", "make.pipeline", "plan.search")
 
 
-def test_the_network_goes_straight_through_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_goes_straight_through_the_files() -> None:
     """`real_walk.py` counts on the real call tree."""
-    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
     page = (Path(rooms.ROOT) / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for walk in walks(8, 8):
         print(*walk.stays, sep="\n")
@@ -52,10 +51,7 @@ def test_a_model_is_made_once(made: list[Model]) -> None:
     assert made == [model, given] and given.plan.regions == plan.regions
 
 
-def test_the_model_that_won_is_not_built_again(
-    made: list[Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tvm_stretch.plan.search.contest._PATIENCE", 1)
+def test_the_model_that_won_is_not_built_again(made: list[Model]) -> None:
     mod = emit(["conv"], size=8, channels=8)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
     *trials, last = made

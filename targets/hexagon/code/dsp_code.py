@@ -194,5 +194,6 @@ def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tv
     return cast(tvm.runtime.Module, create(json.dumps(description), link_program(objects, linker)))
 
 
-if __name__ == "__main__":  # `make setup` lets zig build its C library now
-    link_program({}, hexagon_linker())
+if __name__ == "__main__":  # `make setup` lets zig build its C library and runtime functions now
+    for linker_of in (hexagon_linker, fastrpc_linker):
+        link_program({}, linker_of())
