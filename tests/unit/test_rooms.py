@@ -33,6 +33,7 @@ DEFERRED = {
     "tvm_stretch.base.errors": "the executor's errors are registered when it is loaded",
     "tvm_stretch.read.quantise": "ONNX Runtime is optional",
     "tvm_stretch.read.tflite.reader": "the package tflite is optional",
+    "tvm_stretch.read.torch.decomposing": "torch is optional",
     "tvm_stretch.read.torch.importer": "torch is optional",
     "tvm_stretch.read.torch.numbers": "torch is optional",
     "tvm_stretch.read.torch.operators": "torch is optional",

@@ -11,7 +11,7 @@ import tvm
 
 from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.base.files import open_regular, reason_of
-from tvm_stretch.base.progress import step
+from tvm_stretch.base.progress import say, step
 from tvm_stretch.network.attributes import WIDENED
 from tvm_stretch.network.properties.verify import blaming
 from tvm_stretch.network.states import CARRIED
@@ -67,7 +67,7 @@ def load_network(
             type.
     """
     mod = _read(source, sized(shapes, sizes or {}), widen, sizes)
-    step()
+    say("simplifying the network")
     with blaming(mod):
         mod = _empty(mod)  # what reads a tensor without elements is constant then
         check_sizes(mod)

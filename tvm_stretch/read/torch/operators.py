@@ -21,6 +21,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.read.torch.decomposing import decompose
 from tvm_stretch.read.torch.images import IMAGES, REDUCTIONS
 from tvm_stretch.read.torch.importer import (
     argument,
@@ -94,11 +95,11 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     table[torch.ops.aten.rrelu.default] = _rrelu
     table.update(WRITTEN)
     with unchecked():
-        program = in_real_numbers(program.run_decompositions(table))
+        program = in_real_numbers(decompose(program, table))
     while more := _further(program, table):
         table.update(more)
         try:
-            program = program.run_decompositions(table)
+            program = decompose(program, table)
         except Exception:  # torch does not always take its own
             break
     for node in reversed([*program.graph.nodes]):

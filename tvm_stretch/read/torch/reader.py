@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.base.progress import say
 from tvm_stretch.network.states import CARRIED, next_name
 from tvm_stretch.read.torch.archive import safe_archive
 from tvm_stretch.read.torch.importer import import_program
@@ -153,8 +154,10 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             refuse_random(program)
+            say("decomposing torch's operators")
             program = decomposed(program)
             refuse_random(program)
+            say("importing operators")
             first = expose_states(program)
             own = {
                 **converters(),
