@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import sys
@@ -85,19 +86,24 @@ def in_regions(model: ts.Model) -> list[set[str]]:
     return [{name.rstrip("0123456789") for name in region.operators} for region in regions]
 
 
-def test_each_pair_of_kinds(scripted: Path) -> None:
+@functools.cache
+def answer() -> np.ndarray:
+    return ts.compile(network(), ["llvm"])(X)
+
+
+@pytest.mark.variants(2)
+@pytest.mark.parametrize("pair", itertools.combinations(KINDS, 2), ids="+".join)
+def test_each_pair_of_kinds(scripted: Path, pair: tuple[str, ...]) -> None:
     """A valid plan follows, it gives the same answer, and it says what is elsewhere and why."""
-    expected = ts.compile(network(), ["llvm"])(X)
-    for pair in itertools.combinations(KINDS, 2):
-        rule(scripted, "refuses", pair)
-        model = check(expected)
-        kinds = {"Conv": "conv2d", "Mul": "multiply"}
-        names = {kinds.get(kind, kind.lower()) for kind in pair}
-        assert not any(names <= found for found in in_regions(model)), pair
-        told = [r for r in model.plan.refusals if "too much at once" in r.reason]
-        meet = set(pair) <= {"Conv", "Relu"} or not set(pair) & {"Conv", "Relu"}
-        assert len(told) == meet, "only what is at fault goes elsewhere"
-        assert ("too much at once" in model.plan.explain()) == meet
+    rule(scripted, "refuses", pair)
+    model = check(answer())
+    kinds = {"Conv": "conv2d", "Mul": "multiply"}
+    names = {kinds.get(kind, kind.lower()) for kind in pair}
+    assert not any(names <= found for found in in_regions(model)), pair
+    told = [r for r in model.plan.refusals if "too much at once" in r.reason]
+    meet = set(pair) <= {"Conv", "Relu"} or not set(pair) & {"Conv", "Relu"}
+    assert len(told) == meet, "only what is at fault goes elsewhere"
+    assert ("too much at once" in model.plan.explain()) == meet
 
 
 @pytest.mark.parametrize("fault", ["crashes", "hangs"])
@@ -106,7 +112,7 @@ def test_a_compiler_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr(engine_code, "_LONGEST_S", 1.0)
     rule(scripted, fault, ("Conv", "Relu"))
-    model = check(ts.compile(network(), ["llvm"])(X))
+    model = check(answer())
     reason = "killed by signal 11" if fault == "crashes" else "no answer within 1 s"
     assert any(reason in refusal.reason for refusal in model.plan.refusals)
 
@@ -149,7 +155,7 @@ def test_a_compiler_that_makes_another_network(
 def test_a_region_that_is_refused_whatever_is_in_it(scripted: Path) -> None:
     """Five questions find no single fault: the CPU does everything in the end."""
     rule(scripted, "refuses", *((kind,) for kind in KINDS))
-    model = check(ts.compile(network(), ["llvm"])(X))
+    model = check(answer())
     assert not in_regions(model)
 
 

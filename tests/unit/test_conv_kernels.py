@@ -158,6 +158,7 @@ WINOGRAD = [
 """Each machine with each tile, each padding with each tile; in full all combinations."""
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("machine", "padding", "tile"), WINOGRAD)
 def test_winograd(tile: int, padding: tuple[int, int, int, int], machine: VectorMachine) -> None:
     shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=padding)

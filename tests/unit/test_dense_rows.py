@@ -36,7 +36,7 @@ def packed(config: RowsConfig, weight: np.ndarray) -> np.ndarray:
     return out.numpy()
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_same_as_numpy(size: tuple[int, int, int], machine: str) -> None:

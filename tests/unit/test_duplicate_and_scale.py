@@ -61,7 +61,7 @@ def assert_same(mod: tvm.IRModule, other: tvm.IRModule) -> None:
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_branches_as_deep_and_wide_as_before_change_nothing(kind: str, merge: str):

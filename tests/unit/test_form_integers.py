@@ -304,7 +304,7 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
 }
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_equal_onnx_runtime(name: str) -> None:
     model, expected = OPERATORS[name]

@@ -75,7 +75,7 @@ def operands(shape: AttentionShape) -> list[np.ndarray]:
     return [rng.standard_normal(size, "float32") for size in shapes]
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @MACHINES
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
@@ -85,6 +85,7 @@ def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
     np.testing.assert_allclose(got, 2 * expected(shape, *arrays), rtol=2e-5, atol=5e-6)
 
 
+@pytest.mark.variants(2)
 @MACHINES
 @pytest.mark.parametrize("mask", [None, (5, 90)])
 def test_keys_in_pieces(mask: tuple[int, ...] | None, machine: VectorMachine) -> None:
@@ -143,6 +144,7 @@ def test_hidden_keys_and_hidden_rows() -> None:
     np.testing.assert_allclose(got[:, rest], right, rtol=2e-5, atol=5e-6)
 
 
+@pytest.mark.variants(2)
 @MACHINES
 @pytest.mark.parametrize("name", ["a mask of all", "few queries"])
 def test_shares_that_are_no_numbers_become_zero(name: str, machine: VectorMachine) -> None:

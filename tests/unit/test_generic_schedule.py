@@ -175,7 +175,7 @@ def run(func: tirx.PrimFunc, arrays) -> list[np.ndarray]:
     return [t.numpy() for t in tensors]
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", CASES)
 def test_result_does_not_change(name, monkeypatch):
     monkeypatch.setattr(generic, "_WORTH_THREADS", 0)

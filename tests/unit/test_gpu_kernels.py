@@ -98,6 +98,7 @@ def convolution(
     return module(build, shape, *([(shape[0], out, *shape[2:])] if residual else []))
 
 
+@pytest.mark.variants(2)
 @needs_device
 @pytest.mark.parametrize(
     ("mod", "tile"),
@@ -232,6 +233,7 @@ def window_of(tile: tuple[int, int], items: int, images: int = 0) -> Iterator[No
     configurations.cache_clear()
 
 
+@pytest.mark.variants(2)
 @needs_device
 @pytest.mark.parametrize(
     ("kernel", "attrs", "tile"),
@@ -266,6 +268,7 @@ def test_windows_of_images(images: int) -> None:
         check(mod)
 
 
+@pytest.mark.variants(2)
 @needs_device
 @pytest.mark.parametrize("tile", [(1, 1), (2, 3)])
 @pytest.mark.parametrize(
@@ -540,6 +543,7 @@ MAXIMA = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 @pytest.mark.parametrize("name", MAXIMA)
 def test_maxima_do_not_rely_on_what_drivers_make_of_nan(name: str, kind: str) -> None:

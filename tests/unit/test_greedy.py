@@ -39,6 +39,7 @@ def hostile(width: int, dtype: str, lowest: float) -> np.ndarray:
     return np.stack(rows).astype(dtype)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_places_are_those_of_argmax(width: int, dtype: str) -> None:

@@ -45,7 +45,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_exact(name: str, lanes: int) -> None:
@@ -160,6 +160,7 @@ WIDENED: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("dot", ["vpmaddwd.256", "vpmaddwd.512"])
 @pytest.mark.parametrize("name", WIDENED)
 def test_pixels_are_made_int16_once(name: str, dot: str) -> None:

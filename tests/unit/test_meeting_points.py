@@ -26,11 +26,11 @@ QUICK = {
     "mobilenet_v3_small": (29, [1, 2, 3, 2, 3]),
     "squeezenet1_1": (22, [2, 2, 2, 2]),
     "inception_v3": (20, [1, 2, 5, 1, 2]),
-    "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),
     "lstm": (2, []),
     "shufflenet_v2": (21, [4, 8, 4]),
 }
 FULL = {
+    "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),  # test_blocks_follow_each_other has it always
     "resnet50": (20, [3, 4, 6, 3]),
     "efficientnet_lite0": (33, [1, 2, 2, 3, 3, 4, 1]),
     "resnet56": (30, [9, 9, 9]),

@@ -106,7 +106,7 @@ def test_weights_lie_as_the_kernel_reads_them() -> None:
     assert by_unit(np.arange(20.0).reshape(20, 1))[1, 0, 3] == 19
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size"),
     [(1, 16, 32, 32), (1, 150, 96, 32), (3, 33, 64, 32), (6, 16, 40, 32), (1, 5, 130, 128)],
@@ -293,6 +293,7 @@ def in_float(network: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     return answer
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("op", "kind", "rows", "shape", "size", "axis", "turned"),
     [
@@ -357,7 +358,7 @@ def rounded(x: np.ndarray, size: int) -> np.ndarray:
 ROUNDED = [(1, 16, 32, 32), (1, 150, 96, 32), (13, 33, 128, 64), (3, 20, 80, 16), (30, 5, 100, 128)]
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size", "largest"),
     [*((*shape, False) for shape in ROUNDED), (*ROUNDED[1], True)],
@@ -403,6 +404,7 @@ def check_on_a_gpu(rows: int, outputs: int, depth: int, size: int, level: int) -
     np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth))
 
 
+@pytest.mark.variants(2)
 @pytest.mark.gpu
 @pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 @pytest.mark.parametrize("level", [0, 4])

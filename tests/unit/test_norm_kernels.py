@@ -46,7 +46,7 @@ def expected(x: np.ndarray, epsilon: float) -> np.ndarray:
     return rows * np.arange(x.shape[-1])
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @MACHINES
 @pytest.mark.parametrize("columns", [16, 17, 31, 48, 64, 100, 384, 777])
 def test_same_as_numpy(columns: int, machine: VectorMachine) -> None:

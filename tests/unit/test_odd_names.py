@@ -98,7 +98,7 @@ def test_the_search_sees_every_operator(names: tuple[str, ...]) -> None:
     assert found[0][0] == 2 and all(found[0][1])
 
 
-@pytest.mark.variants(3)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("way", ["shares", "rows", "channels"])
 @pytest.mark.parametrize("names", ODD, ids=range(len(ODD)))
 def test_parts_know_their_operator_and_owner(names: tuple[str, ...], way: str) -> None:

@@ -135,6 +135,7 @@ PLACES = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("op", "last"), PLACES)
 @pytest.mark.parametrize("x", [NUMBERS, LONG], ids=["short", "long"])
@@ -164,6 +165,7 @@ DEVICES = [
 on_devices = pytest.mark.parametrize("target", DEVICES, ids=["llvm", "opencl", "gpu"])
 
 
+@pytest.mark.variants(2)
 @on_devices
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("x", [NUMBERS, LONG, LONG.repeat(9, 0)], ids=["short", "long", "wide"])
@@ -193,6 +195,7 @@ ELEMENTWISE = {
 }
 
 
+@pytest.mark.variants(2)
 @on_devices
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @pytest.mark.parametrize("x", [NUMBERS, LONG], ids=["short", "long"])

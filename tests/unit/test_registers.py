@@ -66,6 +66,7 @@ def test_winograd(machine: VectorMachine, tile: int) -> None:
     assert heap_buffers(kernel(machine, whole, data, packed)) == 2
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("columns, buffers", [(197, 0), (1000, 0), (50_000, 1)])
 def test_softmax(machine: VectorMachine, columns: int, buffers: int) -> None:
@@ -88,7 +89,7 @@ def test_threads_take_memory_for_planes_once() -> None:
     assert threads < taken < tasks
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     "kind, size, stride",

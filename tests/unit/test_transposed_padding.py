@@ -44,6 +44,7 @@ def layer(seed: int) -> tuple[onnx.ModelProto, np.ndarray]:
     return helper.make_model(graph, opset_imports=[opset], ir_version=8), x
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(8, 300))]
 )

@@ -155,7 +155,7 @@ def pool_config(kind, x, attributes, out):
     )  # fmt: skip
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(("kind", "attributes"), POOLS)
 @pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
 def test_pool_equals_onnx_runtime(kind, attributes, special):
