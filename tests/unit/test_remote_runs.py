@@ -85,7 +85,7 @@ class Runs:
         self._background = BackgroundRuns()
 
     def invoke(self, run: RemoteRun | None = None) -> list[Any]:
-        return self.executor.invoke([], NOTHING, run)
+        return self.executor.invoke([], NOTHING, run)[1]
 
     def start(self) -> RunFuture:
         run = RemoteRun()

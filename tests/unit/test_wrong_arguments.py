@@ -58,6 +58,8 @@ def refuses(what: str, call: Callable[[], object]) -> None:
 
 def check(function: Callable[..., object], values: tuple[object, ...], **usual: object) -> None:
     """Each argument of a function, with each of the values."""
+    needed = inspect.signature(function).parameters.values()
+    first = [1 for one in needed if one.name == "count"]
     for name, kind in arguments(function):
         if ENDLESS.get(function.__name__) == name or name in ("progress", *usual):
             continue
@@ -66,7 +68,9 @@ def check(function: Callable[..., object], values: tuple[object, ...], **usual: 
             if kind is inspect.Parameter.POSITIONAL_ONLY:
                 refuses(what, lambda value=value: function(value))
             else:
-                refuses(what, lambda name=name, value=value: function(**{**usual, name: value}))
+                refuses(
+                    what, lambda name=name, value=value: function(*first, **{**usual, name: value})
+                )
 
 
 @pytest.fixture(autouse=True)

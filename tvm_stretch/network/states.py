@@ -6,11 +6,12 @@ recurrences. Guards are checked after each run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tvm import relax
 
+from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.codec import from_text, to_text
 
 GUARDS = "guards"
@@ -58,11 +59,62 @@ class Greedy:
     """
 
     output: str  # name of the output, such as ``logits``
+    # name of the dimension of `lengths=` along which a run may read several values, which
+    # `Model.feed` gives; the next value is one
+    length: str = ""
+
+
+@dataclass(frozen=True)
+class Sample(Greedy):
+    """The next value of an input of indices: drawn from an output, as language models do.
+
+    The probabilities are softmax(output / temperature). In the last dimension `top_k`
+    leaves that many of the greatest scores, then `top_p` the fewest whose probabilities add up to
+    it, then `min_p` those with at least this part of the greatest probability.
+    `Model.set_sampling` changes all of that without another compilation.
+
+    Examples:
+        >>> states = {"token": ts.Sample("logits", temperature=0.8, top_p=0.95, seed=1)}
+        >>> states["token"].top_k
+        0
+    """
+
+    temperature: float = 1.0  # 0: as `Greedy`
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # the same seed gives the same values after `Model.reset`
+
+    def __post_init__(self) -> None:
+        """Refuse what no distribution has.
+
+        Raises:
+            InputError: a number is out of its range.
+        """
+        for name, most in _SAMPLING.items():
+            value, whole = getattr(self, name), name in ("top_k", "seed")
+            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not (fits and 0 <= value <= most):
+                raise InputError(
+                    f"expected {'an integer' if whole else 'a number'} of 0 to {most} for {name}, "
+                    f"got {value!r}; see docs/states.md"
+                )
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What decides the draws."""
+        return {name: getattr(self, name) for name in _SAMPLING}
+
+
+_SAMPLING = {"temperature": 1e6, "top_k": 2**31 - 1, "top_p": 1, "min_p": 1, "seed": 2**63 - 1}
+"""The numbers of a `Sample`, in the order of the executor's ``set_sampling``, and their limits."""
 
 
 @dataclass(frozen=True)
 class Counter:
     """The next value of an input of integers, such as a position: by `step` more.
+
+    A name as step is that of a dimension of `lengths=`: its size in the run.
 
     Examples:
         >>> states = {"position": ts.Counter(), "past.*": "present.*"}  # of ts.compile
@@ -70,7 +122,11 @@ class Counter:
         Counter(...)
     """
 
-    step: int = 1
+    step: int | str = 1
+
+
+Source = str | Greedy | Counter
+"""Where a state's next value comes from: an output's name, or a rule."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +140,8 @@ class Kept:
     result: int  # position of the result that it holds after a run
     axis: int = 0
     grown: int = 0
+    scores: int = -1  # position of the result from which the value is drawn; -1: it is as computed
+    sampling: Mapping[str, float] = field(default_factory=dict)  # how, as of `Sample`
 
 
 def next_name(name: str) -> str:

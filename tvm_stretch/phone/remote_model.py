@@ -185,10 +185,12 @@ class RemoteExecutor:
         graph: Graph,
         run: RemoteRun | None = None,
         steps: int = 0,
-    ) -> list[tvm.runtime.Tensor]:
+        stops: str = "",
+    ) -> tuple[int, list[tvm.runtime.Tensor]]:
         """Run the model once, or ``steps`` times by ``run_steps``; each tensor is sent once.
 
-        Buffers of single runs stay on the device.
+        Buffers of single runs stay on the device. Returns how many steps there were, and the
+        outputs.
         """
         count = (steps,) if steps else ()
         outputs = [graph.tensors[port.tensor] for port in graph.outputs]
@@ -199,7 +201,7 @@ class RemoteExecutor:
         with self._lock:
             module = self.now()
 
-            def action(link: Link) -> list[tvm.runtime.Tensor]:
+            def action(link: Link) -> tuple[int, list[tvm.runtime.Tensor]]:
                 there = link.session.cpu(0)
                 buffers = self._buffers.get(ports)
                 if buffers is None:
@@ -209,10 +211,13 @@ class RemoteExecutor:
                 for value, buffer in zip(inputs, buffers, strict=False):
                     value.copyto(buffer)
                 with run.on(link) if run else contextlib.nullcontext():
-                    module.method("run_steps" if steps else "invoke")(*count, *buffers)
-                return [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
+                    if steps:
+                        done = int(module.method("run_steps")(steps, *buffers, stops))
+                    else:
+                        done = module.method("invoke")(*buffers) or 0
+                return done, [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
 
-            found: list[tvm.runtime.Tensor] = self.device.ask(
+            found: tuple[int, list[tvm.runtime.Tensor]] = self.device.ask(
                 "to run the model", action, session=module.session
             )
             return found
@@ -306,6 +311,12 @@ class RemoteModel(Model):
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
         return RemoteModel(made, parts=self._parts, artifact=self._artifact)
 
+    def fork(self) -> Model:
+        """See `Model.fork`; a fork that has lost its session begins with the present states."""
+        parent = self.module
+        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
+        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
+
     def _load(self) -> None:
         self.module.now()
 
@@ -315,16 +326,17 @@ class RemoteModel(Model):
         inputs: Sequence[tvm.runtime.Tensor],
         run: RemoteRun | None = None,
     ) -> Any:
-        outputs = self.module.invoke(inputs, self.lengths.graph_for(inputs), run)
+        graph = self.lengths.graph_for(inputs, 0, self.plans.number)
+        _, outputs = self.module.invoke(inputs, graph, run)
         self._warn_once()
         return self._presented(present, outputs)
 
     def _run_steps(
-        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
-    ) -> list[tvm.runtime.Tensor]:
-        outputs = self.module.invoke(inputs, graph, steps=count)
+        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, stops: str
+    ) -> tuple[int, list[tvm.runtime.Tensor]]:
+        found = self.module.invoke(inputs, graph, steps=count, stops=stops)
         self._warn_once()
-        return outputs
+        return found
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

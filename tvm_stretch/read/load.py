@@ -72,7 +72,7 @@ def load_network(
         mod = _empty(mod)  # what reads a tensor without elements is constant then
         check_sizes(mod)
         if states is not None or CARRIED in (mod["main"].attrs or {}):
-            mod = carry_states(mod, states or {}, rooms)
+            mod = carry_states(mod, states or {}, rooms, sizes)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
         return settle_guards(_canonicalise(guarded))

@@ -67,12 +67,13 @@ class LengthsOfModel(tuple[dict[str, int], ...]):
         graph = self._graph
         return [graph.with_length(i) for i in range(len(graph.lengths))] or [graph]
 
-    def graph_for(self, inputs: Sequence[object], steps: int = 0) -> Graph:
+    def graph_for(self, inputs: Sequence[object], steps: int = 0, present: int = 0) -> Graph:
         """The graph with the ports of a run whose inputs, in the graph's order, these are.
 
         Args:
             inputs: the arrays.
             steps: as for `Model.run_steps`; 0 for one run.
+            present: the length that is kept if the inputs fit it.
 
         Raises:
             InputError: no length has such inputs.
@@ -84,7 +85,7 @@ class LengthsOfModel(tuple[dict[str, int], ...]):
             port.name: tuple(getattr(value, "shape", ()))
             for port, value in zip(self._graph.inputs, inputs, strict=True)
         }
-        for own in graphs:
+        for own in (*graphs[present : present + 1], *graphs):
             if all(_fits(shapes[name], room, steps) for name, room in _shapes(own)):
                 return own
         smallest = sorted(

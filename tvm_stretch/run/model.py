@@ -6,7 +6,7 @@ import functools
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -34,7 +34,13 @@ from tvm_stretch.run.lengths_of_model import LengthsOfModel
 from tvm_stretch.run.measures_of_model import MetersOfModel
 from tvm_stretch.run.plans_of_model import Executor, PlansOfModel
 from tvm_stretch.run.report import write_report
-from tvm_stretch.run.states_of_model import States, one_or_more
+from tvm_stretch.run.states_of_model import (
+    States,
+    changed_sampling,
+    fed_values,
+    one_or_more,
+    stops_as_text,
+)
 from tvm_stretch.run.stream import Stream
 from tvm_stretch.run.values import PresentAll, TensorInfo, like, outputs_type, taking_memory
 
@@ -98,6 +104,7 @@ class Model:
         self._parts = parts
         self._artifact = artifact
         self._data = data
+        self._sampling: dict[str, float] = {}  # what `set_sampling` changed
         self._warned = False  # that a processor is lost, or made a run take another plan
 
     @classmethod
@@ -247,13 +254,53 @@ class Model:
         self._load()
         self.module["reset"]()
 
-    def run_steps(self, count: int, /, *args: object, **kwargs: object) -> Any:
+    def feed(self, values: object) -> Any:
+        """Run with given values of the state that `Greedy` or `Sample` chooses: a prompt.
+
+        Any number of values is read in pieces, the longest lengths of the model first. The next
+        value is chosen once, after the last piece.
+
+        Args:
+            values: an array or a list of indices, of one sequence.
+
+        Returns:
+            The outputs of the last piece, as of a call.
+
+        Raises:
+            InputError: no state is chosen, the lengths do not add up to this number of values, or
+                a value is none of the network; the states are those of the last piece that
+                succeeded.
+        """
+        self._load()
+        self.module["feed"](fed_values(values, self.graph))
+        outputs = [self.module["get_output"](place) for place in range(len(self.graph.outputs))]
+        given = [] if isinstance(values, list | tuple) else [values]
+        present = like(given)
+        return self._presented(lambda found: [*map(present, found)], outputs)
+
+    def set_sampling(self, **changes: float) -> None:
+        """Change how states of a `Sample` are drawn from now on, and begin with the seed again.
+
+        Args:
+            changes: numbers of a `Sample` by name, such as ``temperature=0.5``; others stay.
+
+        Raises:
+            InputError: a number is out of its range, or the model has no `Sample`.
+        """
+        self._sampling = changed_sampling(self.graph, self._sampling, changes)
+        self._set("set_sampling", *self._sampling.values())
+
+    def run_steps(
+        self, count: int, /, *args: object, stop: Iterable[int] = (), **kwargs: object
+    ) -> Any:
         """Run the network several times, without Python in between.
 
         Args:
             count: how many times.
             args: inputs by position, as for a call; an input that differs from step to step has
                 one more dimension, the first, with a part for each step.
+            stop: the last step is the first one at which all values that `Greedy` or `Sample` chose
+                are among these: tokens that end a text.
             kwargs: inputs by name.
 
         Returns:
@@ -262,26 +309,53 @@ class Model:
         Raises:
             InputError: as for a call; the states are those of the last step that succeeded.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**63:
-            raise InputError(
-                f"expected 1 to 2**63 - 1 for count, got {count!r}; run at least one step"
-            )
+        _check_count(count)
         present, inputs = self._bind(args, kwargs, steps=count)
-        graph = self.lengths.graph_for(inputs, steps=count)
-        results = present(self._run_steps(count, inputs, graph))
+        graph = self.lengths.graph_for(inputs, count, self.plans.number)
+        steps, outputs = self._run_steps(count, inputs, graph, stops_as_text(stop))
+        results = [result[:steps] for result in present(outputs)]
         return results[0] if len(results) == 1 else self._outputs_type(*results)
 
+    def steps(
+        self, count: int, /, *args: object, stop: Iterable[int] = (), **kwargs: object
+    ) -> Iterator[Any]:
+        """Run the network several times; yields the outputs of each step as soon as it is done.
+
+        Args:
+            count: how many times at most; who reads may end it before, too.
+            args: inputs by position, as for a call.
+            stop: as for `run_steps`.
+            kwargs: inputs by name.
+
+        Raises:
+            InputError: as for a call.
+        """
+        _check_count(count)
+        ends = {int(value) for value in stops_as_text(stop).split(",") if value}
+        places = [state.output for state in self.graph.states]
+        chosen = [place for place in places if place < len(self.graph.outputs)]
+        self._bind(args, kwargs)
+
+        def each() -> Iterator[Any]:
+            for _ in range(count):
+                outputs = self(*args, **kwargs)
+                yield outputs
+                values = {int(value) for place in chosen for value in outputs[place].ravel()}
+                if ends and values <= ends:
+                    return
+
+        return each()
+
     def _run_steps(
-        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
-    ) -> list[tvm.runtime.Tensor]:
-        """The outputs of all steps, whose ports are those of ``graph``."""
+        self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, stops: str
+    ) -> tuple[int, list[tvm.runtime.Tensor]]:
+        """How many steps there were, and their outputs, whose ports are those of ``graph``."""
         outputs = []
         for spec in (graph.tensors[port.tensor] for port in graph.outputs):
             with taking_memory(count * spec.bytes):
                 outputs.append(tvm.runtime.empty((count, *spec.shape), spec.dtype))
         self._load()
-        self.module["run_steps"](count, *inputs, *outputs)
-        return outputs
+        return self.module["run_steps"](count, *inputs, *outputs, stops), outputs
 
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
         """Run the network in the background; arguments and result as for a call.
@@ -359,6 +433,15 @@ class Model:
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
         instance = self.module["create_instance"]()
+        return Model(instance, parts=self._parts, artifact=self._artifact, data=self._data)
+
+    def fork(self) -> Model:
+        """As `create_instance`, with the present states: a prefix is computed once.
+
+        Each of several continuations of a prompt goes on in a fork of its own.
+        """
+        self._load()
+        instance = self.module["create_instance"](True)
         return Model(instance, parts=self._parts, artifact=self._artifact, data=self._data)
 
     def export(
@@ -513,12 +596,18 @@ class Model:
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
         arrays = [given[name] for name in names]
-        graph, present = self.lengths.graph_for(arrays, steps), like(arrays)
+        graph = self.lengths.graph_for(arrays, steps, self.plans.number)
+        present = like(arrays)
         inputs = [
             one_or_more(port.name, given[port.name], graph.tensors[port.tensor], steps)
             for port in graph.inputs
         ]
         return lambda outputs: [*map(present, outputs)], inputs
+
+
+def _check_count(count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**63:
+        raise InputError(f"expected 1 to 2**63 - 1 for count, got {count!r}; run at least one step")
 
 
 @named_arguments

@@ -8,14 +8,20 @@ model.reset()                     # all states are as before the first run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import tvm
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.files import as_path, write_whole, writing
 from tvm_stretch.make.lowering.executor_graph import Graph, Tensor
+from tvm_stretch.network.states import Sample
 from tvm_stretch.run.plans_of_model import Executor
 from tvm_stretch.run.values import to_tensor
 
@@ -32,6 +38,10 @@ class States(Mapping[str, np.ndarray]):
         self._module = module
         self._specs: dict[str, Tensor] = {}
         self._grown: dict[str, tuple[int, int]] = {}  # axis and rows, if a run appends to it
+        self._longer: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # those of other lengths
+        for port in (port for length in graph.lengths for port in length.held):
+            spec = graph.tensors[port.tensor]
+            self._longer[port.name, spec.shape] = spec
         for port, state in zip(graph.held, graph.states, strict=True):
             spec = graph.tensors[port.tensor]
             if state.grown:
@@ -50,12 +60,51 @@ class States(Mapping[str, np.ndarray]):
 
     def __setitem__(self, name: str, value: object) -> None:
         """Let the next run read this value."""
-        tensor = to_tensor(name, value, self._spec(name))
-        axis, grown = self._grown.get(name, (0, 0))
+        spec, (axis, grown) = self._spec(name), self._grown.get(name, (0, 0))
+        if not grown:
+            spec = self._longer.get((name, tuple(getattr(value, "shape", ()))), spec)
+        tensor = to_tensor(name, value, spec)
         if grown:  # rows that the next run replaces
             rows = [(grown, 0) if place == axis else (0, 0) for place in range(len(tensor.shape))]
             tensor = tvm.runtime.tensor(np.pad(tensor.numpy(), rows))
         self._module["set_input"](name, tensor)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all states to a file (.npz), to go on from there later.
+
+        Args:
+            path: the file; it appears complete or not at all.
+
+        Raises:
+            InputError: the folder does not exist.
+        """
+        written = io.BytesIO()
+        np.savez(written, **self)  # type: ignore[arg-type]
+        with writing("the states", InputError):
+            write_whole(as_path(path, "the states"), written.getvalue())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Let the next run read the states that `save` wrote, of this network or an equal one.
+
+        Args:
+            path: the file.
+
+        Raises:
+            InputError: it is missing or damaged, or has other states.
+        """
+        try:
+            with np.load(as_path(path, "the states"), allow_pickle=False) as found:
+                values = dict(found)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(
+                f"expected states that save wrote for load, got {path}: {error}; write them again"
+            ) from error
+        if set(values) != set(self):
+            raise InputError(
+                f"expected states {[*self]} for load, got {[*values]}; they are of another network"
+            )
+        for name, value in values.items():
+            self[name] = value
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
@@ -76,6 +125,61 @@ class States(Mapping[str, np.ndarray]):
                 "declared when compiling: states={'past.*': 'present.*'}"
             )
         return self._specs[name]
+
+
+def fed_values(values: object, graph: Graph) -> tvm.runtime.Tensor:
+    """Indices as a tensor of the type of the states that are chosen from scores.
+
+    Raises:
+        InputError: they are no integers, or no state is chosen.
+    """
+    chosen = [
+        graph.tensors[port.tensor].dtype
+        for port, state in zip(graph.held, graph.states, strict=True)
+        if state.output < len(graph.outputs)
+    ]
+    array = np.asarray(values)
+    if not chosen or array.dtype.kind not in "iu" or not array.size:
+        got = "a model without one" if not chosen else f"{array.dtype}{[*array.shape]}"
+        raise InputError(
+            f"expected indices for a state that Greedy or Sample chooses for feed, got {got}; "
+            "see docs/states.md"
+        )
+    return tvm.runtime.tensor(np.ascontiguousarray(array, chosen[0]).ravel())
+
+
+def stops_as_text(stop: Iterable[int]) -> str:
+    """``2,7`` for the executor.
+
+    Raises:
+        InputError: they are no integers.
+    """
+    values = [*stop] if isinstance(stop, Iterable) else [stop]
+    if not isinstance(stop, Iterable) or not all(isinstance(v, int | np.integer) for v in values):
+        raise InputError(f"expected a list of integers for stop, got {stop!r:.100}; see run_steps")
+    return ",".join(str(int(value)) for value in values)
+
+
+def changed_sampling(
+    graph: Graph, now: Mapping[str, float], changes: Mapping[str, float]
+) -> dict[str, float]:
+    """The numbers of the executor's ``set_sampling``.
+
+    Raises:
+        InputError: one is out of its range, or the model draws nothing.
+    """
+    drawn = [state.sampling for state in graph.states if state.scores >= 0]
+    if not drawn:
+        raise InputError(
+            "expected a model with a Sample for set_sampling, got one without; compile it with "
+            "states={'token': ts.Sample('logits')}"
+        )
+    try:
+        return Sample("", **{**drawn[0], **now, **changes}).sampling  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InputError(
+            f"expected some of {[*drawn[0]]} for set_sampling, got {[*changes]}; see ts.Sample"
+        ) from error
 
 
 def one_or_more(name: str, value: object, spec: Tensor, steps: int) -> tvm.runtime.Tensor:

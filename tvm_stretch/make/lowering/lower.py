@@ -154,6 +154,8 @@ def _states(
             starts=rows.starts if rows else -1,
             row=rows.row if rows else 0,
             initial=initial.get(place - len(states), -1),
+            scores=state.scores,
+            sampling=dict(state.sampling),
         )
         for place, (state, own, rows) in enumerate(zip(states, slides, written, strict=True))
     )

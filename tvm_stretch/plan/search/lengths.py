@@ -88,9 +88,7 @@ def _check_inputs(networks: Sequence[SizedNetwork]) -> None:
     """Refuse lengths between which the shapes of inputs could not choose."""
     known: dict[tuple[tuple[int, ...], ...], Mapping[str, int]] = {}
     for network in networks:
-        params = network.mod["main"].params
-        _, states = read_states(network.mod["main"])
-        shapes = tuple(tuple(shape_of(param)) for param in params[: len(params) - len(states)])
+        shapes = tuple(tuple(shape_of(param)) for param in network.mod["main"].params)
         other = known.setdefault(shapes, network.sizes)
         if other is not network.sizes:
             raise InputError(
@@ -101,24 +99,47 @@ def _check_inputs(networks: Sequence[SizedNetwork]) -> None:
 
 
 def _check_states(networks: Sequence[SizedNetwork]) -> None:
-    """Refuse states that would change their shape with the length."""
+    """Refuse states that would change their shape with the length.
+
+    Only states that are chosen from scores may: one length reads what a run chose, and the caller
+    feeds the others.
+    """
+    resting = {(param.name, shape) for one in networks for param, shape in _held(one.mod)}
     first = networks[0]
-    known = {param.name: shape_of(param) for param in _held(first.mod)}
-    for network in networks[1:]:
-        for param in _held(network.mod):
-            if shape_of(param) != known[param.name]:
+    known = {param.name: shape for param, shape in _next(first.mod)}
+    for network in networks:
+        for (param, shape), (_, following) in zip(
+            _held(network.mod), _next(network.mod), strict=True
+        ):
+            if following != known[param.name]:
                 raise InputError(
                     f"expected one shape of the state {param.name!r} for all lengths, got "
                     f"{[*known[param.name]]} for {length_name(first.sizes)} and "
-                    f"{[*shape_of(param)]} for {length_name(network.sizes)}; fix it with shapes="
+                    f"{[*following]} for {length_name(network.sizes)}; fix it with shapes="
+                )
+            if (param.name, following) not in resting:
+                raise InputError(
+                    f"expected a length that reads {[*following]} for the state {param.name!r}, "
+                    f"got only longer ones, such as {[*shape]}; add the size 1 to lengths="
                 )
 
 
-def _held(mod: tvm.IRModule) -> list[tvm.relax.Var]:
-    """The parameters that are states."""
+Shaped = list[tuple[relax.Var, tuple[int, ...]]]
+
+
+def _next(mod: tvm.IRModule) -> Shaped:
+    """The parameters that are states, with the shapes of the values that a run leaves in them."""
+    results = [tuple(map(int, ty.shape.values)) for ty in tensor_types(mod["main"].body.body)]
+    _, states = read_states(mod["main"])
+    pairs = zip(_held(mod), states, strict=True)
+    return [(param, results[state.result]) for (param, _), state in pairs]
+
+
+def _held(mod: tvm.IRModule) -> Shaped:
+    """The parameters that are states, with their shapes."""
     _, states = read_states(mod["main"])
     params = [*mod["main"].params]
-    return params[len(params) - len(states) :]
+    return [(param, tuple(shape_of(param))) for param in params[len(params) - len(states) :]]
 
 
 _ROUND = 8  # above 16, sizes are multiples: kernels compute several rows at once
@@ -134,7 +155,7 @@ def _shared_rooms(lengths: Lengths, reader: Reader) -> dict[str, tuple[int, int]
         return {}
     longest = reader.at({name: max(one) for name, one in given}).mod
     pairs = zip(_held(longest), read_states(longest["main"])[1], strict=True)
-    return {param.name: (state.axis, state.grown) for param, state in pairs if state.grown}
+    return {param.name: (state.axis, state.grown) for (param, _), state in pairs if state.grown}
 
 
 def sized_networks(
@@ -150,6 +171,7 @@ def sized_networks(
     if reader.states is not None:
         reader.rooms = _shared_rooms(lengths, reader)
     given = read_lengths(lengths)
+    _check_counted(given, reader.states)
     sizes, spans = {}, []
     largest = {n: one.high if isinstance(one, Length) else max(one) for n, one in given.items()}
     combined({n: [1] if isinstance(one, Length) else one for n, one in given.items()})
@@ -160,6 +182,19 @@ def sized_networks(
         if isinstance(one, Length):
             spans.append(_span(name, one, sizes[name], largest, reader))
     return [reader.at(own) for own in wanted], spans
+
+
+def _check_counted(
+    given: Mapping[str, list[int] | Length], states: Mapping[str, object] | None
+) -> None:
+    """Refuse states that count or read along a dimension whose sizes are padded."""
+    for state, source in (states or {}).items():
+        name = getattr(source, "length", None) or getattr(source, "step", None)
+        if isinstance(name, str) and isinstance(given.get(name), Length):
+            raise InputError(
+                f"expected a list of sizes for the length {name!r} of the state {state!r}, got a "
+                "Length, whose padding would count too; list them"
+            )
 
 
 def _chosen(

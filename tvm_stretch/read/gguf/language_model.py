@@ -124,6 +124,16 @@ def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageMo
     )
 
 
+def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
+    """What a tokenizer needs of a file, without its network.
+
+    Raises:
+        ModelError: the file is damaged, or is none.
+    """
+    file = read_file(as_path(path, "the language model"))
+    return _vocabulary(file, len(file.array("tokenizer.ggml.tokens", str)))
+
+
 def _vocabulary(file: GgufFile, words: int) -> Vocabulary:
     own = "tokenizer.ggml"
     tokens, kinds = file.array(f"{own}.tokens", str), file.array(f"{own}.token_type", int)

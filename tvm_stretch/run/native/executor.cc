@@ -33,6 +33,8 @@ ffi::Optional<ffi::Function> Executor::Find(const ffi::String& name) {
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
   if (name == "run_steps") return Locked(&Executor::RunSteps);
+  if (name == "feed") return Locked(&Executor::Feed);
+  if (name == "set_sampling") return Locked(&Executor::SetSampling);
   if (name == "run_frame") return Locked(&Executor::RunFrame);
   if (name == "state") return Locked(&Executor::State);
   if (name == "reset") return Locked(&Executor::Reset);
@@ -165,11 +167,13 @@ ffi::Any Executor::Predicted(Args args) {
   return instance().chooser().Predicted(NumberBelow(args, spec_.plans.size(), "predicted"));
 }
 
-ffi::Any Executor::CreateInstance(Args) {
+ffi::Any Executor::CreateInstance(Args args) {
+  RequireCount(args, 0, 1, "create_instance");
   Load();
-  auto instance = ffi::make_object<Executor>(bytes_, program_);
-  for (const ffi::Any& module : imports()) instance->ImportModule(module.cast<ffi::Module>());
-  return ffi::Module(instance);
+  auto made = ffi::make_object<Executor>(bytes_, program_);
+  for (const ffi::Any& module : imports()) made->ImportModule(module.cast<ffi::Module>());
+  if (args.size() == 1 && args[0].cast<bool>()) made->instance().CopyStates(instance());
+  return ffi::Module(made);
 }
 
 namespace {

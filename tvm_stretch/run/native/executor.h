@@ -5,8 +5,16 @@
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
 //                                         without outputs, returns new ones: a tensor or a list
-//   run_steps(count, inputs..., outputs...)  invoke `count` times; outputs, and inputs that differ
-//                                         from step to step, have one more dimension, of the steps
+//   run_steps(count, inputs..., outputs...[, "2,7"])  invoke up to `count` times; outputs, and
+//   inputs
+//                                         that differ from step to step, have one more dimension,
+//                                         of the steps; returns how many there were: the last one
+//                                         is the first whose chosen values are all among the last
+//                                         text
+//   feed(tensor)                          runs with these values of the state that is chosen from
+//                                         scores, in pieces as long as lengths allow
+//   set_sampling(temperature, top_k, top_p, min_p, seed)  how values are drawn from scores from now
+//                                         on; sampler.h
 //   run_frame(noise, bound, cut, whole, inputs..., outputs...)  invoke for the next frame of a
 //                                         stream (stream.h); "0.25,0.4": the shares of the
 //                                         inputs that changed and of results that were computed
@@ -28,7 +36,8 @@
 //                                         when plans were measured
 //   predicted(number)                     nanoseconds that a run of that plan should take now; 0:
 //                                         unknown
-//   create_instance()                     same weights, own scratch memory: one per thread
+//   create_instance([true])               same weights, own scratch memory: one per thread; with
+//                                         true, its states begin as these are
 //   lost()                                why the CPU runs everything; "" if nothing has failed
 //   replaced()                            the failure that made a run use another plan; or ""
 //   health()                              state of the processors other than the CPU, as JSON
@@ -130,6 +139,8 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
   ffi::Any RunSteps(Args args);
+  ffi::Any Feed(Args args);
+  ffi::Any SetSampling(Args args);
   ffi::Any RunFrame(Args args);
   ffi::Any State(Args args);
   ffi::Any Reset(Args) { return instance().ResetStates(), ffi::Any(); }

@@ -69,8 +69,9 @@ ffi::Any Executor::SetInput(Args args) {
   return ffi::Any();
 }
 
-// Chooses the length of these inputs for the next run, and checks the inputs.
+// Chooses the length of these inputs and of the states for the next run, and checks the inputs.
 SizedLength Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs, bool padding) {
+  instance().FollowStates();
   SizedLength sized = FindLength(spec_, inputs, instance().length(), padding);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const TensorSpec& spec = spec_.input(i, sized.length);
@@ -81,16 +82,20 @@ SizedLength Executor::UseLengthOf(const std::vector<const DLTensor*>& inputs, bo
                   spec_.inputs[i].name);
     }
   }
+  if (!instance().Holds(sized.length)) {
+    TVM_FFI_THROW(ValueError) << "expected as many values of the states for the inputs of length "
+                              << spec_.lengths[sized.length].name
+                              << ", got another number; set both for one length";
+  }
   instance().UseLength(sized.length);
   return sized;
 }
 
 ffi::Any Executor::Run(Args args) {
   RequireCount(args, 0, 1, "run");
-  staging_.BindOwn(&instance());
-  instance_->Run();
-  instance_->CheckValues();
-  if (args.size() == 0 || args[0].cast<bool>()) instance_->Advance();
+  instance().FollowStates();
+  const bool advance = args.size() == 0 || args[0].cast<bool>();
+  staging_.RunOwn(&instance(), advance, advance);
   return ffi::Any();
 }
 
@@ -137,35 +142,6 @@ ffi::Any Executor::Invoke(Args args) {
   return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
 }
 
-ffi::Any Executor::RunSteps(Args args) {
-  const int num_inputs = static_cast<int>(spec_.arguments);
-  const int num_outputs = static_cast<int>(spec_.results);
-  RequireCount(args, 1 + num_inputs + num_outputs, 1 + num_inputs + num_outputs, "run_steps");
-  const int64_t count = args[0].cast<int64_t>();
-  std::vector<SteppedTensor> inputs, outputs;
-  std::vector<const DLTensor*> whole, first;
-  for (int i = 0; i < num_inputs; ++i) {
-    const DLTensor& tensor = *args[1 + i].cast<DLTensor*>();
-    const bool same = tensor.ndim == static_cast<int32_t>(spec_.input(i).shape.size());
-    inputs.emplace_back(tensor, same ? SteppedTensor::kSame : count);
-  }
-  for (SteppedTensor& input : inputs) first.push_back(&input.at(0));
-  const SizedLength sized = UseLengthOf(first, false);
-  for (int i = 0; i < num_outputs; ++i) {
-    whole.push_back(args[1 + num_inputs + i].cast<DLTensor*>());
-    outputs.emplace_back(*whole[i], count);
-    CheckTensor(outputs[i].at(0), spec_.output(i, sized.length), "output", spec_.outputs[i].name);
-    CheckApart(whole);
-  }
-  for (int64_t step = 0; step < count; ++step) {
-    std::vector<const DLTensor*> from, to;
-    for (SteppedTensor& input : inputs) from.push_back(&input.at(step));
-    for (SteppedTensor& output : outputs) to.push_back(&output.at(step));
-    staging_.Run(&instance(), sized, from, to);
-  }
-  return ffi::Any();
-}
-
 ffi::Any Executor::RunFrame(Args args) {
   const int num_inputs = static_cast<int>(spec_.arguments);
   const int num_outputs = static_cast<int>(spec_.results);
@@ -196,7 +172,8 @@ ffi::Any Executor::RunFrame(Args args) {
 ffi::Any Executor::State(Args args) {
   RequireCount(args, 1, 1, "state");
   const size_t i = InputIndex(spec_, args[0]);
-  ffi::Tensor tensor = NewTensor(spec_.input(i));
+  instance().FollowStates();
+  ffi::Tensor tensor = NewTensor(spec_.input(i, instance().length()));
   CopyFromContiguous(instance().input(i), *tensor.GetDLTensorPtr());
   return tensor;
 }

@@ -87,6 +87,17 @@ struct PortSpec {
   int64_t bytes;   // of its memory: those of the largest length
 };
 
+inline constexpr double kMaxTemperature = 1e6;
+
+// How an index is drawn from scores; see sampler.h. A temperature of 0: not at all.
+struct SamplingSpec {
+  double temperature = 0;
+  int64_t top_k = 0;  // 0: all
+  double top_p = 1;
+  double min_p = 0;
+  int64_t seed = 0;
+};
+
 // An input that holds what an output had after the last run that succeeded.
 struct StateSpec {
   size_t input;
@@ -99,6 +110,11 @@ struct StateSpec {
   int64_t starts;
   int64_t row;
   int64_t initial;  // where its first value begins in the weights; -1: zeros
+  // The output from whose rows the next value may be drawn; -1: it is as the network computes it.
+  int64_t scores = -1;
+  SamplingSpec sampling;
+  // Whether some lengths read more values than the output has: the caller sets them before a run.
+  bool is_fed = false;
 };
 
 // The ports of the networks whose inputs have one of the lengths for which a graph was compiled.

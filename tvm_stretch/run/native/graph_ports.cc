@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "graph_reader.h"
+#include "sizes.h"
 
 namespace tvm_stretch {
 namespace {
@@ -116,6 +117,27 @@ std::vector<int64_t> ReadSlides(const Reader& length, const GraphSpec& graph) {
   return slides;
 }
 
+// The output of scores from which a state's next values are drawn, and how.
+void ReadSampling(const Reader& item, const GraphSpec& graph, StateSpec* state) {
+  if (!item.Has("scores")) return;
+  state->scores = item["scores"].Int(-1, static_cast<int64_t>(graph.results) - 1);
+  if (state->scores < 0) return;
+  const TensorSpec& scores = graph.tensors[graph.outputs[state->scores].tensor];
+  const TensorSpec& next = graph.tensors[graph.outputs[state->output].tensor];
+  const auto is_of = [](const DLDataType& type, int code, int bits) {
+    return type.code == code && type.lanes == 1 && type.bits == bits;
+  };
+  const bool is_index = is_of(next.dtype, kDLInt, 32) || is_of(next.dtype, kDLInt, 64);
+  if (!is_index || !is_of(scores.dtype, kDLFloat, 32) || scores.shape.empty() ||
+      state->output >= graph.results) {
+    RefuseGraph("an output of indices and one of float32 scores", item.where());
+  }
+  const Reader sampling = item["sampling"];
+  state->sampling = {sampling["temperature"].Number(0, kMaxTemperature),
+                     sampling["top_k"].Int(0, INT32_MAX), sampling["top_p"].Number(0, 1),
+                     sampling["min_p"].Number(0, 1), sampling["seed"].Int(0, INT64_MAX)};
+}
+
 // The output with the first bytes of the rows that a run writes to a state, and a row's bytes.
 std::pair<int64_t, int64_t> ReadWrittenRows(const Reader& state, const GraphSpec& graph) {
   const int64_t last = static_cast<int64_t>(graph.outputs.size()) - 1;
@@ -128,6 +150,38 @@ std::pair<int64_t, int64_t> ReadWrittenRows(const Reader& state, const GraphSpec
     RefuseGraph("an output of its own for the starts of rows", state.where());
   }
   return {starts, state["row"].Int(1, kMaxBytes)};
+}
+
+// A state has the shape of its output in all lengths, unless its values are chosen from scores:
+// then longer ones may come from the caller.
+void CheckShapesOfStates(const Reader& root, GraphSpec* graph) {
+  for (StateSpec& state : graph->states) {
+    const std::vector<int64_t>& next = graph->output(state.output).shape;
+    const int64_t values = Product(next.begin(), next.end());
+    bool rests = false;
+    for (size_t length = 0; length < graph->lengths.size(); ++length) {
+      const TensorSpec& held = graph->input(state.input, length);
+      const bool is_same = held.shape == next;
+      if (state.scores >= 0) {
+        const std::vector<int64_t>& scores = graph->output(state.scores, length).shape;
+        const int64_t rows = Product(scores.begin(), scores.end() - 1);
+        if (scores.back() == 0 || values == 0 || rows < values || rows % values != 0) {
+          RefuseGraph("rows of scores for each value of a state", root.where());
+        }
+      }
+      state.is_fed |= !is_same;
+      rests |= is_same;
+      if (graph->output(state.output, length).shape != next ||
+          held.bytes < graph->output(state.output).bytes) {
+        RefuseGraph("outputs of one shape, and inputs with room for them, for states",
+                    root.where());
+      }
+    }
+    const bool is_apart = state.slide == 0 && state.starts < 0 && state.initial < 0;
+    if (!rests || (state.is_fed && !(is_apart && state.output < graph->results))) {
+      RefuseGraph("states of their outputs' shapes", root.where());
+    }
+  }
 }
 
 }  // namespace
@@ -156,9 +210,7 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     if (input >= graph->inputs.size()) RefuseGraph("an input of its own", item.where());
     const TensorSpec& from = graph->tensors[graph->outputs[output].tensor];
     const TensorSpec& to = graph->tensors[graph->inputs[input].tensor];
-    if (from.shape != to.shape || !(from.dtype == to.dtype)) {
-      RefuseGraph("an output with the shape and type of its input", item.where());
-    }
+    if (!(from.dtype == to.dtype)) RefuseGraph("an output of its input's type", item.where());
     const int64_t slide = item.Has("slide") ? item["slide"].Int(0, to.bytes) : 0;
     if (slide % kAlignment != 0 || (slide > 0 && output < graph->results)) {
       RefuseGraph("a slide of whole vectors to an output of its own", item.where());
@@ -168,6 +220,7 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     const int64_t initial =
         item.Has("initial") ? item["initial"].Int(-1, std::max(room, int64_t{-1})) : -1;
     graph->states.push_back(StateSpec{input, output, slide, starts, row, initial});
+    ReadSampling(item, *graph, &graph->states.back());
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
     RefuseGraph("a state for each held input", list.where());
@@ -204,23 +257,17 @@ void ReadLengths(const Reader& root, GraphSpec* graph) {
     for (const auto& [name, size] : item["sizes"].Members()) {
       length.sizes_by_name.emplace_back(name, size.Int(1, kMaxBytes));
     }
-    for (const StateSpec& state : graph->states) {
-      const std::vector<int64_t>& shape = graph->tensors[graph->inputs[state.input].tensor].shape;
-      if (graph->tensors[length.inputs[state.input]].shape != shape ||
-          graph->tensors[length.outputs[state.output]].shape != shape) {
-        RefuseGraph("states of one shape", item.where());
-      }
-    }
     length.slides = ReadSlides(item, *graph);
     graph->lengths.push_back(std::move(length));
   }
-  if (!graph->lengths.empty()) return;
+  if (!graph->lengths.empty()) return CheckShapesOfStates(root, graph);
   LengthSpec only;
   for (const PortSpec& port : graph->inputs) only.inputs.push_back(port.tensor);
   for (const PortSpec& port : graph->outputs) only.outputs.push_back(port.tensor);
   only.guards = ReadGuards(root, graph->tensors);
   for (const StateSpec& state : graph->states) only.slides.push_back(state.slide);
   graph->lengths.push_back(std::move(only));
+  CheckShapesOfStates(root, graph);
 }
 
 void ReadSpans(const Reader& root, GraphSpec* graph) {

@@ -49,6 +49,13 @@ class Reader {
     return *value;
   }
 
+  // A finite number; JSON has whole ones as integers.
+  double Number(double low, double high) const {
+    auto value = value_.try_cast<double>();
+    if (!value || !(*value >= low && *value <= high)) RefuseGraph("a number in range", where_);
+    return *value;
+  }
+
   // A number above 0 and up to 1.
   double Share() const {
     auto value = value_.try_cast<double>();

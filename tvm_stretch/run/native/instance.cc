@@ -9,13 +9,6 @@
 namespace tvm_stretch {
 namespace {
 
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-// The room for states that slide: it moves to the front once for every time its bytes are new.
-int64_t BytesToSlide(const GraphSpec& spec, const StateSpec& state) {
-  return RoundUp(spec.inputs[state.input].bytes, state.slide);
-}
-
 // Bytes of each input: with room for states that slide and their outputs.
 std::vector<int64_t> InputBytes(const GraphSpec& spec) {
   std::vector<int64_t> bytes;
@@ -117,6 +110,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
   DescribePlans();
   for (const StateSpec& state : spec_.states) {
     if (state.output < spec_.results) takes_outputs_[state.output] = false;
+    held_.push_back(spec_.output(state.output).bytes);
+    samplers_.emplace_back(state.sampling);
   }
   for (const NodeSpec& node : spec_.nodes) AskForAll(spec_, memory_, node);
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
@@ -186,56 +181,6 @@ void Instance::DescribePlans() {
     }
     plans_.push_back(std::move(plan));
   }
-}
-
-void Instance::Advance() {
-  for (const StateSpec& state : spec_.states) {
-    char*& input = inputs_[state.input];
-    char*& output = outputs_[state.output];
-    if (state.slide > 0) {
-      Slide(state);
-    } else if (takes_inputs_[state.input] && takes_outputs_[state.output]) {
-      std::swap(input, output);
-      BindInput(state.input, input);
-      BindOutput(state.output, output);
-    } else {
-      std::memcpy(input, output, spec_.input(state.input).bytes);
-    }
-  }
-}
-
-void Instance::Slide(const StateSpec& state) {
-  char* const first = memory_.inputs[state.input];
-  char* next = outputs_[state.output];
-  if (next + state.slide > first + BytesToSlide(spec_, state)) {
-    std::memmove(first, next, spec_.input(state.input).bytes);
-    next = first;
-  }
-  inputs_[state.input] = next;
-  BindInput(state.input, next);
-}
-
-// Each length appends a number of rows of its own.
-void Instance::PlaceNextStates() {
-  const std::vector<int64_t>& slides = spec_.lengths[length()].slides;
-  for (size_t i = 0; i < slides.size(); ++i) {
-    if (slides[i] == 0) continue;
-    const StateSpec& state = spec_.states[i];
-    outputs_[state.output] = inputs_[state.input] + slides[i];
-    BindOutput(state.output, outputs_[state.output]);
-  }
-}
-
-void Instance::ResetStates() {
-  for (const StateSpec& state : spec_.states) {
-    const size_t bytes = spec_.input(state.input).bytes;
-    if (state.initial < 0) {
-      std::memset(inputs_[state.input], 0, bytes);
-    } else {
-      std::memcpy(inputs_[state.input], memory_.constant + state.initial, bytes);
-    }
-  }
-  written_.Forget();
 }
 
 void Instance::CreateDevices() {

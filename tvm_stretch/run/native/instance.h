@@ -18,9 +18,13 @@
 #include "plan_chooser.h"
 #include "processor.h"
 #include "program.h"
+#include "sampler.h"
 #include "stream.h"
 
 namespace tvm_stretch {
+
+// The room for a state that slides: it moves to the front once for every time its bytes are new.
+int64_t BytesToSlide(const GraphSpec& spec, const StateSpec& state);
 
 class Instance {
  public:
@@ -47,14 +51,27 @@ class Instance {
   // kind of run, everything is computed.
   StreamResult RunFrame(const std::vector<const char*>& frame, const StreamOptions& options);
 
+  // Draws the next values of states that are chosen from the last run's scores.
+  void Choose();
+  // How they are drawn from now on.
+  void UseSampling(const SamplingSpec& sampling);
+
   // Results of the last run become the states of the next one.
   void Advance();
+
+  // The states become those of another instance of the same program.
+  void CopyStates(const Instance& other);
 
   // All states are what they were before the first run.
   void ResetStates();
 
-  // The caller has written to the memory of a state.
-  void StateIsSet() { written_.Forget(); }
+  // The caller has written to the memory of a state, as many values as this length reads.
+  void StateIsSet(size_t input);
+
+  // Whether a run of this length reads as many values of each state as there are.
+  bool Holds(size_t length) const;
+  // The next run has a length for the values that states have, if there is one.
+  void FollowStates();
 
   // Throws InputError if the last run had values that its guards forbid.
   void CheckValues() const { guards_[last_length()].Check(); }
@@ -142,6 +159,8 @@ class Instance {
   std::vector<char*> inputs_;   // `memory_.inputs`, but those of states change places with
   std::vector<char*> outputs_;  // their outputs
   WrittenRows written_;
+  std::vector<int64_t> held_;      // of each state, the bytes of its values
+  std::vector<Sampler> samplers_;  // of each state
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
   std::vector<BoundPlan> plans_;

@@ -11,6 +11,8 @@
 
 namespace tvm_stretch {
 
+inline size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 namespace ffi = tvm::ffi;
 
 // Who may see a buffer's memory: this process, or all that are given its file descriptor.

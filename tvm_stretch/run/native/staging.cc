@@ -32,7 +32,7 @@ size_t Staging::LengthWith(size_t i, const DLTensor& tensor, size_t current) con
 
 void Staging::Set(Instance* instance, size_t i, const DLTensor& tensor) {
   CopyToContiguous(tensor, instance->input(i));
-  if (i >= spec_.arguments) instance->StateIsSet();
+  if (i >= spec_.arguments) instance->StateIsSet(i);
   if (i < spec_.arguments) set_[i] = spec_.lengths[instance->length()].inputs[i];
 }
 
@@ -51,6 +51,14 @@ void Staging::BindOwn(Instance* instance) const {
   for (size_t i = 0; i < spec_.outputs.size(); ++i) instance->BindOutput(i, instance->output(i));
 }
 
+void Staging::RunOwn(Instance* instance, bool choose, bool advance) const {
+  BindOwn(instance);
+  instance->Run();
+  instance->CheckValues();
+  if (choose) instance->Choose();
+  if (advance) instance->Advance();
+}
+
 void Staging::RunPadded(Instance* instance, const SizedLength& sized,
                         const std::vector<const DLTensor*>& inputs,
                         const std::vector<const DLTensor*>& outputs) {
@@ -61,6 +69,7 @@ void Staging::RunPadded(Instance* instance, const SizedLength& sized,
   BindOwn(instance);
   instance->Run();
   instance->CheckValues();
+  instance->Choose();
   for (size_t i = 0; i < outputs.size(); ++i) {
     CopyShortened(spec_, i, sized, instance->output(i), *outputs[i]);
   }
@@ -88,6 +97,7 @@ void Staging::Run(Instance* instance, const SizedLength& sized,
   }
   instance->Run();
   instance->CheckValues();
+  instance->Choose();
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!in_place[i]) CopyFromContiguous(instance->output(i), *outputs[i]);
   }

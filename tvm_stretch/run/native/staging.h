@@ -25,6 +25,10 @@ class Staging {
   // The next run uses the instance's memory alone. Throws ValueError if an input was never set.
   void BindOwn(Instance* instance) const;
 
+  // Runs once with the instance's memory alone. Draws the next values of states, and keeps all
+  // states' next values, if that is asked for.
+  void RunOwn(Instance* instance, bool choose, bool advance) const;
+
   // Runs once with the caller's tensors, which have the right shapes and types, and the states.
   void Run(Instance* instance, const SizedLength& sized, const std::vector<const DLTensor*>& inputs,
            const std::vector<const DLTensor*>& outputs);

@@ -1,0 +1,324 @@
+"""Loops of language models: prompts in pieces, draws from scores, ends, forks, saved states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_stretch as ts
+from tvm_stretch.base.errors import InputError
+
+WORDS, WIDTH, PLACES = 24, 16, 64
+
+
+def decoder() -> onnx.ModelProto:
+    """`n` tokens: rows are written to a cache at a position; scores of the last token."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "rows": rng.standard_normal((WORDS, WIDTH)).astype("float32"),
+        "turns": rng.standard_normal((PLACES, WIDTH)).astype("float32"),
+        "head": rng.standard_normal((WIDTH, WORDS)).astype("float32") * 2,
+        "places": np.arange(PLACES),
+        "first": np.int64(0),
+        "step": np.int64(1),
+        "last": np.array([-1]),
+        "end": np.array([2**31]),
+        "axis": np.array([1]),
+        "never": np.float32(-1e9),
+        "nought": np.float32(0),
+        "flat": np.array([-1, 1]),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["tokens"], ["n1"], start=1, end=2),
+        node("Squeeze", ["n1"], ["n"]),
+        node("Range", ["first", "n", "step"], ["steps"]),
+        node("Add", ["steps", "position"], ["at"]),
+        node("Gather", ["rows", "tokens"], ["row"]),
+        node("Gather", ["turns", "at"], ["turn"]),
+        node("Add", ["row", "turn"], ["x"]),
+        node("Squeeze", ["x", "zero"], ["flat_x"]),
+        node("Reshape", ["at", "flat"], ["indices"]),
+        node("ScatterND", ["past", "indices", "flat_x"], ["present"]),
+        node("Transpose", ["present"], ["keys"], perm=[1, 0]),
+        node("MatMul", ["flat_x", "keys"], ["scores"]),
+        node("LessOrEqual", ["places", "indices"], ["seen"]),
+        node("Where", ["seen", "nought", "never"], ["mask"]),
+        node("Add", ["scores", "mask"], ["masked"]),
+        node("Softmax", ["masked"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "present"], ["mixed"]),
+        node("Slice", ["mixed", "last", "end", "zero"], ["own"]),
+        node("MatMul", ["own", "head"], ["flat_logits"]),
+        node("Unsqueeze", ["flat_logits", "zero"], ["logits"]),
+    ]
+    constants["zero"] = np.array([0])
+    info = helper.make_tensor_value_info
+    inputs = [
+        info("tokens", TensorProto.INT64, [1, "n"]),
+        info("position", TensorProto.INT64, [1]),
+        info("past", TensorProto.FLOAT, [PLACES, WIDTH]),
+    ]
+    outputs = [
+        info("logits", TensorProto.FLOAT, [1, 1, WORDS]),
+        info("present", TensorProto.FLOAT, [PLACES, WIDTH]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    ]
+    graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def states(token: ts.Greedy) -> dict[str, object]:
+    return {"tokens": token, "position": ts.Counter("n"), "past": "present"}
+
+
+@pytest.fixture(scope="module")
+def speaker() -> ts.Model:
+    """Draws, or takes the best where the temperature is 0."""
+    own = states(ts.Sample("logits", "n", temperature=0.0))
+    return ts.compile(decoder(), ["llvm"], lengths={"n": [1, 3, 8]}, states=own, cpu_threads=1)
+
+
+@pytest.fixture
+def model(speaker: ts.Model) -> ts.Model:
+    return speaker.create_instance()
+
+
+def by_hand(prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens by ONNX Runtime, token by token."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(decoder().SerializeToString())
+    past, tokens = np.zeros((PLACES, WIDTH), "float32"), [*prompt]
+    for place in range(len(prompt) + count - 1):
+        given = {"tokens": np.array([[tokens[place]]]), "position": np.array([place])}
+        logits, past = session.run(None, {**given, "past": past})
+        if place >= len(prompt) - 1:
+            tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 13])
+def test_a_prompt_of_any_length_goes_in_by_pieces(model: ts.Model, length: int) -> None:
+    assert [info.name for info in model.inputs] == []
+    assert [info.name for info in model.outputs] == ["logits", "next_tokens"]
+    first = model.feed(PROMPT[:length]).next_tokens
+    assert model.states["position"].tolist() == [length]
+    assert model.in_use == "n=1"
+    rest = model.run_steps(9).next_tokens.ravel().tolist()
+    assert [first.item(), *rest] == by_hand(PROMPT[:length], 10)
+    model.reset()
+    assert model.states["position"].tolist() == [0]
+    assert model.states["tokens"].shape == (1, 1)
+
+
+def test_a_greedy_input_may_have_a_length() -> None:
+    own = states(ts.Greedy("logits", "n"))
+    model = ts.compile(decoder(), ["llvm"], lengths={"n": [1, 4]}, states=own, cpu_threads=1)
+    first = model.feed(np.array(PROMPT)).next_tokens.item()
+    assert [first, *(out.next_tokens.item() for out in model.steps(5))] == by_hand(PROMPT, 6)
+    with pytest.raises(InputError, match="a model with a Sample"):
+        model.set_sampling(temperature=1.0)
+
+
+def test_pieces_may_be_set_as_a_state(model: ts.Model) -> None:
+    expected = model.feed(PROMPT[:3]).logits
+    model.reset()
+    model.states["tokens"] = np.array([PROMPT[:3]])
+    assert model.in_use == "n=3"
+    np.testing.assert_array_equal(model().logits, expected)
+    model.use("n=8")  # there is one token, so the length that reads one is taken
+    model()
+    assert model.states["position"].tolist() == [4]
+
+
+def test_tokens_that_end_a_text_end_a_loop(model: ts.Model) -> None:
+    expected = by_hand(PROMPT, 12)
+    model.feed(PROMPT)
+    after = model.fork()
+    end = expected[6]
+    count = expected[1:].index(end) + 1
+    found = model.run_steps(11, stop=[end, 1000])
+    assert found.next_tokens.ravel().tolist() == expected[1 : 1 + count]
+    assert found.logits.shape == (count, 1, 1, WORDS)
+    yielded = [out.next_tokens.item() for out in after.steps(11, stop=[end])]
+    assert yielded == expected[1 : 1 + count]
+    for wrong in (["2"], 2, [1.5]):
+        with pytest.raises(InputError, match="a list of integers for stop"):
+            model.run_steps(2, stop=wrong)
+    with pytest.raises(ValueError, match="expected integers like"):
+        model._run_steps(1, [], model.graph, "2,x")
+
+
+def test_forks_go_on_from_a_prefix(model: ts.Model) -> None:
+    model.feed(PROMPT[:8])
+    forks = [model.fork() for _ in range(2)]
+    for fork, more in zip(forks, ([7, 2], [2, 7, 7]), strict=True):
+        first = fork.feed(more).next_tokens.item()
+        rest = fork.run_steps(4).next_tokens.ravel().tolist()
+        assert [first, *rest] == by_hand([*PROMPT[:8], *more], 5)
+    assert model.states["position"].tolist() == [8]
+
+
+def test_states_are_saved_and_loaded(model: ts.Model, tmp_path: Path) -> None:
+    model.feed(PROMPT)
+    model.states.save(tmp_path / "prefix.npz")
+    expected = model.run_steps(6).next_tokens.tolist()
+    other = model.create_instance()
+    other.states.load(tmp_path / "prefix.npz")
+    assert other.run_steps(6).next_tokens.tolist() == expected
+    (tmp_path / "bad.npz").write_bytes((tmp_path / "prefix.npz").read_bytes()[:-300])
+    np.savez(tmp_path / "less.npz", position=np.array([1]))
+    for name in ("bad.npz", "less.npz", "none.npz"):
+        with pytest.raises(InputError, match="expected states"):
+            other.states.load(tmp_path / name)
+
+
+def test_seeds_decide_what_is_drawn(model: ts.Model) -> None:
+    def text(seed: int) -> list[int]:
+        model.reset()
+        model.set_sampling(temperature=3.0, seed=seed)
+        return [model.feed(PROMPT).next_tokens.item(), *model.run_steps(20).next_tokens.ravel()]
+
+    one = text(1)
+    assert one == text(1)
+    assert one != text(2)
+    model.reset()  # begins with the seed again
+    again = model.feed(PROMPT).next_tokens.item()
+    assert again == text(2)[0]
+    model.set_sampling(temperature=0)
+    model.reset()
+    model.feed(PROMPT)
+    assert model.run_steps(4).next_tokens.ravel().tolist() == by_hand(PROMPT, 5)[1:]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1}, {"temperature": "1"}, {"top_p": 1.5}, {"top_k": 0.5}, {"seed": True}],
+)
+def test_numbers_that_no_distribution_has_are_refused(model: ts.Model, wrong: dict) -> None:
+    with pytest.raises(InputError, match=f"for {next(iter(wrong))}, got"):
+        model.set_sampling(**wrong)
+    with pytest.raises(InputError, match=f"for {next(iter(wrong))}, got"):
+        ts.Sample("logits", **wrong)
+    with pytest.raises(InputError, match="for set_sampling, got"):
+        model.set_sampling(top_q=1)
+
+
+def test_what_cannot_be_fed_is_refused(model: ts.Model) -> None:
+    for wrong in ([], [1.5], "text"):
+        with pytest.raises(InputError, match="expected indices"):
+            model.feed(wrong)
+    model.feed(PROMPT[:3])
+    with pytest.raises(InputError, match=f"got {WORDS}"):
+        model.feed([2, WORDS])
+    model.feed([2])  # the piece before the wrong one stays
+    assert model.states["position"].tolist() == [5]
+    own = states(ts.Greedy("logits", "n"))
+    with pytest.raises(InputError, match="a length that reads"):
+        ts.compile(decoder(), ["llvm"], lengths={"n": [2, 4]}, states=own, cpu_threads=1)
+    with pytest.raises(InputError, match="a list of sizes for the length 'n'"):
+        ts.compile(decoder(), ["llvm"], lengths={"n": ts.Length(1, 4)}, states=own, cpu_threads=1)
+    with pytest.raises(InputError, match="one of the lengths"):
+        own = states(ts.Greedy("logits", "m"))
+        ts.compile(decoder(), ["llvm"], lengths={"n": [1, 4]}, states=own, cpu_threads=1)
+
+
+def scores_model(width: int) -> ts.Model:
+    """Scores are an input, so that tests decide from what is drawn."""
+    node = helper.make_node
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            node("Cast", ["token"], ["x"], to=TensorProto.FLOAT),
+            node("Mul", ["x", "nought"], ["none"]),
+            node("Add", ["scores", "none"], ["logits"]),
+        ],
+        "scores",
+        [
+            info("token", TensorProto.INT64, [1, 1]),
+            info("scores", TensorProto.FLOAT, [1, width]),
+        ],
+        [info("logits", TensorProto.FLOAT, [1, width])],
+        [numpy_helper.from_array(np.float32(0), "nought")],
+    )
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return ts.compile(network, ["llvm"], states={"token": ts.Sample("logits")}, cpu_threads=1)
+
+
+@pytest.fixture(scope="module")
+def scored() -> ts.Model:
+    return scores_model(40)
+
+
+def distribution(
+    scores: np.ndarray, temperature: float = 1, top_k: int = 0, top_p: float = 1, min_p: float = 0
+) -> np.ndarray:
+    """The probabilities, by definition."""
+    x = scores.astype("float64") / temperature
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    if top_k:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= top_p]] = 0
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 5},
+        {"top_p": 0.7},
+        {"top_k": 12, "top_p": 0.8},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.1},
+    ],
+)
+def test_draws_follow_the_distribution(scored: ts.Model, sampling: dict) -> None:
+    """Chi-square of 20,000 draws; with a fixed seed the test gives the same result each time."""
+    rng = np.random.default_rng(7)
+    scores = rng.standard_normal((1, 40)).astype("float32") * 2
+    scored.set_sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **sampling})
+    count = 20_000
+    drawn = scored.run_steps(count, scores).next_token.ravel()
+    expected = distribution(scores[0], **sampling) * count
+    found = np.bincount(drawn, minlength=40)
+    assert not found[expected == 0].any()
+    often = expected >= 5
+    chi = ((found[often] - expected[often]) ** 2 / expected[often]).sum()
+    freedom = often.sum() - 1
+    assert chi < freedom + 4 * np.sqrt(2 * freedom) + 4, (chi, freedom)
+
+
+def test_hostile_scores_have_an_answer(scored: ts.Model) -> None:
+    scored.set_sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    nan, inf = float("nan"), float("inf")
+
+    def drawn(scores: np.ndarray, **sampling: float) -> set[int]:
+        scored.set_sampling(**{"top_k": 0, "top_p": 1.0, **sampling})
+        given = scores.astype("float32").reshape(1, 40)
+        return set(scored.run_steps(300, given).next_token.ravel().tolist())
+
+    equal = np.zeros(40)
+    assert len(drawn(equal)) > 30
+    assert drawn(equal, top_k=3) == {0, 1, 2}
+    assert drawn(equal, top_p=0.0) == {0}
+    some = np.where(np.arange(40) == 7, nan, np.arange(40) / 40)
+    assert 7 not in drawn(some) and 7 not in drawn(some, top_p=0.9)
+    assert drawn(np.where(np.arange(40) < 2, inf, 5.0)) == {0, 1}
+    assert drawn(np.where(np.arange(40) == 9, 0.0, -inf)) == {9}
+    for nothing in (np.full(40, nan), np.full(40, -inf)):  # what Greedy says
+        assert len(drawn(nothing)) == 1
