@@ -2,7 +2,6 @@
 
 python -m benchmarks.npu profiles [folder]     the profiles of three chips, and their residuals
 python -m benchmarks.npu plans                 CPU, GPU and NPU alone and together, six networks
-python -m benchmarks.npu stretched             the same networks with branches for several of them
 
 No such phone was here. `LATENCY_MS` are facts that Qualcomm publishes: latencies of whole networks
 in 8 bits on the HTP, from `perf.yaml` of its AI Hub Models (github.com/quic/ai-hub-models, 12
@@ -28,7 +27,6 @@ from benchmarks.commands import Table, options
 from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
-from tvm_stretch.lab.stretching.stretching import Stretching
 from tvm_stretch.plan.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.plan.cost.profile_file import load_profile, profile_text
 from tvm_stretch.plan.measuring import works_of_networks
@@ -94,8 +92,7 @@ _REGION_US, _HAND_OVER_US = 60.0, 20.0
 """Start of a graph, a remote call: with this start, networks that are left out are 9 to 12 % off on
 the three chips, without 14 % (10 to 13 % with 40, 9 to 13 with 80). Hand-overs are assumed."""
 
-_PAIR, _ALL = ("cpu", "opencl"), ("cpu", "opencl", "npu")
-TEAMS = (("npu",), ("cpu",), ("opencl",), _PAIR, _ALL)
+TEAMS = (("npu",), ("cpu",), ("opencl",), ("cpu", "opencl"), ("cpu", "opencl", "npu"))
 PLANNED = (
     *("resnet18", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4"),
     "mobilenet_v2",
@@ -155,24 +152,6 @@ def plans(chip: str) -> None:
         table.row(name, *cells, " ".join(f"{key}: {count}" for key, count in owners.items()))
 
 
-def stretched(chip: str) -> None:
-    """A table of predicted latencies of stretched networks, beside the fastest processor alone."""
-    teams = _PAIR, _ALL
-    table = Table("network", *(f"{'+'.join(t)}: one, stretched" for t in teams))
-    for name in PLANNED:
-        network = zoo.build(name, size=224)
-        found = [ts.stretch(network, list(team), device=chip) for team in teams]
-        table.row(name, *(f"{min(st.alone_ns.values()) / 1e6:.2f}, {_best(st)}" for st in found))
-
-
-def _best(found: Stretching) -> str:
-    """The latency of the best design that the rules leave."""
-    try:
-        return f"{found.best.ns / 1e6:.2f} ms"
-    except ts.UnsupportedError:
-        return f"none, the fastest {found.candidates[0].ns / 1e6:.2f} ms"
-
-
 def profiles(chip: str, folder: Path) -> None:
     """The profile of a chip, printed and written."""
     made = calibration(CHIPS.index(chip))
@@ -184,14 +163,14 @@ def main() -> None:
     """See the module docstring."""
     args = options(
         *(__doc__, None, ("what", str), ("folder?", Path(tempfile.gettempdir()))),
-        what=("profiles", "plans", "stretched"),
+        what=("profiles", "plans"),
     )
     for chip in CHIPS:
         print(f"\n{chip}\n")
         if args.what == "profiles":
             profiles(chip, args.folder)
         else:
-            (plans if args.what == "plans" else stretched)(chip)
+            plans(chip)
 
 
 if __name__ == "__main__":

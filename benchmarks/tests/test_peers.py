@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.models import Model, model_of
 from benchmarks.peers import Row, compare_engines
-from benchmarks.share_of_peak import network_cells
 from benchmarks.worker import Worker
 
 # An engine that takes a "model" of one number to add; it must come from its own environment.
@@ -95,12 +94,6 @@ def test_a_missing_environment_is_named(model, monkeypatch, tmp_path):
 def test_ours_are_compiled_for_the_core_that_is_named(model):
     with pytest.raises(RuntimeError, match=r"expected a core of .* for mcpu, got 'hasswell'"):
         Worker("ours", model, 1, sorted(os.sched_getaffinity(0))[:1], "hasswell")
-
-
-def test_the_share_of_the_peak_counts_direct_operations():
-    turns = [{"seconds": seconds, "peak": 1e11} for seconds in (0.1, 0.02, 0.04)]
-    # 2 G multiply-adds in 40 ms are half of 100 G a second; a turn without neighbours reached all
-    assert network_cells(turns, 2_000_000_000) == ["2.00", "40.00", "100", "200", "0.50", "0.90"]
 
 
 def test_both_processors_are_not_one(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ GTEST = Path("/usr/include/gtest/gtest.h")
 ENVIRONMENT = {k: v for k, v in BUILDING.items() if k != "TVM_STRETCH_OPENCL_DEVICE"}
 """The driver without a device has its own."""
 DRIVER = "*OpenCLMock*"
+ALONE = "Alone/EngineRuns.TwoHundred*/1"
+"""An engine that the caller's own thread calls: two hundred runs, a third of the threads' time."""
 THREADED = f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*"
 IMAGES = f"{DRIVER}ImagesThatTheDriverLacks*"
 PRIORITIES = f"{DRIVER}PrioritiesReachTheDriver*"
@@ -43,7 +45,8 @@ pytestmark = pytest.mark.skipif(
         ("native_tests", PRIORITIES, HINTED),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "low"}),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "high"}),
-        ("thread_tests", f"*-{DRIVER}", {}),
+        ("thread_tests", f"*-{DRIVER}:{ALONE}", {}),
+        pytest.param("thread_tests", ALONE, {}, marks=pytest.mark.full),
         ("thread_tests", THREADED, MAPPED),
         pytest.param("thread_tests", DRIVER, {}, marks=pytest.mark.full),
         pytest.param("thread_tests", DRIVER, MAPPED, marks=pytest.mark.full),
