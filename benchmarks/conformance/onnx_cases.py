@@ -99,12 +99,15 @@ def _light_case(path: Path) -> Any:
 
     model = onnx.load(path)
     weights = {w.name for w in model.graph.initializer}
+    weights |= {name for node in model.graph.node for name in node.output}  # listed as inputs, too
+    given = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(given)
     inputs = []
-    for value in model.graph.input:
-        if value.name not in weights:
-            shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
-            count = int(np.prod(shape))
-            inputs.append((np.arange(count, dtype="float32") / count).reshape(shape))
+    for value in given:
+        shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+        count = int(np.prod(shape))
+        inputs.append((np.arange(count, dtype="float32") / count).reshape(shape))
     output = onnx.TensorProto.FromString(Path(f"{path.with_suffix('')}_output_0.pb").read_bytes())
     return TestCase(
         path.stem, path.stem, None, None, model, [(inputs, [output])], "light", 1e-3, 1e-7

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from helpers.one_operator import Case, Dice
+from tvm import relax
 
+import tvm_stretch as ts
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read import load_network
+from tvm_stretch.read.onnx.node import CONVERTERS, Node
 
 DICE = Dice()
 numbers, signed, whole = DICE.numbers, DICE.signed, DICE.whole
@@ -154,3 +159,20 @@ def test_shared_buffers_are_refused() -> None:
     case = Case("Attention", [*TOKENS, None, PAST, None, np.int32([3])], TWO, (0, 1))
     with pytest.raises(UnsupportedError, match="a past as long as it is for Attention"):
         load_network(case.model())
+
+
+def _alpha_ignored(node: Node) -> relax.Expr:
+    return relax.op.nn.relu(node[0])
+
+
+def test_an_attribute_that_a_converter_ignores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New versions of ONNX add attributes, such as windows of an Attention."""
+    text = '<ir_version: 10, opset_import: ["" : 18]> g (float[2, 3] x) => (float[2, 3] y) { %s }'
+    x = np.float32([[-1, 0, 2], [3, -4, 5]])
+    monkeypatch.setitem(CONVERTERS, "Elu", _alpha_ignored)  # its function is taken instead
+    model = onnx.parser.parse_model(text % "y = Elu <alpha = 2.0> (x)")
+    np.testing.assert_allclose(ts.compile(model)(x), np.where(x > 0, x, 2 * np.expm1(x)), 1e-6)
+    monkeypatch.setitem(CONVERTERS, "LpNormalization", _alpha_ignored)  # which has none
+    model = onnx.parser.parse_model(text % "y = LpNormalization <p = 1> (x)")
+    with pytest.raises(UnsupportedError, match=r"expected other attributes for LpNorm.* got p;"):
+        load_network(model)
