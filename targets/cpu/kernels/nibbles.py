@@ -13,7 +13,8 @@ A decoder reads each weight once for each token, so its time is that of reading 
 are an eighth of float32. With many rows, products take the time, so the weights of one block of
 outputs become floats once, in the cache, and all rows are multiplied with them. Zero points are
 bytes, or a constant of the kernel if all weights have the same one. Zero points of llama.cpp's
-blocks are minima, ``scale * value + minimum``, in float16. Weights lie as the kernel reads them, in blocks of `UNITS` outputs, padded with zeros.
+blocks are minima, ``scale * value + minimum``, in float16. Weights lie as the kernel reads them, in
+blocks of `UNITS` outputs, padded with zeros.
 
 The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
 """
