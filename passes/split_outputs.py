@@ -41,6 +41,8 @@ from tvm_stretch.network.integers import integer_of
 from tvm_stretch.network.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
 from tvm_stretch.network.provenance import Provenance, free_name, table_of, with_table
 from tvm_stretch.network.rewriting import Bindings, with_body
+from tvm_stretch.network.steps import UNITS, is_block_product
+from tvm_stretch.targets.cpu.kernels.nibbles import product_like
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]
@@ -56,6 +58,8 @@ def can_be_shared(call: relax.Call) -> bool:
     kind = kind_of(call)
     if kind in CONVOLUTIONS:
         return _is_plain_conv(call) and _groups(call) == 1
+    if is_block_product(kind):
+        return True
     if kind not in ("matmul", "integer.matmul"):
         return False
     data, weight, *_ = operands(call)
@@ -248,6 +252,13 @@ class _Splitter(Bindings):
         widths = self.shares[var.name]
         _check_shares(var.name, widths, shape_of(call)[1])
         self.cut.add(var.name)
+        if is_block_product(kind_of(call)):
+            _check_units(var.name, widths)
+            data = [self._whole(arg) for arg in operands(call) if isinstance(arg, relax.Var)]
+            return widths, [
+                product_like(self.builder, call, data, slice(begin, end))
+                for begin, end in _ranges(widths)
+            ]
         whole = self._whole(operands(call)[0])
         like = conv2d_like if kind_of(call) in CONVOLUTIONS else operator_like
         return widths, [
@@ -341,4 +352,12 @@ def _check_shares(name: str, widths: Widths, channels: int) -> None:
         raise InputError(
             f"expected {channels} output channels in all for the shares of {name!r}, "
             f"got {widths}; give two or more processors a number of them"
+        )
+
+
+def _check_units(name: str, widths: Widths) -> None:
+    if any(begin % UNITS for begin, _ in _ranges(widths)):
+        raise InputError(
+            f"expected multiples of {UNITS} for the shares of {name!r}, whose weights are in "
+            f"blocks, got {widths}; only the last one may be another number"
         )

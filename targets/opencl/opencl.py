@@ -27,7 +27,7 @@ from tvm.target import Target
 
 from tvm_stretch.base.errors import TargetError
 from tvm_stretch.network.expressions import tensor_types
-from tvm_stretch.network.steps import has_groups, kind_of_steps
+from tvm_stretch.network.steps import is_block_product, kind_of_steps
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.run.autoload import load_native_library
@@ -300,7 +300,7 @@ def _slow_calls(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
     return {
         name: f"{kind}: its steps need each other, so few work-items compute all of it"
         for name, kind in kinds.items()
-        if kind is not None and not has_groups(kind)
+        if kind is not None and not is_block_product(kind)
     }
 
 

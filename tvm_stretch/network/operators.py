@@ -26,7 +26,7 @@ from tvm.ir import GenericConst, Op
 from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.network.expressions import bindings_of, shape_of
 from tvm_stretch.network.integers import integer_of, operands_of
-from tvm_stretch.network.steps import kind_of_steps, recurrence_of
+from tvm_stretch.network.steps import is_block_product, kind_of_steps, recurrence_of
 
 PROCESSOR = "processor"
 """Attribute of a region's function: the name of its processor."""
@@ -207,7 +207,7 @@ class Operator:
         if self.kind in ("integer.matmul", "integer.conv2d"):
             weight = shape_of(operands_of(self.call)[1])
             return prod(self.shape) * prod(weight[1:] if len(weight) == 4 else weight[:1])
-        if self.kind == "matmul":
+        if self.kind == "matmul" or is_block_product(self.kind):
             return prod(self.shape) * self.arg_shapes[0][-1]
         if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
             return prod(self.shape) * prod(self.arg_shapes[1][1:])

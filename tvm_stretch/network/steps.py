@@ -41,14 +41,17 @@ def steps_call(
     return relax.Call(call.op, call.args, attrs, call.ty_args)
 
 
-def has_groups(kind: str) -> bool:
-    """Whether the operator of this kind has a kernel for the work-groups of a GPU, too."""
+def is_block_product(kind: str) -> bool:
+    """Whether the operator of this kind is a product of rows with weights of 4 or 8 bits in blocks.
+
+    These have kernels for the work-groups of a GPU, too.
+    """
     return kind.startswith("matmul.")
 
 
 def why_not_on_a_dsp(kind: str) -> str:
     """Why the operator of this kind runs on no DSP."""
-    if has_groups(kind):
+    if is_block_product(kind):
         return f"{kind}: its kernels are written for CPUs and GPUs"
     return f"{kind}: its steps need each other, which no kernel of a DSP computes"
 
@@ -63,7 +66,7 @@ ATTRIBUTE = "recurrent"
 """The attribute of a `relax.call_tir` call that holds its `Recurrence` as text."""
 
 UNITS = 16
-"""Hidden units per block of weights: a multiple of every vector width."""
+"""Hidden units or outputs per block of weights: a multiple of every vector width."""
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 """The number of gates. Their order is ONNX's: i, o, f, c for LSTM; z, r, h for GRU."""

@@ -27,7 +27,7 @@ from tvm.ir import Expr
 
 from tvm_stretch.network.attributes import WORDS
 from tvm_stretch.network.codec import from_text
-from tvm_stretch.network.steps import steps_call
+from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
 from tvm_stretch.targets.kernels.dots import DOTS, WORD, every, number
 from tvm_stretch.targets.kernels.loops import (
@@ -45,13 +45,14 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
 
 from .nibbles import (
-    UNITS,
+    KERNELS,
     Nibbles,
     Shapes,
     Tensors,
     added,
     kinds_of,
     operands_of,
+    product_call,
     runs,
     scale_of,
     shifted,
@@ -85,9 +86,8 @@ def words_call(
     """``(factor * q) @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in q.ty.shape.values)
     own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale))
-    operands = [q, factor, *operands_of(own, pack_words(values), scale, zero)]
-    result = relax.TensorType((rows, own.outputs), "float32")
-    return steps_call(bb, "matmul.words", _kernel(own), operands, result)
+    weights = operands_of(own, pack_words(values), scale, zero)
+    return product_call(bb, "matmul.words", own, [q, factor, *weights])
 
 
 def _kernel(own: Nibbles) -> tirx.PrimFunc:
@@ -106,6 +106,8 @@ def _kernel(own: Nibbles) -> tirx.PrimFunc:
 
     return summed(own, WORDS, inputs, given, bits)
 
+
+KERNELS["matmul.words"] = _kernel
 
 # --- the loop nest --------------------------------------------------------------------------------
 

@@ -22,20 +22,21 @@ The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from tvm import relax, tirx
-from tvm.ir import Expr
+from tvm.ir import Expr, GenericConst
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_stretch.network.attributes import NIBBLES
 from tvm_stretch.network.codec import from_text, to_text
-from tvm_stretch.network.expressions import constant
-from tvm_stretch.network.steps import steps_call
+from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.operators import operands
+from tvm_stretch.network.steps import KIND, UNITS, steps_call
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
 from tvm_stretch.targets.kernels.halves import HALVES, are_halves, float_of, half_bits
 from tvm_stretch.targets.kernels.loops import (
@@ -54,9 +55,6 @@ from tvm_stretch.targets.kernels.loops import (
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
-
-UNITS = 16
-"""Outputs per block of weights: a multiple of every vector width."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,37 @@ def nibbles_call(
     """``x @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     rows, depth = (int(d) for d in x.ty.shape.values)
     own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale), bits)
-    operands = [x, *operands_of(own, pack(values, bits), scale, zero)]
-    result = relax.TensorType((rows, own.outputs), "float32")
-    return steps_call(bb, "matmul.nibbles", _kernel(own), operands, result)
+    weights = operands_of(own, pack(values, bits), scale, zero)
+    return product_call(bb, "matmul.nibbles", own, [x, *weights])
+
+
+KERNELS: dict[str, Callable[[Nibbles], tirx.PrimFunc]] = {}
+"""What makes the kernel of each kind of product."""
+
+
+def product_call(
+    bb: relax.BlockBuilder, kind: str, own: Nibbles, given: Sequence[relax.Expr]
+) -> relax.Call:
+    """The call of a product, which knows its `Nibbles`."""
+    result = relax.TensorType((own.rows, own.outputs), "float32")
+    return steps_call(bb, kind, KERNELS[kind](own), given, result, **{NIBBLES: to_text(own)})
+
+
+def product_like(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    data: Sequence[relax.Expr],  # what takes the place of the operands that are no weights
+    outputs: slice = slice(None),  # beginning at a multiple of `UNITS`
+) -> relax.Call:
+    """A product with the same weights, of other rows or for some of its outputs."""
+    own = from_text(Nibbles, str(call.attrs[NIBBLES]))
+    begin, end, _ = outputs.indices(own.outputs)
+    units = slice(begin // UNITS, -(-end // UNITS))
+    weights = [one for one in operands(call) if isinstance(one, GenericConst)]
+    if (begin, end) != (0, own.outputs):
+        weights = [constant(one.value.numpy()[units]) for one in weights]
+    own = replace(own, rows=shape_of(data[0])[0], outputs=end - begin)
+    return product_call(bb, str(call.attrs[KIND]), own, [*data, *weights])
 
 
 def kinds_of(zero: np.ndarray, scale: np.ndarray) -> tuple[int | None, str, str]:
@@ -246,6 +272,8 @@ def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
     value = load(scale, *place)
     return float_of(value) if own.scales == HALVES else value
 
+
+KERNELS["matmul.nibbles"] = _kernel
 
 # --- the loop nest --------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from tvm.ir import Expr
 
 from tvm_stretch.network.attributes import NIBBLES, WORDS
 from tvm_stretch.network.codec import from_text
-from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, Nibbles, scale_of, shifted, zero_of
+from tvm_stretch.network.steps import UNITS
+from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles, scale_of, shifted, zero_of
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     as_type,

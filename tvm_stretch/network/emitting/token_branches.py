@@ -33,7 +33,9 @@ from tvm_stretch.network.properties.branch_spans import (
     find_token_rows,
     share,
 )
+from tvm_stretch.network.steps import is_block_product
 from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.targets.cpu.kernels.nibbles import product_like
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ class _Branches:
             self._operand(index, operator, arg, whole or (operator.kind == "matmul" and place == 1))
             for place, arg in enumerate(operands(operator.call))
         ]
+        if is_block_product(operator.kind):
+            data = [arg for arg in args if isinstance(arg, relax.Var)]
+            return product_like(self.emitter.builder, operator.call, data)
         if operator.kind not in (*RESHAPES, "broadcast_to"):
             return operator_like(self.emitter.builder, operator.call, args)
         shape = list(operator.shape)
@@ -183,7 +188,7 @@ class _Branches:
         if isinstance(arg, relax.Tuple):
             fields = [self._operand(index, operator, field, whole) for field in arg.fields]
             return relax.Tuple(fields)
-        if operator.kind == "matmul" or whole:
+        if operator.kind.startswith("matmul") or whole:
             return arg
         return self._from_outside(index, operator, arg)
 

@@ -47,6 +47,7 @@ from tvm_stretch.network.operators import (
     operands,
     remember,
 )
+from tvm_stretch.network.steps import is_block_product
 
 Span = tuple[int, int]
 
@@ -287,6 +288,8 @@ def _axis_of(operator: Operator, axes: Mapping[str, int], count: int) -> int | N
         return _of_parts(operator, axes)
     if operator.kind == "matmul":
         return _of_product(operator, axes)
+    if is_block_product(operator.kind):
+        return 0 if {axes.get(name) for name in operator.inputs} == {0} else None
     if len(operator.inputs) != 1:
         return None
     axis = axes[operator.inputs[0]]

@@ -22,6 +22,7 @@ from tvm_stretch.network.properties.meeting_points import (
     detect_meeting_points,
     set_aside,
 )
+from tvm_stretch.network.steps import UNITS, is_block_product
 from tvm_stretch.plan.search.priced_kernels import Kernels
 
 
@@ -55,7 +56,8 @@ class Network:
 
     def channel_unit(self, operator: Operator, lanes: int) -> int:
         """Shares of its channels are multiples of this: whole vectors, whole groups of readers."""
-        return lcm(lanes, *self._group_widths(operator))
+        blocks = [UNITS] if is_block_product(operator.kind) else []
+        return lcm(lanes, *blocks, *self._group_widths(operator))
 
     def reads(self, group: Group) -> tuple[str, ...]:
         """The inputs and kernels whose results the group reads, without constants."""

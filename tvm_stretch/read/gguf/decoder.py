@@ -213,6 +213,7 @@ class Decoder:
             attributes = {"bits": blocks.bits, "block_size": blocks.size}
             given = (values, "tokens", scale, zero)
             x = self.add(name, "GatherBlockQuantized", *given, domain=_MICROSOFT, **attributes)
+        x = self.add(f"{name}.flat", "Reshape", x, self.sizes("rows", -1, own.width))
         if self.family.scaled:
             root = self.constant("root", np.float32(math.sqrt(own.width)))
             x = self.add(f"{name}.scaled", "Mul", x, root)
@@ -231,7 +232,7 @@ class Decoder:
         self.positions()
         for layer in range(own.layers):
             x = self.layer(x, layer)
-        ends = [self.sizes(name, end) for name, end in (("last", -1), ("end", 2**31), ("axis", 1))]
+        ends = [self.sizes(name, end) for name, end in (("last", -1), ("end", 2**31), ("axis", 0))]
         x = self.norm(self.add("last", "Slice", x, *ends), "output_norm", own.width)
         self.scores(x)
         unread = sorted(self.file.tensors.keys() - self.read)
@@ -297,10 +298,10 @@ class Decoder:
         own = self.shape
         if not self.has(f"{name}_norm.weight"):
             return x
-        whole = self.add(f"{name}.heads", "Reshape", x, self.sizes("heads", 0, 0, -1, own.head))
+        whole = self.add(f"{name}.heads", "Reshape", x, self.sizes("heads", 0, -1, own.head))
         normed = self.norm(whole, f"{name}_norm", own.head)
         return self.add(
-            f"{name}.flat", "Reshape", normed, self.sizes(f"{heads}", 0, 0, heads * own.head)
+            f"{name}.flat", "Reshape", normed, self.sizes(f"{heads}", 0, heads * own.head)
         )
 
     def layer(self, x: str, layer: int) -> str:
@@ -312,8 +313,11 @@ class Decoder:
             order = None if part == "v" else self.order(heads)
             name = f"{block}.attn_{part}"
             wide = self.product(y, name, own.width, heads * own.head, order)
-            parts.append(wide if part == "v" else self.heads(wide, name, heads))
-        y = self.attention(layer, parts)
+            wide = wide if part == "v" else self.heads(wide, name, heads)
+            size = self.sizes(f"batch.{heads}", 1, -1, heads * own.head)
+            parts.append(self.add(f"{name}.batch", "Reshape", wide, size))
+        size = self.sizes("rows.heads", -1, own.heads * own.head)
+        y = self.add(f"{block}.attention.rows", "Reshape", self.attention(layer, parts), size)
         y = self.product(y, f"{block}.attn_output", own.heads * own.head, own.width)
         x = self.after(x, y, f"{block}.post_attention_norm", f"{block}.attended")
         y = self.norm(x, f"{block}.ffn_norm", own.width)
@@ -369,11 +373,12 @@ class Decoder:
         name = "output.weight" if self.has("output.weight") else "token_embd.weight"
         weight = self.used(name, own.words, own.width)
         cap = self.file.number(f"{self.kind}.final_logit_softcapping", 0.0, 0)
-        y = self.dense("head" if cap else "logits", x, weight, weight.data)
+        y = self.dense("head", x, weight, weight.data)
         if cap:
             limit = self.constant("cap", np.float32(cap))
             inside = self.add("head.inside", "Tanh", self.add("head.part", "Div", y, limit))
-            self.add("logits", "Mul", inside, limit)
+            y = self.add("head.limited", "Mul", inside, limit)
+        self.add("logits", "Reshape", y, self.sizes("logits", 1, 1, own.words))
 
     def notes(self) -> list[str]:
         """Which types of weights are kept in another form."""

@@ -17,10 +17,11 @@ from tvm import relax
 
 from tvm_stretch.base.errors import ModelError
 from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.steps import UNITS
 from tvm_stretch.read.onnx.block_weights import Blocks, blocks_of_product
 from tvm_stretch.read.onnx.node import Node, as_expr, converter
 from tvm_stretch.targets.cpu.kernels.nibble_words import words_call
-from tvm_stretch.targets.cpu.kernels.nibbles import UNITS, nibbles_call, pack
+from tvm_stretch.targets.cpu.kernels.nibbles import nibbles_call, pack
 
 _EIGHT_BITS = 4
 """The `accuracy_level` that lets kernels round inputs to 8 bits."""
@@ -71,7 +72,7 @@ def block_product(
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
     shape = shape_of(x)
     rows, (outputs, depth) = prod(shape[:-1]), blocks.values.shape
-    x = node.emit(relax.op.reshape(x, (rows, depth)))
+    x = node.emit(relax.op.reshape(x, (rows, depth))) if len(shape) != 2 else x
     if node.dtype() != "float32":
         weight = replace(blocks, axis=0).floats().astype(node.dtype())
         y = relax.op.matmul(x, constant(weight))
@@ -87,7 +88,7 @@ def block_product(
         size = min(blocks.size, values.shape[1])
         size += size % 2 if bits == 4 else 0
         y = nibbles_call(node.bb, x, values, blocks.scale, blocks.zero, size, bits)
-    return relax.op.reshape(node.emit(y), (*shape[:-1], outputs))
+    return relax.op.reshape(node.emit(y), (*shape[:-1], outputs)) if len(shape) != 2 else y
 
 
 def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
