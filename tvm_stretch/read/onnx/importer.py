@@ -344,6 +344,8 @@ def _ignored(proto: onnx.NodeProto, node: Node, opset: int) -> list[str]:
     """Attributes that the converter never asked for, other than those with ONNX's own default."""
     if not isinstance(node.attrs, Attributes):
         return []  # the converter wrote its own
+    if not onnx.defs.has(node.op, proto.domain):
+        return []  # ONNX Runtime writes `SimplifiedLayerNormalization` without its domain
     schema = onnx.defs.get_schema(node.op, opset, proto.domain)
     defaults = {
         name: onnx.helper.get_attribute_value(attribute.default_value)
