@@ -13,20 +13,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "../../targets/hexagon/dsp/fastrpc/qurt.h"
 #include "channel.h"
 
-typedef union {
-  struct {
-    void* data;
-    uint32_t bytes;
-  } buffer;
-  uint64_t handle;
-} RemoteArgument;
 typedef int (*Entry)(uint64_t handle, uint32_t scalars, RemoteArgument* arguments);
 
 enum { kNoMemory = 0x402, kBadElf = 0x452, kNoSymbol = 0x442, kNoFile = 0x445 };
 enum { kRelative = 35, kJumpSlot = 34, kGlobalData = 33, kAbsolute = 6 };
-#define FAILED(code) ((int)(0x80000000u | (code)))
 
 static Channel* channel;
 static long cpu;
@@ -136,10 +129,10 @@ static int Relocate(const Library* library) {
       const int type = ELF32_R_TYPE(one->r_info);
       if (type != kRelative && type != kJumpSlot && type != kGlobalData && type != kAbsolute) {
         fprintf(stderr, "relocation of type %d\n", type);
-        return FAILED(kBadElf);
+        return DSP_ERROR(kBadElf);
       }
       const Elf32_Sym* symbol = &library->symbols[ELF32_R_SYM(one->r_info)];
-      if (type != kRelative && !Address(library, symbol, &address)) return FAILED(kNoSymbol);
+      if (type != kRelative && !Address(library, symbol, &address)) return DSP_ERROR(kNoSymbol);
       *word = address + (type == kJumpSlot ? 0 : (uint32_t)one->r_addend);
     }
   }
@@ -216,10 +209,10 @@ static int LoadLibrary(const char* path, Entry* entry) {
   memset(&library, 0, sizeof(library));
   const Elf32_Dyn* dynamic = NULL;
   const int file = open(path, O_RDONLY);
-  if (file < 0) return FAILED(kNoFile);
+  if (file < 0) return DSP_ERROR(kNoFile);
   const int is_mapped = MapSegments(file, &library, &dynamic);
   close(file);
-  if (!is_mapped || !ReadDynamic(dynamic, &library)) return FAILED(kBadElf);
+  if (!is_mapped || !ReadDynamic(dynamic, &library)) return DSP_ERROR(kBadElf);
   const int result = Relocate(&library);
   if (result != 0) return result;
   for (uint32_t i = 1; i < library.hash[1]; ++i) {
@@ -228,7 +221,7 @@ static int LoadLibrary(const char* path, Entry* entry) {
     if (strcmp(library.names + symbol->st_name, "tvm_stretch_skel_handle_invoke") == 0)
       *entry = (Entry)(void*)(library.base + symbol->st_value);
   }
-  return *entry ? 0 : FAILED(kNoSymbol);
+  return *entry ? 0 : DSP_ERROR(kNoSymbol);
 }
 
 // --- calls
@@ -257,7 +250,7 @@ static int FindLibrary(const char* path, Entry* entry) {
     if (result == 0) loaded[i].entry = *entry, strncpy(loaded[i].path, path, 255);
     return result;
   }
-  return FAILED(kNoMemory);
+  return DSP_ERROR(kNoMemory);
 }
 
 static int Open(void) {
@@ -277,7 +270,7 @@ static int Invoke(void) {
   RemoteArgument arguments[MOST_ARGUMENTS];
   char* const arena = (char*)(channel + 1);
   const struct Handle* handle = &handles[channel->handle % 4096];
-  if (!handle->entry) return FAILED(0x42C);
+  if (!handle->entry) return DSP_ERROR(0x42C);
   for (int i = 0; i < MOST_ARGUMENTS; ++i) {
     arguments[i].buffer.data = arena + channel->arguments[i].offset;
     arguments[i].buffer.bytes = channel->arguments[i].bytes;

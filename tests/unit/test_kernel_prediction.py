@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,6 +52,7 @@ EVERYWHERE = [
 ]
 
 
+@functools.cache
 def network(name: str) -> tvm.IRModule:
     return load_network(zoo.build(name, size=LARGER.get(name, 64)))
 

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import fresh_process
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.run.group import Leases
 
 HOLDER = """
-import sys, time
+import time
 from tvm_stretch.run.group import Leases
-with Leases(sys.argv[1], ["gpu"]).held(["gpu"]):
+with Leases({folder!r}, ["gpu"]).held(["gpu"]):
     print("held", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> subprocess.Popen[str]:
+def holder(tmp_path: Path) -> Iterator[fresh_process.Fork]:
     """Another process, which holds a lease."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with fresh_process.start(HOLDER.format(folder=str(tmp_path))) as process:
+        while process.text() != "held\n":
+            time.sleep(0.01)
+        yield process
 
 
 def taken(leases: Leases, *processors: str) -> tuple[threading.Thread, threading.Event]:
@@ -48,7 +45,7 @@ def taken(leases: Leases, *processors: str) -> tuple[threading.Thread, threading
 
 
 def test_a_lease_waits_for_the_other_process_until_that_dies(
-    tmp_path: Path, holder: subprocess.Popen[str]
+    tmp_path: Path, holder: fresh_process.Fork
 ) -> None:
     leases = Leases(tmp_path, ["cpu", "gpu"])
     with leases.held(["cpu"]):  # another processor is free

@@ -134,12 +134,6 @@ class WinogradConfig(Template, ConvShape):
     def out_shape(self) -> tuple[int, ...]:
         return (self.batch, self.blocks[1], *self.out_size, self.lanes)
 
-    @property
-    def planes_shape(self) -> tuple[int, ...]:
-        """The shape of the transformed image."""
-        blocks, tiles = self.parts * self.in_blocks, prod(self.tiles)
-        return (self.batch, blocks, self.alpha**2, tiles, self.lanes)
-
     # --- choice ---
 
     @classmethod

@@ -52,9 +52,8 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
 def covering(size: int, window: int, stride: int, dilation: int, before: int, after: int) -> int:
     """The padding after an axis that covers all windows of ``ceil_mode``: a mean counts it."""
     span = (window - 1) * dilation + 1
-    last = -(-(size + before + after - span) // stride) * stride
-    if last >= size + before:  # it would see nothing else
-        last -= stride
+    end = -(-(size + before + after - span) // stride) * stride
+    last = end if end < size + before else end - stride  # no window sees padding alone
     return max(after, last + span - size - before)
 
 
