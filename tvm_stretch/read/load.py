@@ -131,7 +131,6 @@ def _read(
         fix_shapes(network, shapes, sizes)
         widened = widen and widen_halves(network)
         mod = import_onnx(network)
-        mod["main"] = mod["main"].with_attr("output_names", network.outputs)
         if widened:
             mod["main"] = mod["main"].with_attr(WIDENED, 1)
         return mod

@@ -42,7 +42,15 @@ from tvm_stretch.run.states_of_model import (
     stops_as_text,
 )
 from tvm_stretch.run.stream import Stream
-from tvm_stretch.run.values import PresentAll, TensorInfo, like, outputs_type, taking_memory
+from tvm_stretch.run.values import (
+    PresentAll,
+    TensorInfo,
+    like,
+    outputs_type,
+    shortened,
+    taking_memory,
+    true_sizes,
+)
 
 if TYPE_CHECKING:  # a phone has no compiler
     from tvm_stretch.run.parts import Parts
@@ -314,7 +322,7 @@ class Model:
         graph = self.lengths.graph_for(inputs, count, self.plans.number)
         steps, outputs = self._run_steps(count, inputs, graph, stops_as_text(stop))
         results = [result[:steps] for result in present(outputs)]
-        return results[0] if len(results) == 1 else self._outputs_type(*results)
+        return self._named(results)
 
     def steps(
         self, count: int, /, *args: object, stop: Iterable[int] = (), **kwargs: object
@@ -546,8 +554,8 @@ class Model:
 
     def _presented(self, present: PresentAll, outputs: Sequence[tvm.runtime.Tensor]) -> Any:
         """The outputs as a caller gets them."""
-        results = present(outputs)
-        return results[0] if len(results) == 1 else self._outputs_type(*results)
+        results = shortened(present(outputs), self._sizes)
+        return self._named(results)
 
     def _warn_once(self) -> None:
         """Warn of a run that has an answer but did not follow its plan; for `_run`."""
@@ -563,9 +571,20 @@ class Model:
             return f"a run took another plan: {reason}"
         return None
 
+    def _named(self, results: Sequence[Any]) -> Any:
+        """The first outputs, by their names; a single one alone."""
+        if len(results) == 1:
+            return results[0]
+        return outputs_type(self._output_names[: len(results)])(*results)
+
     @functools.cached_property
-    def _outputs_type(self) -> Callable[..., tuple[Any, ...]]:
-        return outputs_type([port.name for port in self.graph.outputs])
+    def _sizes(self) -> dict[int, tuple[int, int]]:
+        return true_sizes(self._output_names)
+
+    @functools.cached_property
+    def _output_names(self) -> tuple[str, ...]:
+        """Outputs that tell sizes follow the others."""
+        return tuple(port.name for port in self.graph.outputs)
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:

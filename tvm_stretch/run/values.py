@@ -12,7 +12,7 @@ import functools
 import re
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +147,34 @@ def to_numpy(tensor: tvm.runtime.Tensor) -> np.ndarray:
         return tensor.numpy()
 
 
-def outputs_type(names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+_SIZE = re.compile(r"(.+):size(\d+)")
+
+
+def true_sizes(names: Sequence[str]) -> dict[int, tuple[int, int]]:
+    """The output and axis of each size, by the place of the output that tells it.
+
+    Rows of `boxes` that count are as many as the number in `boxes:size0`.
+    """
+    found = ((place, _SIZE.fullmatch(name)) for place, name in enumerate(names))
+    return {
+        place: (names.index(match[1]), int(match[2]))
+        for place, match in found
+        if match and match[1] in names
+    }
+
+
+def shortened(results: list[Any], sizes: Mapping[int, tuple[int, int]]) -> list[Any]:
+    """The results at their true sizes, without those that tell sizes; TVM's tensors stay whole."""
+    if not sizes or isinstance(results[0], tvm_ffi.Tensor):
+        return results
+    for place, (output, axis) in sizes.items():
+        cut = slice(int(results[place][0]))
+        results[output] = results[output][(slice(None),) * axis + (cut,)]
+    return [result for place, result in enumerate(results) if place not in sizes]
+
+
+@functools.lru_cache(maxsize=256)
+def outputs_type(names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
     """The named tuple of several outputs; what cannot be a name in Python has ``_`` for it."""
     fields = [re.sub(r"\W", "_", name) for name in names]
     fields_of = namedtuple("Outputs", fields, rename=True)  # type: ignore[misc]

@@ -53,6 +53,7 @@ from tvm_stretch.read.onnx.node import (
 from tvm_stretch.read.onnx.operators.microsoft import is_plain
 from tvm_stretch.read.onnx.qoperators import qdq_body
 from tvm_stretch.read.onnx.reader import OnnxNetwork, array_of
+from tvm_stretch.read.onnx.true_sizes import TrueSizes
 
 _PLAIN = (*EIGHT_BITS, "int32")  # of biases
 
@@ -151,6 +152,8 @@ class _Importer:
     inlined: int = 0
     constants: Constants = field(init=False)
     floats: Floats = field(default_factory=Floats)
+    sizes: TrueSizes = field(default_factory=TrueSizes)
+    names: list[str] = field(default_factory=list)  # of outputs
 
     def __post_init__(self) -> None:
         self.constants = Constants(sum(w.size for w in self.network.weights.values()))
@@ -167,14 +170,18 @@ class _Importer:
                 self.bb._end_block()
                 raise
             self.bb.emit_func_output(result)
-        return with_floats(name_inner(self.bb.get()), self.floats.by_reason)
+        mod = with_floats(name_inner(self.bb.get()), self.floats.by_reason)
+        mod["main"] = mod["main"].with_attr("output_names", self.names)
+        return mod
 
     def body(self, scope: Scope) -> relax.Expr:
         """The whole network as one dataflow block."""
         with self.bb.dataflow():
             values = self.graph(self.network.model.graph, scope, self.network.outputs)
             self.check_declared(scope)
-            outputs = [as_expr(value) for value in values]
+            names, sizes = self.sizes.outputs(self.network.outputs, values)
+            self.names = [*self.network.outputs, *names]
+            outputs = [as_expr(value) for value in (*values, *sizes)]
             result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             return self.bb.emit_output(result, name_hint=same_source(result))
 
@@ -234,6 +241,7 @@ class _Importer:
         if results is None:
             results = self.inline(proto, node)
         self.floats.see(node, results)
+        self.sizes.see(node, results)
         for name, value in zip(node.outputs, results, strict=False):
             if name:
                 if name in expected and value is not None:

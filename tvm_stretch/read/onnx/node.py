@@ -8,7 +8,7 @@ def _leaky_relu(node: Node) -> relax.Expr:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -79,6 +79,8 @@ class Node:
     attrs: dict[str, Any]  # Attributes as `onnx.helper.get_attribute_value` gives them
     outputs: list[str]  # Names of the outputs, empty where one is not wanted
     bb: relax.BlockBuilder
+    # By result: the axis whose size the data decide, and that size, a vector of one int64
+    sizes: dict[int, tuple[int, relax.Expr]] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> relax.Expr:
         """Input ``index`` as an expression."""

@@ -12,4 +12,5 @@ from tvm_stretch.read.onnx.operators import (  # noqa: F401
     recurrent,
     reduction,
     resize,
+    selection,
 )

@@ -1,0 +1,89 @@
+"""Seconds that torchvision's networks take to compile, each in a process with an empty cache.
+
+    python -m benchmarks.compile_times resnet50 swin_t raft_large .. [--targets llvm,opencl]
+
+Processor time, which other programs disturb less than the clock: to read the network until it is
+canonical, then all of `ts.compile`, without the imports of torch and TVM and without torch's
+export.  The last row is the median.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmarks.commands import Table, options, say
+
+VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s")
+SIZES = {"inception_v3": 299, "swin_v2_t": 256, "swin_v2_s": 256, "swin_v2_b": 256}
+WITH_BACKBONE = ("fcn_", "deeplabv3_", "lraspp_")
+
+
+def measured(name: str, targets: list[str]) -> tuple[float, float]:
+    """Seconds to read a network, and to compile it; for a process of its own."""
+    import torch
+    import torchvision
+
+    import tvm_stretch as ts
+
+    options = {"weights": None}
+    if name.startswith(WITH_BACKBONE):
+        options["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
+    network = torchvision.models.get_model(name, **options).eval()
+    size = SIZES.get(name, 224)
+    inputs = (torch.rand(1, 3, size, size),)
+    if name.startswith("raft"):
+        inputs = (torch.rand(1, 3, 128, 128), torch.rand(1, 3, 128, 128))
+    if name in VIDEOS or name.startswith("swin3d"):
+        inputs = (torch.rand(1, 3, 16, 224, 224),)
+    program = torch.export.export(network, inputs)
+    _ = ts.compile, ts.load  # imports take seconds, too
+    times = []
+
+    def note(line: str) -> None:
+        if not times and line.startswith(("kernel ", "searching")):
+            times.append(time.process_time())
+
+    begin = time.process_time()
+    ts.compile(program, targets=targets, cpu_threads=1, progress=note)
+    end = time.process_time()
+    return (times or [end])[0] - begin, end - begin
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    words = ("words*", (), "networks of torchvision")
+    args = options(__doc__, arguments, words, ("--targets", "llvm"), ("--here", ""))
+    if args.here:
+        print(*(f"{seconds:.1f}" for seconds in measured(args.here, args.targets.split(","))))
+        return
+    table, seconds = Table("network", "until the first kernel, CPU s", "compile, CPU s"), []
+    for name in args.words:
+        command = [sys.executable, "-m", "benchmarks.compile_times", "--here", name]
+        with tempfile.TemporaryDirectory() as cache:
+            child = subprocess.run(
+                [*command, "--targets", args.targets],
+                check=False,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1"},
+            )
+        if child.returncode:
+            say(f"{name}: {child.stderr[-300:]}")
+            continue
+        cells = child.stdout.split()[-2:]
+        table.row(name, *cells)
+        seconds.append(float(cells[1]))
+    if seconds:
+        print(f"median {statistics.median(seconds):.1f} s of {len(seconds)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Follow tensors whose size the data decide to the outputs of the network.
+
+    selected (6, 3), of which 2 rows count  ->  GatherND  ->  boxes (6, 4), of which 2 rows count
+                                            ->  outputs `boxes` and `boxes:size0`
+
+A tensor has room for its largest size.  Behind its true size are zeros, which no operator may mix
+with the others: an operator that works on each row alone keeps the axis, and others are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.read.onnx.node import Node, Value, static_shape
+
+_ELEMENTWISE = {
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Equal", "Exp", "Floor", "Greater",
+    "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not",
+    "Or", "Pow", "Relu", "Round", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where",
+}  # fmt: skip
+
+
+@dataclass
+class TrueSizes:
+    """The axis that has a true size, and that size, of each tensor that has one."""
+
+    _known: dict[int, tuple[Value, int, relax.Expr]] = field(default_factory=dict)
+    """By the identity of a value, which is kept: another one could be at the same place."""
+
+    def see(self, node: Node, results: Sequence[Value | None]) -> None:
+        """Note which results of a node have a true size; refuse operators that mix in the rest."""
+        for place, (axis, size) in node.sizes.items():
+            self._note(results[place], axis, size)
+        read = {
+            index: self._known[id(value)]
+            for index, value in enumerate(node.inputs)
+            if id(value) in self._known
+        }
+        made = [value for value in results if value is not None]
+        if not read or all(id(value) in self._known for value in made):
+            return  # a function's body was followed already
+        sizes = {size for _, _, size in read.values()}
+        axes = {_axis_after(node, read, i, axis, made[0]) for i, (_, axis, _) in read.items()}
+        after = axes.pop() if len(axes) == len(sizes) == len(made) == 1 else None
+        if after is None:
+            raise node.refuse(
+                "an operator that works on each element, or on each row,",
+                "one that depends on how many elements there are, which the data decide",
+            )
+        self._note(made[0], after, sizes.pop())
+
+    def _note(self, value: Value | None, axis: int, size: relax.Expr) -> None:
+        if value is not None:
+            self._known[id(value)] = value, axis, size
+
+    def outputs(
+        self, names: Sequence[str], values: Sequence[Value]
+    ) -> tuple[list[str], list[Value]]:
+        """Outputs that tell the sizes of others, and their names."""
+        known = {
+            name: self._known[id(value)]
+            for name, value in zip(names, values, strict=True)
+            if id(value) in self._known
+        }
+        found = [f"{name}:size{axis}" for name, (_, axis, _) in known.items()]
+        return found, [size for _, _, size in known.values()]
+
+
+def _axis_after(
+    node: Node, known: Collection[int], index: int, axis: int, result: Value
+) -> int | None:
+    """The axis of a result that has the true size of an input's axis; None if there is none."""
+    rank = len(result.shape) if isinstance(result, np.ndarray) else len(static_shape(result))
+    if node.op in _ELEMENTWISE:
+        after = axis + rank - node.rank(index)
+        return after if _are_others_known(node, known, after - rank) else None
+    if node.op == "Transpose":
+        return list(node.attr("perm", list(range(rank))[::-1])).index(axis)
+    if node.op == "Gather":
+        along = node.axis(0)
+        if index == 1:
+            return along + axis
+        return None if along == axis else axis if axis < along else axis + node.rank(1) - 1
+    if node.op == "GatherND" and index == 1 and not node.attr("batch_dims", 0):
+        return axis if axis < node.rank(1) - 1 else None
+    if node.op == "Slice":
+        cut = node.optional_ints(3, "axes") or range(rank)
+        return None if axis in {one % rank for one in cut} else axis
+    if node.op == "Concat":
+        return axis if node.axis(0) != axis and len(known) == len(node.inputs) else None
+    if node.op in ("Squeeze", "Unsqueeze") and (axes := node.optional_ints(1, "axes")):
+        most = max(rank, node.rank())
+        other = [one for one in range(most) if one not in {place % most for place in axes}]
+        if node.op == "Unsqueeze":
+            return other[axis]
+        return other.index(axis) if axis in other else None
+    return None
+
+
+def _are_others_known(node: Node, known: Collection[int], axis: int) -> bool:
+    """Whether each input has a true size, or one element, along an axis counted from the end."""
+    given = (i for i in range(len(node.inputs)) if node.has(i) and i not in known)
+    return all(node.rank(i) < -axis or node.shape(i)[axis] == 1 for i in given)
