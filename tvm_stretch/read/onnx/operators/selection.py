@@ -29,7 +29,7 @@ def _chosen(node: Node, mask: relax.Expr, count: int) -> tuple[relax.Expr, relax
     )
     before = emit(relax.op.reshape(before, (count,)))
     place = emit(relax.op.where(mask, before, constant(np.asarray(count, "int64"))))
-    room = constant(np.zeros(count + 1, "int32"))  # the last place takes the elements that are not chosen
+    room = constant(np.zeros(count + 1, "int32"))  # the last place takes the others
     numbers = constant(np.arange(count, dtype="int32"))
     front = emit(relax.op.scatter_nd(room, emit(relax.op.expand_dims(place, 1)), numbers, "update"))
     front = emit(relax.op.strided_slice(front, [0], [0], [count]))
