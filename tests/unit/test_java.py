@@ -74,12 +74,31 @@ def lengths(path: Path) -> None:
     ts.compile(onnx, [TARGET], cpu_threads=1, lengths={"n": ts.Length(3, 5)}).export(path)
 
 
+def tokens(path: Path) -> None:
+    """A decoder whose best next token is the one after the last token, of 20."""
+    info = helper.make_tensor_value_info
+    rows = numpy_helper.from_array(np.eye(20, k=1, dtype="float32"), "rows")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["rows", "tokens"], ["logits"])],
+        "g",
+        [info("tokens", TensorProto.INT64, [1, "n"])],
+        [info("logits", TensorProto.FLOAT, [1, "n", 20])],
+        [rows],
+    )
+    onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    states = {"tokens": ts.Sample("logits", "n", temperature=0.0)}
+    lengths = {"n": [1, 2]}
+    ts.compile(onnx, [TARGET], cpu_threads=1, lengths=lengths, states=states).export(path)
+
+
 def test_the_binding(java: list[str], tmp_path: Path) -> None:
     model = network()
     files, _ = exported(tmp_path, model)
     files += [tmp_path / "kernels.so", tmp_path / "net.data", tmp_path / "lengths.so"]
     model.export(files[3], data=files[4])
     lengths(files[5])
+    files.append(tmp_path / "tokens.so")
+    tokens(files[6])
     done = subprocess.run(
         [*java, "tvm.stretch.ModelTest", *files], capture_output=True, text=True, timeout=300
     )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.run.autoload import find_file
 
 WORDS, WIDTH, PLACES = 24, 16, 64
 
@@ -231,6 +237,49 @@ def test_what_cannot_be_fed_is_refused(model: ts.Model) -> None:
         ts.compile(decoder(), ["llvm"], lengths={"n": [1, 4]}, states=own, cpu_threads=1)
 
 
+Generate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+
+
+def test_apps_generate_with_a_callback(speaker: ts.Model, tmp_path: Path) -> None:
+    speaker.export(tmp_path / "speaker.so")
+    library = ctypes.CDLL(str(find_file("lib/libtvm_stretch_runtime.so")))
+    library.tvm_stretch_last_error.restype = ctypes.c_char_p
+    numbers = [ctypes.c_double, ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int64]
+    library.tvm_stretch_set_sampling.argtypes = [ctypes.c_void_p, *numbers]
+    library.tvm_stretch_generate.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
+        *(Generate, ctypes.c_void_p),
+    ]
+    opened, forked = ctypes.c_void_p(), ctypes.c_void_p()
+    assert not library.tvm_stretch_load(bytes(tmp_path / "speaker.so"), ctypes.byref(opened))
+
+    def generated(model: ctypes.c_void_p, prompt: list[int], most: int, stop: int = -1) -> list:
+        found: list[int] = []
+        given = (ctypes.c_int64 * len(prompt))(*prompt)
+        heard = Generate(lambda _, token: found.append(token) or token == stop)
+        status = library.tvm_stretch_generate(model, given, len(prompt), most, heard, None)
+        return found if not status else [status, library.tvm_stretch_last_error().decode()]
+
+    expected = by_hand(PROMPT, 10)
+    assert generated(opened, PROMPT, 4) == expected[:4]
+    assert not library.tvm_stretch_fork(opened, ctypes.byref(forked))
+    for one in (opened, forked):
+        stop = expected[7]
+        count = 4 + expected[4:].index(stop) + 1
+        assert generated(one, [], 6, stop) == expected[4:count]
+    status, error = generated(opened, [WORDS], 1)
+    assert status == 3 and f"got {WORDS}" in error
+    assert library.tvm_stretch_set_sampling(opened, -1.0, 0, 1.0, 0.0, 0) == 1
+    assert library.tvm_stretch_set_sampling(opened, 3.0, 0, 1.0, 0.0, 5) == 0
+    library.tvm_stretch_reset(opened)
+    speaker = speaker.create_instance()
+    speaker.set_sampling(temperature=3.0, seed=5)
+    drawn = [speaker.feed(PROMPT).next_tokens.item(), *speaker.run_steps(7).next_tokens.ravel()]
+    assert generated(opened, PROMPT, 8) == drawn
+    for one in (opened, forked):
+        library.tvm_stretch_free(one)
+
+
 def scores_model(width: int) -> ts.Model:
     """Scores are an input, so that tests decide from what is drawn."""
     node = helper.make_node
@@ -322,3 +371,16 @@ def test_hostile_scores_have_an_answer(scored: ts.Model) -> None:
     assert drawn(np.where(np.arange(40) == 9, 0.0, -inf)) == {9}
     for nothing in (np.full(40, nan), np.full(40, -inf)):  # what Greedy says
         assert len(drawn(nothing)) == 1
+
+
+def test_ctrl_c_is_answered_between_steps(scored: ts.Model) -> None:
+    scores = np.zeros((1, 40), "float32")
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            scored.run_steps(1_000_000, scores)
+            assert time.perf_counter() - begin < 60
+    timer.join()
+    assert scored.run_steps(2, scores).next_token.shape == (2, 1, 1)

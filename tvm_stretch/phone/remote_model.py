@@ -212,7 +212,8 @@ class RemoteExecutor:
                     value.copyto(buffer)
                 with run.on(link) if run else contextlib.nullcontext():
                     if steps:
-                        done = int(module.method("run_steps")(steps, *buffers, stops))
+                        stop = [stops] if stops else []
+                        done = int(module.method("run_steps")(steps, *buffers, *stop))
                     else:
                         done = module.method("invoke")(*buffers) or 0
                 return done, [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]

@@ -363,7 +363,8 @@ class Model:
             with taking_memory(count * spec.bytes):
                 outputs.append(tvm.runtime.empty((count, *spec.shape), spec.dtype))
         self._load()
-        return self.module["run_steps"](count, *inputs, *outputs, stops), outputs
+        stop = [stops] if stops else []
+        return self.module["run_steps"](count, *inputs, *outputs, *stop), outputs
 
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
         """Run the network in the background; arguments and result as for a call.

@@ -222,7 +222,15 @@ TvmStretchStatus tvm_stretch_clone(TvmStretchModel* model, TvmStretchModel** clo
   return app::With(model, [clone](app::Model& own) {
     app::Require(clone, "the clone");
     *clone = nullptr;
-    *clone = new TvmStretchModel{own.Clone()};
+    *clone = new TvmStretchModel{own.Clone(false)};
+  });
+}
+
+TvmStretchStatus tvm_stretch_fork(TvmStretchModel* model, TvmStretchModel** fork) {
+  return app::With(model, [fork](app::Model& own) {
+    app::Require(fork, "the fork");
+    *fork = nullptr;
+    *fork = new TvmStretchModel{own.Clone(true)};
   });
 }
 
@@ -314,6 +322,21 @@ TvmStretchStatus tvm_stretch_use_size(TvmStretchModel* model, const char* name, 
 
 TvmStretchStatus tvm_stretch_reset(TvmStretchModel* model) {
   return app::With(model, [](app::Model& own) { own.Reset(); });
+}
+
+TvmStretchStatus tvm_stretch_generate(TvmStretchModel* model, const int64_t* tokens, size_t count,
+                                      size_t most, TvmStretchTokenCallback callback, void* user) {
+  return app::With(model, [=](app::Model& own) {
+    app::Require(reinterpret_cast<const void*>(callback), "the callback");
+    if (count > 0) app::Require(tokens, "the tokens");
+    own.Generate(tokens, count, most, [=](int64_t token) { return callback(user, token) != 0; });
+  });
+}
+
+TvmStretchStatus tvm_stretch_set_sampling(TvmStretchModel* model, double temperature, int64_t top_k,
+                                          double top_p, double min_p, int64_t seed) {
+  return app::With(
+      model, [=](app::Model& own) { own.SetSampling({temperature, top_k, top_p, min_p, seed}); });
 }
 
 size_t tvm_stretch_plan_count(const TvmStretchModel* model) {

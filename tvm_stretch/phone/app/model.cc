@@ -11,6 +11,7 @@
 
 #include "announced_runs.h"
 #include "plan_chooser.h"
+#include "ports.h"
 #include "processor.h"
 #include "workspace.h"
 
@@ -219,8 +220,8 @@ const LengthPorts& Model::PortsOf(const SizedLength& sized) {
   return one;
 }
 
-std::unique_ptr<Model> Model::Clone() {
-  auto executor = Method("create_instance")().cast<ffi::Module>();
+std::unique_ptr<Model> Model::Clone(bool with_states) {
+  auto executor = Method("create_instance")(with_states).cast<ffi::Module>();
   return std::unique_ptr<Model>(new Model(file_, std::move(executor), spec_));
 }
 
@@ -336,6 +337,45 @@ void Model::Use(const SizedLength& sized) {
 }
 
 void Model::Reset() { Method("reset")(); }
+
+void Model::Generate(const int64_t* tokens, size_t count, size_t most,
+                     const std::function<bool(int64_t)>& is_over) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t state = ChosenState(spec_);
+  const auto output = static_cast<int64_t>(spec_.states[state].output);
+  const bool is_wide = spec_.output(output).dtype.bits == 64;
+  std::vector<int32_t> narrow(is_wide ? 0 : count);
+  for (size_t i = 0; i < narrow.size(); ++i) {
+    if (tokens[i] < INT32_MIN || tokens[i] > INT32_MAX) {
+      TVM_FFI_THROW(ValueError) << "expected tokens of int32, got " << tokens[i]
+                                << "; see tvm_stretch_generate";
+    }
+    narrow[i] = static_cast<int32_t>(tokens[i]);
+  }
+  int64_t size = static_cast<int64_t>(count);
+  DLTensor given{};
+  given.data = is_wide ? const_cast<int64_t*>(tokens) : static_cast<void*>(narrow.data());
+  given.device = DLDevice{kDLCPU, 0};
+  given.ndim = 1;
+  given.dtype = spec_.output(output).dtype;
+  given.shape = &size;
+  const ffi::Function run = Method("run"), get_output = Method("get_output");
+  if (count > 0) Method("feed")(&given);
+  for (size_t i = 0; i < most; ++i) {
+    if (i > 0 || count == 0) run();
+    ++runs_;
+    const auto found = get_output(output).cast<ffi::Tensor>();
+    const void* value = found.GetDLTensorPtr()->data;
+    const int64_t token = is_wide ? *static_cast<const int64_t*>(value)
+                                  : int64_t{*static_cast<const int32_t*>(value)};
+    if (is_over(token)) return;
+  }
+}
+
+void Model::SetSampling(const SamplingSpec& sampling) {
+  Method("set_sampling")(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+                         sampling.seed);
+}
 
 void Model::Adapt() {
   const Patience usual;

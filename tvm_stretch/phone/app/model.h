@@ -86,7 +86,7 @@ class Model {
  public:
   // `data` is the path of the network, if the artifact has the kernels only; else null.
   explicit Model(std::shared_ptr<const ArtifactFile> file, const char* data);
-  std::unique_ptr<Model> Clone();
+  std::unique_ptr<Model> Clone(bool with_states);
 
   const GraphSpec& spec() const { return spec_; }
   const std::vector<std::unique_ptr<Port>>& inputs() const { return ports().inputs; }
@@ -103,6 +103,10 @@ class Model {
   void UseLength(size_t number);
   void UseSize(const std::string& name, int64_t size);
   void Reset();
+  // Reads tokens, or goes on without any, and chooses others until `is_over` says so.
+  void Generate(const int64_t* tokens, size_t count, size_t most,
+                const std::function<bool(int64_t)>& is_over);
+  void SetSampling(const SamplingSpec& sampling);
   void Adapt();
   void SetCores(const char* cores);
 

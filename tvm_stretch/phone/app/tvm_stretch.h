@@ -34,7 +34,7 @@ extern "C" {
 #define TVM_STRETCH_EXPORT __attribute__((visibility("default")))
 
 /* The version of this header. It grows when functions are added; those that exist stay. */
-#define TVM_STRETCH_INTERFACE_VERSION 4
+#define TVM_STRETCH_INTERFACE_VERSION 5
 
 /* The version that the loaded library implements: at least that of the header, or do not use it. */
 TVM_STRETCH_EXPORT int32_t tvm_stretch_interface_version(void);
@@ -159,6 +159,32 @@ TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_use_size(TvmStretchModel* model,
 /* Sets all states to zero, as they were before the first run: what a model that was compiled with
  * states= keeps from run to run. They are neither inputs nor outputs. Since version 2. */
 TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_reset(TvmStretchModel* model);
+
+/* Called for each token; 0 goes on, anything else ends the call. It must not use the model, except
+ * by tvm_stretch_cancel. */
+typedef int (*TvmStretchTokenCallback)(void* user, int64_t token);
+
+/* For a model whose tokens are a state that ts.Greedy or ts.Sample chooses: reads `count` tokens of
+ * a prompt, in pieces as long as the model's lengths allow, or goes on after the last call if there
+ * are none; then chooses up to `most` tokens, each after reading the one before. The last one is
+ * not read: it is where the next call begins. Since version 5. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_generate(TvmStretchModel* model,
+                                                         const int64_t* tokens, size_t count,
+                                                         size_t most,
+                                                         TvmStretchTokenCallback callback,
+                                                         void* user);
+
+/* How tokens of a ts.Sample are drawn from now on: docs/states.md. The same seed gives the same
+ * tokens; a temperature of 0 takes the best one. Since version 5. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_set_sampling(TvmStretchModel* model,
+                                                             double temperature, int64_t top_k,
+                                                             double top_p, double min_p,
+                                                             int64_t seed);
+
+/* As tvm_stretch_clone, with the present states: a prefix is read once and continued several times.
+ * Since version 5. */
+TVM_STRETCH_EXPORT TvmStretchStatus tvm_stretch_fork(TvmStretchModel* model,
+                                                     TvmStretchModel** fork);
 
 /* The plans of the artifact: each computes the whole network, with other processors. */
 TVM_STRETCH_EXPORT size_t tvm_stretch_plan_count(const TvmStretchModel* model);

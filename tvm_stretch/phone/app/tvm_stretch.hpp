@@ -111,6 +111,16 @@ class Model {
 
   void reset() { Check(tvm_stretch_reset(model_.get())); }
 
+  // Reads tokens and chooses others, each of which `go_on` may refuse; see tvm_stretch.h.
+  void generate(const std::vector<int64_t>& tokens, size_t most,
+                const std::function<bool(int64_t)>& go_on) {
+    const TvmStretchTokenCallback ask = [](void* user, int64_t token) -> int {
+      return (*static_cast<const std::function<bool(int64_t)>*>(user))(token) ? 0 : 1;
+    };
+    void* user = const_cast<std::function<bool(int64_t)>*>(&go_on);
+    Check(tvm_stretch_generate(model_.get(), tokens.data(), tokens.size(), most, ask, user));
+  }
+
   std::vector<std::string> plans() const {
     std::vector<std::string> names;
     for (size_t i = 0; i < tvm_stretch_plan_count(model_.get()); ++i) {

@@ -89,21 +89,6 @@ std::vector<size_t> PiecesOf(const GraphSpec& spec, size_t input, int64_t bytes)
   return pieces;
 }
 
-// The state whose next value is chosen from scores, if there is one, and one sequence of values.
-size_t FedState(const GraphSpec& spec) {
-  std::vector<size_t> chosen;
-  for (size_t i = 0; i < spec.states.size(); ++i) {
-    if (spec.states[i].output < spec.results) chosen.push_back(i);
-  }
-  if (chosen.size() != 1 || spec.output(spec.states[chosen[0]].output).bytes !=
-                                spec.input(spec.states[chosen[0]].input).dtype.bits / 8) {
-    TVM_FFI_THROW(ValueError) << "expected one state with one value that Greedy or Sample chooses "
-                                 "for feed, got "
-                              << chosen.size() << " states; set states one by one";
-  }
-  return chosen[0];
-}
-
 }  // namespace
 
 ffi::Any Executor::RunSteps(Args args) {
@@ -144,7 +129,7 @@ ffi::Any Executor::RunSteps(Args args) {
 ffi::Any Executor::Feed(Args args) {
   RequireCount(args, 1, 1, "feed");
   const DLTensor& values = *args[0].cast<DLTensor*>();
-  const size_t input = spec_.states[FedState(spec_)].input;
+  const size_t input = spec_.states[ChosenState(spec_)].input;
   const DLDataType type = spec_.input(input).dtype;
   const int64_t count = Product(values.shape, values.shape + values.ndim);
   CheckTensor(values, {values.shape, values.shape + values.ndim}, type, "input",

@@ -149,6 +149,20 @@ void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& in
   TVM_FFI_UNREACHABLE();
 }
 
+size_t ChosenState(const GraphSpec& graph) {
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < graph.states.size(); ++i) {
+    if (graph.states[i].output < graph.results) chosen.push_back(i);
+  }
+  if (chosen.size() != 1 || graph.output(graph.states[chosen[0]].output).bytes !=
+                                graph.input(graph.states[chosen[0]].input).dtype.bits / 8) {
+    TVM_FFI_THROW(ValueError) << "expected one state with one value that Greedy or Sample chooses "
+                                 "for feed, got "
+                              << chosen.size() << " states; set states one by one";
+  }
+  return chosen[0];
+}
+
 size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key) {
   auto index = key.try_cast<int64_t>();
   if (!index || *index < 0 || *index >= static_cast<int64_t>(graph.results)) {

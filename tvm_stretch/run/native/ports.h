@@ -23,6 +23,9 @@ size_t OutputIndex(const GraphSpec& graph, const ffi::AnyView& key);
 SizedLength FindLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs,
                        size_t current, bool padding);
 
+// The one state whose next value is chosen from scores; throws ValueError unless that is one value.
+size_t ChosenState(const GraphSpec& graph);
+
 // Throws ValueError because no length has inputs like these tensors, some of which may be null.
 [[noreturn]] void RefuseLength(const GraphSpec& graph, const std::vector<const DLTensor*>& inputs);
 

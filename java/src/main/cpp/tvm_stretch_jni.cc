@@ -32,6 +32,9 @@ struct Interface {
   decltype(&::tvm_stretch_use_length) use_length;
   decltype(&::tvm_stretch_use_size) use_size;
   decltype(&::tvm_stretch_reset) reset;
+  decltype(&::tvm_stretch_generate) generate;
+  decltype(&::tvm_stretch_set_sampling) set_sampling;
+  decltype(&::tvm_stretch_fork) fork;
   decltype(&::tvm_stretch_statistics) statistics;
   decltype(&::tvm_stretch_map) map;
   decltype(&::tvm_stretch_map_hardware_buffer) map_hardware_buffer;
@@ -74,6 +77,9 @@ bool OpenInterface() {
          Find(library, "tvm_stretch_use_length", &tvm_stretch.use_length) &&
          Find(library, "tvm_stretch_use_size", &tvm_stretch.use_size) &&
          Find(library, "tvm_stretch_reset", &tvm_stretch.reset) &&
+         Find(library, "tvm_stretch_generate", &tvm_stretch.generate) &&
+         Find(library, "tvm_stretch_set_sampling", &tvm_stretch.set_sampling) &&
+         Find(library, "tvm_stretch_fork", &tvm_stretch.fork) &&
          Find(library, "tvm_stretch_statistics", &tvm_stretch.statistics) &&
          Find(library, "tvm_stretch_map", &tvm_stretch.map) &&
          Find(library, "tvm_stretch_map_hardware_buffer", &tvm_stretch.map_hardware_buffer) &&
@@ -254,6 +260,43 @@ void UseSize(JNIEnv* env, jclass, jlong model, jstring name, jlong size) {
 
 void Reset(JNIEnv* env, jclass, jlong model) { Check(env, tvm_stretch.reset(At(model))); }
 
+// A LongPredicate of Java, which is asked about each token.
+struct GoOn {
+  JNIEnv* env;
+  jobject predicate;
+  jmethodID test;
+
+  static int Ask(void* user, int64_t token) {
+    const auto& own = *static_cast<const GoOn*>(user);
+    const bool goes_on =
+        own.env->CallBooleanMethod(own.predicate, own.test, static_cast<jlong>(token)) == JNI_TRUE;
+    return goes_on && own.env->ExceptionCheck() == JNI_FALSE ? 0 : 1;
+  }
+};
+
+void Generate(JNIEnv* env, jclass, jlong model, jlongArray tokens, jlong most, jobject predicate) {
+  std::vector<jlong> given(static_cast<size_t>(env->GetArrayLength(tokens)));
+  env->GetLongArrayRegion(tokens, 0, static_cast<jsize>(given.size()), given.data());
+  const std::vector<int64_t> own(given.begin(), given.end());
+  const jmethodID test = env->GetMethodID(env->GetObjectClass(predicate), "test", "(J)Z");
+  if (test == nullptr) return;
+  GoOn go_on{env, predicate, test};
+  const TvmStretchStatus status = tvm_stretch.generate(
+      At(model), own.data(), own.size(), static_cast<size_t>(most), GoOn::Ask, &go_on);
+  if (env->ExceptionCheck() == JNI_FALSE) Check(env, status);  // the predicate's comes first
+}
+
+void SetSampling(JNIEnv* env, jclass, jlong model, jdouble temperature, jlong top_k, jdouble top_p,
+                 jdouble min_p, jlong seed) {
+  Check(env, tvm_stretch.set_sampling(At(model), temperature, top_k, top_p, min_p, seed));
+}
+
+jlong Fork(JNIEnv* env, jclass, jlong model) {
+  TvmStretchModel* fork = nullptr;
+  Check(env, tvm_stretch.fork(At(model), &fork));
+  return Handle(fork);
+}
+
 void UsePlan(JNIEnv* env, jclass, jlong model, jint number) {
   // A negative number becomes one that is too large.
   Check(env, tvm_stretch.use_plan(At(model), static_cast<size_t>(number)));
@@ -367,6 +410,9 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
       Method("useLength", "(JI)V", UseLength),
       Method("useSize", "(JLjava/lang/String;J)V", UseSize),
       Method("reset", "(J)V", Reset),
+      Method("generate", "(J[JJLjava/util/function/LongPredicate;)V", Generate),
+      Method("setSampling", "(JDJDDJ)V", SetSampling),
+      Method("forkModel", "(J)J", Fork),
       Method("statistics", "(J)Ljava/lang/String;", Statistics),
   };
   const JNINativeMethod of_mappings[] = {

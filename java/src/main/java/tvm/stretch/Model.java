@@ -5,10 +5,12 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
+import java.util.function.LongPredicate;
 
 /**
  * A network that {@code Model.export} of tvm_stretch wrote.
@@ -191,6 +193,37 @@ public final class Model implements AutoCloseable {
         });
   }
 
+  /**
+   * For a model whose tokens are a state that {@code ts.Greedy} or {@code ts.Sample} chooses: reads
+   * a prompt, or goes on after the last call if it is empty, and chooses tokens.
+   *
+   * @param most the largest number of tokens to choose.
+   * @param goOn is asked about each token; it must not use the model, except {@link #cancel}.
+   */
+  public void generate(long[] tokens, long most, LongPredicate goOn) {
+    long[] prompt = tokens.clone();
+    Objects.requireNonNull(goOn);
+    call(
+        model -> {
+          generate(model, prompt, most, goOn);
+          return 0L;
+        });
+  }
+
+  /** How tokens of a {@code ts.Sample} are drawn from now on; {@code docs/states.md}. */
+  public void setSampling(double temperature, long topK, double topP, double minP, long seed) {
+    call(
+        model -> {
+          setSampling(model, temperature, topK, topP, minP, seed);
+          return 0L;
+        });
+  }
+
+  /** As {@link #copy}, with the present states: a prefix is read once, and continued several times. */
+  public Model fork() {
+    return new Model(call(Model::forkModel));
+  }
+
   /** JSON, as {@code tvm_stretch_statistics} describes it. */
   public String statistics() {
     String[] text = new String[1];
@@ -309,6 +342,13 @@ public final class Model implements AutoCloseable {
   private static native void useSize(long model, String name, long size);
 
   private static native void reset(long model);
+
+  private static native void generate(long model, long[] tokens, long most, LongPredicate goOn);
+
+  private static native void setSampling(
+      long model, double temperature, long topK, double topP, double minP, long seed);
+
+  private static native long forkModel(long model);
 
   private static native String statistics(long model);
 }

@@ -5,6 +5,7 @@ import java.io.RandomAccessFile;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -29,6 +30,7 @@ public final class ModelTest {
       mapped(model, Path.of(words[1]));
       if (words.length > 3) fromData(Path.of(words[3]), Path.of(words[4]));
       if (words.length > 5) lengths(Path.of(words[5]));
+      if (words.length > 6) tokens(Path.of(words[6]));
       chains(model);
       copies(model);
       mistakes(model);
@@ -131,6 +133,44 @@ public final class ModelTest {
     }
     fails(
         StretchException.Status.BAD_ARTIFACT, "expected", () -> Model.load(kernels, kernels));
+  }
+
+  /** Its best next token is the one after the last token, of 20. */
+  private static void tokens(Path path) throws Exception {
+    try (Model model = Model.load(path)) {
+      List<Long> found = new ArrayList<>();
+      model.generate(new long[] {1, 5, 3}, 4, found::add);
+      require(found.equals(List.of(4L, 5L, 6L, 7L)), found.toString());
+      try (Model fork = model.fork()) {
+        found.clear();
+        fork.generate(new long[0], 9, token -> found.add(token) && token != 9);
+        require(found.equals(List.of(8L, 9L)), found.toString());
+      }
+      fails(
+          StretchException.Status.BAD_VALUES,
+          "got 20",
+          () -> model.generate(new long[] {20}, 1, token -> true));
+      fails(
+          StretchException.Status.INVALID,
+          "temperature",
+          () -> model.setSampling(-1, 0, 1, 0, 0));
+      model.setSampling(1e6, 0, 1, 0, 7);
+      found.clear();
+      model.generate(new long[] {3}, 50, found::add);
+      require(found.size() == 50 && !found.subList(0, 3).equals(List.of(4L, 5L, 6L)), "draws");
+      boolean thrown = false;
+      try {
+        model.generate(
+            new long[] {3},
+            5,
+            token -> {
+              throw new IllegalStateException("enough");
+            });
+      } catch (IllegalStateException expected) {
+        thrown = true;
+      }
+      require(thrown, "an exception of the predicate");
+    }
   }
 
   /** Its lengths are 3 and 5, and 4 is padded; it adds 1 to each of its float32. */
