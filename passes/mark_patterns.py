@@ -3,6 +3,7 @@
     winograd_conv2d  opaque        ->   out-elementwise-fusable   its followers become an epilogue
     pad              elementwise   ->   injective                 no epilogue of the template before
     take             opaque        ->   injective                 computes the indices that it reads
+    nibbles          reduction     ->   opaque                    its nest takes no epilogue
 
 TVM calls a kernel of several blocks opaque, and so each template. Where stores are packed
 (`hvx_stores.py`), templates stay opaque: an addition after the rounding of their sums would break
@@ -29,7 +30,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.network.attributes import ANNOTATION
+from tvm_stretch.network.attributes import ANNOTATION, NIBBLES, WORDS
 from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
@@ -69,6 +70,8 @@ class MarkPatterns:
         if any(ANNOTATION in block.annotations for block in blocks_of(func)):
             pattern = _OUT_ELEMENTWISE_FUSABLE if self.epilogues else _OPAQUE
             return func.with_attr("op_pattern", pattern)
+        if any(mark in (func.attrs or {}) for mark in (NIBBLES, WORDS)):
+            return func.with_attr("op_pattern", _OPAQUE)
         return func.with_attr("op_pattern", _INJECTIVE) if _cuts(func) else func
 
     def _may_fuse(self, func: tirx.PrimFunc) -> bool:

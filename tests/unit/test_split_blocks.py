@@ -62,11 +62,12 @@ def products(model: onnx.ModelProto) -> tuple[object, list[str]]:
     mod = load_network(model)
     operators = Operators(mod["main"])
     found = [op.name for op in operators if op.kind.startswith("matmul.")]
-    assert [operators[name].multiply_adds for name in found] == [ROWS * WIDTH * INNER] * 2
+    work = [operators[name].multiply_adds / (ROWS * WIDTH * INNER) for name in found]
+    assert work == pytest.approx([1, 1], rel=0.1)  # rounded inputs fill the last block
     return mod, found
 
 
-@pytest.mark.parametrize(("bits", "level"), [(4, 0), (8, 0)])
+@pytest.mark.parametrize(("bits", "level"), [(4, 0), (4, 4), (8, 0)])
 def test_shares_of_outputs_have_the_same_answer(bits: int, level: int) -> None:
     mod, (first, second) = products(block_layers(bits, level))
     after = split_outputs(mod, {first: (192, 136), second: (96, 160)})
@@ -96,6 +97,16 @@ def test_a_model_of_both_processors_reads_the_weights_once(bands: bool) -> None:
     shared = ts.compile(source, ["llvm", "opencl"], cpu_threads=1, plan=plan)
     np.testing.assert_allclose(shared(x), alone(x), rtol=1e-4, atol=1e-2)
     assert shared.graph.weights_bytes < 1.05 * alone.graph.weights_bytes
+
+
+@pytest.mark.parametrize("target", ["llvm", "opencl"])
+@pytest.mark.parametrize("level", [0, 4])
+def test_nothing_is_fused_into_products_of_rows(target: str, level: int) -> None:
+    """A fused kernel would lose the loop nest of the product, and be many times slower."""
+    model = ts.compile(block_layers(level=level), [target], cpu_threads=1)
+    names = [node.kernel for node in model.graph.nodes]
+    own = [name for name in names if "nibbles" in name or "words" in name]
+    assert len(own) == 2 and not any("fused" in name for name in own)
 
 
 def test_a_limit_counts_multiply_adds_of_blocks() -> None:
