@@ -15,6 +15,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import tflite
+from flatbuffers import flexbuffers
 
 _TYPES = {
     "float32": tflite.TensorType.FLOAT32,
@@ -45,6 +46,8 @@ class Builder:
         self.operators: list[int] = []
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.last = self.input = self.feature_map(shape, "input")
+        self.inputs, self.outputs = [self.input], []
+        self.custom: dict[int, str] = {}  # names of operators by their places among the codes
 
     # --- tensors ---
 
@@ -222,16 +225,38 @@ class Builder:
             "FULLY_CONNECTED", [self.last, weight, bias], shape, "FullyConnectedOptions"
         )
 
+    def detections(self, boxes: int, scores: int, anchors: np.ndarray, **options: Any) -> None:
+        """`TFLite_Detection_PostProcess`, whose four results are the network's."""
+        count = options["max_detections"]
+        shapes = [(1, count, 4), (1, count), (1, count), (1,)]
+        names = ("boxes", "classes", "scores", "found")
+        self.outputs = [
+            self.tensor(shape, "float32", name) for shape, name in zip(shapes, names, strict=True)
+        ]
+        self.custom[len(self.codes)] = "TFLite_Detection_PostProcess"
+        self.codes.append(tflite.BuiltinOperator.CUSTOM)
+        given = [boxes, scores, self.constant(anchors)]
+        reads = self._numbers(tflite.OperatorStartInputsVector, given, "Int32")
+        writes = self._numbers(tflite.OperatorStartOutputsVector, self.outputs, "Int32")
+        made = self.file.CreateByteVector(bytes(flexbuffers.Dumps(options)))
+        tflite.OperatorStart(self.file)
+        tflite.OperatorAddOpcodeIndex(self.file, len(self.codes) - 1)
+        tflite.OperatorAddInputs(self.file, reads)
+        tflite.OperatorAddOutputs(self.file, writes)
+        tflite.OperatorAddCustomOptions(self.file, made)
+        self.operators.append(tflite.OperatorEnd(self.file))
+
     def finish(self) -> bytes:
         """The content of a file whose result is the last operator's."""
         buffers = [self._buffer(data) for data in self.buffers]
-        codes = [self._code(number) for number in self.codes]
+        codes = [self._code(number, self.custom.get(i, "")) for i, number in enumerate(self.codes)]
         tensors = self._numbers(tflite.SubGraphStartTensorsVector, self.tensors, "UOffsetTRelative")
         operators = self._numbers(
             tflite.SubGraphStartOperatorsVector, self.operators, "UOffsetTRelative"
         )
-        inputs = self._numbers(tflite.SubGraphStartInputsVector, [self.input], "Int32")
-        outputs = self._numbers(tflite.SubGraphStartOutputsVector, [self.last], "Int32")
+        inputs = self._numbers(tflite.SubGraphStartInputsVector, self.inputs, "Int32")
+        results = self.outputs or [self.last]
+        outputs = self._numbers(tflite.SubGraphStartOutputsVector, results, "Int32")
         tflite.SubGraphStart(self.file)
         tflite.SubGraphAddTensors(self.file, tensors)
         tflite.SubGraphAddInputs(self.file, inputs)
@@ -261,8 +286,11 @@ class Builder:
             tflite.BufferAddData(self.file, content)
         return int(tflite.BufferEnd(self.file))
 
-    def _code(self, number: int) -> int:
+    def _code(self, number: int, custom: str = "") -> int:
+        name = self.file.CreateString(custom) if custom else 0
         tflite.OperatorCodeStart(self.file)
+        if custom:
+            tflite.OperatorCodeAddCustomCode(self.file, name)
         tflite.OperatorCodeAddDeprecatedBuiltinCode(self.file, min(number, 127))
         tflite.OperatorCodeAddVersion(self.file, 1)
         tflite.OperatorCodeAddBuiltinCode(self.file, number)

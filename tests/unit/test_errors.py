@@ -123,3 +123,13 @@ def test_a_graph_with_an_unknown_kind_of_tensor() -> None:
         match=r"^expected input or .* for kind of tensors\[0\] .*, got 'cloud'; ex",
     ):
         Graph.from_json(damaged)
+
+
+def test_the_reason_is_what_torch_says_before_its_trace() -> None:
+    torch = pytest.importorskip("torch")
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.mm, (graph.placeholder("x"), 3)))
+    with pytest.raises(TypeError, match="tlparse") as raised:
+        torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(torch.ones(2, 2))
+    assert "tlparse" in str(raised.value).splitlines()[-1]
+    assert "must be Tensor" in errors.last_line(raised.value)
