@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.run.autoload import find_file
+from tvm_stretch.targets.opencl.opencl import local_device
 
 WORDS, WIDTH, PLACES = 24, 16, 64
 
@@ -161,6 +162,17 @@ def test_tokens_that_end_a_text_end_a_loop(model: ts.Model) -> None:
             model.run_steps(2, stop=wrong)
     with pytest.raises(ValueError, match="expected integers like"):
         model._run_steps(1, [], model.graph, "2,x")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(local_device() is None, reason="needs an OpenCL device")
+def test_tokens_of_two_processors_are_the_same() -> None:
+    own = states(ts.Sample("logits", "n", temperature=0.0))
+    lengths = {"n": [1, 8]}
+    model = ts.compile(decoder(), ["opencl"], lengths=lengths, states=own, cpu_threads=1)
+    first = model.feed(PROMPT).next_tokens.item()
+    for one in (model.fork(), model):
+        assert [first, *one.run_steps(9).next_tokens.ravel().tolist()] == by_hand(PROMPT, 10)
 
 
 def test_forks_go_on_from_a_prefix(model: ts.Model) -> None:

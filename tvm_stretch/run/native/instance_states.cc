@@ -46,6 +46,7 @@ void Instance::StateIsSet(size_t input) {
 }
 
 bool Instance::Holds(size_t length) const {
+  if (spec_.lengths.size() == 1) return true;
   for (size_t i = 0; i < held_.size(); ++i) {
     const StateSpec& state = spec_.states[i];
     if (state.is_fed && spec_.input(state.input, length).bytes != held_[i]) return false;
