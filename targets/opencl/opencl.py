@@ -30,6 +30,7 @@ from tvm_stretch.network.expressions import tensor_types
 from tvm_stretch.network.steps import is_block_product, kind_of_steps
 from tvm_stretch.passes.join_depthwise import JoinDepthwise
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.passes.split_extremes import SplitExtremes
 from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.cpu import speed_of_cores
 from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
@@ -221,7 +222,8 @@ def _phases(gpu: GpuMachine | None) -> tuple[tvm.transform.Pass, ...]:
     if gpu is None:
         return kernel_phases(expand_math=True)
     joins: Any = JoinDepthwise(gpu)  # mypy sees no pass
-    return (*kernel_phases(expand_math=False), joins)  # a GPU has instructions for exp
+    phases = kernel_phases(expand_math=False)
+    return (SplitExtremes(), *phases, joins)  # a GPU has instructions for exp
 
 
 def _speed(device: OpenCLDevice) -> Speed:

@@ -84,6 +84,15 @@ def test_table_and_head_are_one_tensor(targets: list[str], tmp_path: Path) -> No
     assert model.graph.weights_bytes < 1.06 * bits  # positions, scales of the table
 
 
+def test_a_table_of_four_bits(tmp_path: Path) -> None:
+    """Only its rounding, an eighth of the greatest number of a block, tells it from floats."""
+    exact, rounded = (
+        answers(ts.read_gguf(write_model(tmp_path / "small.gguf", table=table), places=16))[-1]
+        for table in ("F32", "Q4_0")
+    )
+    assert np.corrcoef(exact, rounded)[0, 1] > 0.9
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
 def test_types_of_weights_are_exact(kind: str) -> None:
     own = gguf.GGMLQuantizationType[kind]

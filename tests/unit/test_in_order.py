@@ -14,6 +14,8 @@ from helpers.relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.network.attributes import WRITES_PLACES
+from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.plan.cost.generic_features import InOrderFeatures
 from tvm_stretch.targets.kernels.top_k import Running, running_call
@@ -114,3 +116,17 @@ def test_a_cpu_beside_the_gpu_computes_steps() -> None:
     both, alone = (ts.compile(mod, targets).plan for targets in (["llvm", gpu], [gpu]))
     assert {region.processor for region in both.regions} == {"cpu"}
     assert "ordering.top_k: its steps need each other" in alone.explain()
+
+
+def test_a_tensor_is_copied_by_all_items_before_rows_are_written() -> None:
+    """A cache of a language model: a step writes one row of each head."""
+    bb = relax.BlockBuilder()
+    shapes = {"cache": (3, 512, 64), "rows": (3, 1, 64)}
+    cache, rows = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items())
+    places = relax.Var("places", relax.TensorType((3, 1, 2), "int64"))
+    with bb.function("main", [cache, places, rows]):
+        bb.emit_func_output(bb.emit(relax.op.scatter_nd(cache, places, rows)))
+    legal = keep_views()(bb.get())
+    kernel = next(f for f in legal.functions.values() if WRITES_PLACES in (f.attrs or {}))
+    assert is_in_order(kernel)
+    assert turns(kernel) == 1 + 1 + 3  # places, the copy, a column of three rows

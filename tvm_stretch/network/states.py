@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from tvm import relax
+from typing import TYPE_CHECKING
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.codec import from_text, to_text
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 GUARDS = "guards"
 """The attribute of ``main``: text of the number of the caller's results and a list of `Guard`."""

@@ -41,7 +41,6 @@ from tvm_stretch.read.onnx.check import (
 from tvm_stretch.read.onnx.functions import OPERATORS, Scope, function_body, translate_control_flow
 from tvm_stretch.read.onnx.node import (
     CONVERTERS,
-    Attributes,
     Node,
     Value,
     as_expr,
@@ -214,7 +213,7 @@ class _Importer:
             proto.name,
             opset,
             [_lookup(scope, name) if name else None for name in proto.input],
-            Attributes(proto),
+            {a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute},
             list(proto.output),
             self.bb,
         )
@@ -234,10 +233,6 @@ class _Importer:
         name = node.op if own else f"{proto.domain}.{node.op}"
         if results is None and name in CONVERTERS:
             results = self.convert(node, name)
-            if results is not None and own and (ignored := _ignored(proto, node, opset)):
-                if function_body(proto, node) is None:
-                    raise node.refuse("other attributes", ", ".join(ignored))
-                results = None
         if results is None:
             results = self.inline(proto, node)
         self.floats.see(node, results)
@@ -342,23 +337,3 @@ def _parameter(value: onnx.ValueInfoProto) -> relax.Var:
     dtype = dtype_of(tensor.elem_type) if tensor.elem_type else "no type"
     check_dtype(dtype, f"input {value.name!r}")
     return relax.Var(value.name, relax.TensorType([d.dim_value for d in tensor.shape.dim], dtype))
-
-
-_REDUNDANT = {"hidden_size", "kernel_shape", "num_outputs"}  # the weights or results have the same
-_OF_TRAINING = {"momentum", "ratio", "seed"}
-
-
-def _ignored(proto: onnx.NodeProto, node: Node, opset: int) -> list[str]:
-    """Attributes that the converter never asked for, other than those with ONNX's own default."""
-    if not isinstance(node.attrs, Attributes):
-        return []  # the converter wrote its own
-    if not onnx.defs.has(node.op, proto.domain):
-        return []  # ONNX Runtime writes `SimplifiedLayerNormalization` without its domain
-    schema = onnx.defs.get_schema(node.op, opset, proto.domain)
-    defaults = {
-        name: onnx.helper.get_attribute_value(attribute.default_value)
-        for name, attribute in schema.attributes.items()
-        if attribute.default_value.name
-    }
-    asked = node.attrs.seen | _REDUNDANT | _OF_TRAINING
-    return [n for n, v in node.attrs.items() if n not in asked and defaults.get(n) != v]

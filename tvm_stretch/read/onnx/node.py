@@ -46,27 +46,6 @@ def converter(*op_types: str) -> Callable[[Converter], Converter]:
     return register
 
 
-class Attributes(dict[str, Any]):
-    """The attributes of a node, as `onnx.helper.get_attribute_value` gives them.
-
-    Attributes:
-        seen: which of them the converter asked for; what it ignores changes the answer.
-    """
-
-    def __init__(self, proto: onnx.NodeProto) -> None:
-        super().__init__({a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute})
-        self.seen: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.seen.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The attribute ``name``."""
-        self.seen.add(name)
-        return super().get(name, default)
-
-
 @dataclass
 class Node:
     """One ONNX node while it is translated."""

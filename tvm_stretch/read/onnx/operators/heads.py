@@ -195,7 +195,10 @@ _NEEDS_FUNCTION = (3, 6)
 @converter("Attention")
 def _attention(node: Node) -> tuple[Value, ...]:
     dtype = node.dtype()
+    windows = [node.attr(side, -1) for side in ("left_window_size", "right_window_size")]
     if any(node.has(i) for i in _NEEDS_FUNCTION) or any(node.outputs[3:]) or dtype != "float32":
+        return ()
+    if any(window >= 0 for window in windows):
         return ()
     operands = [
         split_heads(node, node[i], int(node.attr(name, 0))) if node.rank(i) == 3 else node[i]

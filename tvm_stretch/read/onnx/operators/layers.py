@@ -125,7 +125,7 @@ def _gather(node: Node) -> relax.Expr:
     size = int(node.attr("block_size", 128))
     blocks, scale = -(-columns // size), node.const(2, "scales")
     zero = np.full((rows, blocks), _MIDDLES.get(kind, 1 << (bits - 1)), "float32")
-    if node.has(3) and is_packed:
+    if node.has(3) and is_packed and node.dtype(3) == "uint8":
         zero = _unpacked(node, 3, "zero points", rows, blocks + blocks % 2)[:, :blocks]
     elif node.has(3):
         zero = node.const(3, "zero points").astype("float32") + _MIDDLES.get(kind, 0)

@@ -40,15 +40,9 @@ def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
     return node.emit(relax.op.reshape(node[index], lined_up))
 
 
-def _axis(node: Node) -> int:
-    """The axis of the scales; that of a row, a bias say, may be written and means nothing."""
-    node.attr("axis", 1)
-    return node.axis(1) if node.rank() > 1 else 0
-
-
 @converter("DequantizeLinear")
 def _dequantize(node: Node) -> relax.Expr:
-    axis = _axis(node)
+    axis = node.axis(1) if node.rank() > 1 else 0
     dtype = node.dtype(1)
     if node.attr("output_dtype", 0):
         dtype = check_dtype(dtype_of(node.attr("output_dtype")), "output_dtype")
@@ -62,7 +56,7 @@ def _dequantize(node: Node) -> relax.Expr:
 
 @converter("QuantizeLinear")
 def _quantize(node: Node) -> relax.Expr:
-    axis = _axis(node)
+    axis = node.axis(1) if node.rank() > 1 else 0
     dtype = node.dtype(2) if node.has(2) else "uint8"
     if node.attr("output_dtype", 0):
         dtype = dtype_of(node.attr("output_dtype"))
