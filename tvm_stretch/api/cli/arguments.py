@@ -157,12 +157,6 @@ _TARGETS = _several(
     "(default: llvm)",
 )
 _THREADS = _option("--threads", type=int, metavar="N", help="cores for the CPU's kernels")
-_ACTIVATIONS = _option(
-    "--activations",
-    choices=("float32", "int8"),
-    default="float32",
-    help="int8 rounds the inputs of 4-bit products of a .gguf (default: float32, exact)",
-)
 _CONNECTED = {
     "metavar": "HOST:PORT/KEY",
     "help": "a connected device: its RPC tracker and key",
@@ -266,7 +260,6 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         *_MODEL,
         _option("--repeat", type=positive, default=20, metavar="N", help="runs (20)"),
         _option("--kernels", action="store_true", help="show the time of each kernel, too"),
-        _ACTIVATIONS,
         _option(
             "--tokens",
             type=two_numbers,
@@ -308,7 +301,6 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _option("--seed", type=int, default=0, help="other seeds draw other answers"),
         _several("--stop", default=[], metavar="TEXT", help="an answer ends before this"),
         _option("--places", type=positive, default=1024, metavar="N", help="of the cache (1024)"),
-        _ACTIVATIONS,
     ),
     "diff": (
         "say what changed between two reports",

@@ -74,8 +74,7 @@ class Shape:
 class Decoder:
     """Makes the network of one file."""
 
-    def __init__(self, file: GgufFile, places: int, rounds: bool) -> None:
-        self.rounds = rounds  # whether inputs of products are rounded to 8 bits
+    def __init__(self, file: GgufFile, places: int) -> None:
         self.file, self.kind = file, file.text("general.architecture")
         if self.kind not in FAMILIES:
             raise UnsupportedError(
@@ -185,7 +184,6 @@ class Decoder:
         values, scale, zero = self.block_parts(weight.name, blocks)
         outputs, inputs = blocks.values.shape
         sizes = {"N": outputs, "K": inputs, "bits": blocks.bits, "block_size": blocks.size}
-        sizes["accuracy_level"] = 4 if self.rounds else 0  # 4: inputs of 8 bits
         own = (x, values, scale, zero)
         return self.add(name, "MatMulNBits", *own, domain=_MICROSOFT, **sizes)
 
@@ -385,8 +383,7 @@ class Decoder:
     def notes(self) -> list[str]:
         """Which types of weights are kept in another form."""
         kinds = sorted({self.file.tensors[name].kind for name in self.read})
-        rounded = ["inputs of products with weights of 4 bits are rounded to 8 bits"]
-        return (rounded if self.rounds else []) + [
+        return [
             f"weights of {kind} are kept as {BY_NAME[kind].stored}, which is exact"
             for kind in kinds
             if BY_NAME[kind].stored

@@ -85,22 +85,18 @@ class LanguageModel:
 
 
 @named_arguments
-def read_gguf(
-    path: str | os.PathLike[str], *, places: int = 1024, activations: str = "float32"
-) -> LanguageModel:
+def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageModel:
     """Read a language model of llama.cpp, without quantising it again.
 
     Args:
         path: a file of the families llama, qwen2, qwen3, gemma, gemma2 or gemma3, whose weights are
             F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K or Q6_K.
         places: the most tokens that a conversation may have: the size of the caches.
-        activations: ``"int8"`` rounds the inputs of products with weights of 4 bits to 8 bits, as
-            llama.cpp does, with one scale for each block. It is faster, and answers may differ.
 
     Raises:
         ModelError: the file is damaged, or is none.
         UnsupportedError: it is of another family, or has other weights.
-        InputError: there are no places, or another type of activations.
+        InputError: there are no places.
 
     Examples:
         >>> language = ts.read_gguf("small.gguf", places=32)
@@ -113,11 +109,9 @@ def read_gguf(
             f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
             "token"
         )
-    if activations not in ("float32", "int8"):
-        raise InputError(f"expected float32 or int8 for activations, got {activations!r:.40}")
     place = as_path(path, "the language model")
     file = read_file(place)
-    decoder = Decoder(file, places, rounds=activations == "int8")
+    decoder = Decoder(file, places)
     network = decoder.model()
     return LanguageModel(
         network=network,
