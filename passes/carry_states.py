@@ -184,8 +184,8 @@ class _Body(Bindings):
     def _size(self, param: relax.Var, name: str) -> int:
         """The size of a dimension of `lengths=`."""
         if name not in self._sizes:
-            known = f"the name of one of the lengths {[*self._sizes]}"
-            raise _refuse(known, f"state {param.name!r}", repr(name))
+            expected = f"the name of one of the lengths {[*self._sizes]}"
+            raise _refuse(expected, f"state {param.name!r}", repr(name))
         return self._sizes[name]
 
     def _resting(self, param: relax.Var, name: str) -> list[int]:

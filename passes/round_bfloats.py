@@ -40,7 +40,7 @@ def _with_roundings(func: tirx.PrimFunc) -> tirx.PrimFunc:
         is_output = any(store.buffer.same_as(param) for param in func.params)
         if not is_output or not _is_computed(store.value):
             return block
-        value = tirx.Cast(_BFLOAT, rounding_of(tirx.Cast("float32", store.value)))
+        value = tirx.Cast(_BFLOAT, _rounding_of(tirx.Cast("float32", store.value)))
         return changed_block(block, body=tirx.BufferStore(store.buffer, value, store.indices))
 
     return func.with_body(rewrite(func.body, (s_tir.SBlock, with_rounding)))
@@ -53,13 +53,13 @@ def _is_computed(value: Expr) -> bool:
     return any(str(getattr(node.ty, "dtype", "")) == _BFLOAT for node in nodes)
 
 
-def rounding_of(value: Expr) -> Call:
+def _rounding_of(value: Expr) -> Call:
     """``value``, a float32, rounded to the digits of bfloat16."""
     return Call(Op.get(_NAME), [value], ret_ty=value.ty)
 
 
 def rounded(node: Expr) -> Expr | None:
-    """What a call of `rounding_of` rounds; None for other expressions."""
+    """What a call of `_rounding_of` rounds; None for other expressions."""
     if not isinstance(node, Call) or getattr(node.op, "name", "") != _NAME:
         return None
     return node.args[0]

@@ -32,12 +32,13 @@ class _Splitter(SourceRewriter):
         if kind not in ("max", "min"):
             return None
         x, axes = call.args[0], call.attrs.axis
-        *rows, columns = shape_of(x)
-        along = (
-            [*range(len(rows) + 1)] if axes is None else [int(a) % (len(rows) + 1) for a in axes]
-        )
+        shape = shape_of(x)
+        along = [*range(len(shape))] if axes is None else [int(axis) % len(shape) for axis in axes]
+        if along != [len(shape) - 1] or shape[-1] < _LONG:
+            return None
+        *rows, columns = shape
         pieces = max(p for p in range(1, isqrt(columns) + 1) if columns % p == 0)
-        if along != [len(rows)] or columns < _LONG or prod(rows) > _FEW or pieces == 1:
+        if prod(rows) > _FEW or pieces == 1:
             return None
         extreme = getattr(relax.op, kind)
         cut = self.emit(relax.op.reshape(x, [*rows, columns // pieces, pieces]))

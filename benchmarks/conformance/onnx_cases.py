@@ -100,11 +100,11 @@ def _light_case(path: Path) -> Any:
     model = onnx.load(path)
     weights = {w.name for w in model.graph.initializer}
     weights |= {name for node in model.graph.node for name in node.output}  # listed as inputs, too
-    given = [value for value in model.graph.input if value.name not in weights]
+    fed = [value for value in model.graph.input if value.name not in weights]
     del model.graph.input[:]
-    model.graph.input.extend(given)
+    model.graph.input.extend(fed)
     inputs = []
-    for value in given:
+    for value in fed:
         shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         count = int(np.prod(shape))
         inputs.append((np.arange(count, dtype="float32") / count).reshape(shape))

@@ -83,8 +83,8 @@ def _keep_best(
     count = left.shape[0]
     T.buffer_store(best, none, [0])
     with T.serial(tirx.const(0, "int64"), count) as i:
-        known = left[tirx.max(best[0], tirx.const(0, "int32")).astype("int64")]
-        better = left[i] > tirx.Select(best[0] < 0, gone, known)
+        best_score = left[tirx.max(best[0], tirx.const(0, "int32")).astype("int64")]
+        better = left[i] > tirx.Select(best[0] < 0, gone, best_score)
         with T.If(better), T.Then():
             T.buffer_store(best, i.astype("int32"), [0])
     with T.If(best[0] >= 0), T.Then():
@@ -102,6 +102,6 @@ def _overlap(one: list[Expr], other: list[Expr], most: float) -> Expr:
     sides = [tirx.min(one[k + 2], other[k + 2]) - tirx.max(one[k], other[k]) for k in (0, 1)]
     shared = tirx.max(sides[0], zero) * tirx.max(sides[1], zero)
     areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
-    whole = areas[0] + areas[1] - shared
-    some = tirx.all(shared > zero, areas[0] > zero, areas[1] > zero, whole > zero)
-    return tirx.all(some, shared / whole > tirx.const(most, "float32"))
+    union = areas[0] + areas[1] - shared
+    some = tirx.all(shared > zero, areas[0] > zero, areas[1] > zero, union > zero)
+    return tirx.all(some, shared / union > tirx.const(most, "float32"))

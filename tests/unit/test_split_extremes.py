@@ -12,7 +12,7 @@ import tvm_stretch as ts
 from tvm_stretch.passes.split_extremes import SplitExtremes
 
 
-def extremes(shape: tuple[int, ...], axis: int, keepdims: bool) -> tvm.IRModule:
+def extremes(shape: tuple[int, ...], axis: int | None, keepdims: bool) -> tvm.IRModule:
     bb = relax.BlockBuilder()
     with bb.function("main", [x := relax.Var("x", relax.TensorType(shape, "float32"))]):
         with bb.dataflow():
@@ -37,11 +37,16 @@ def count(mod: tvm.IRModule) -> int:
         ((2048, 2), 0, 1),
         ((300, 4096), 1, 1),
         ((1, 3, 4096), 2, 2),
+        ((3, 0), 1, 1),
     ],
-    ids=["long", "short", "a prime number", "columns", "many rows", "three axes"],
+    ids=["long", "short", "a prime number", "columns", "many rows", "three axes", "no columns"],
 )
 def test_long_rows_alone_are_split(shape: tuple[int, ...], axis: int, steps: int) -> None:
     assert count(SplitExtremes()(extremes(shape, axis, keepdims=True))) == steps
+
+
+def test_a_number_has_no_row() -> None:
+    assert count(SplitExtremes()(extremes((), None, keepdims=False))) == 1
 
 
 @needs_device

@@ -120,6 +120,15 @@ _BLOCK_FIELDS = (
 )
 
 
+def without_scopes(body: tirx.Stmt) -> tirx.Stmt:
+    """A kernel without TVM's marks of scatters, whose loops are written in their order anyway."""
+
+    def unmarked(node: tirx.AttrStmt) -> tirx.Stmt:
+        return node.body if str(node.attr_key) == "pragma_scope" else node
+
+    return rewrite(body, (tirx.AttrStmt, unmarked))
+
+
 def rewrite_kernels(
     mod: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:

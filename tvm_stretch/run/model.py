@@ -39,7 +39,7 @@ from tvm_stretch.run.states_of_model import (
     changed_sampling,
     fed_values,
     one_or_more,
-    stops_as_text,
+    stop_values,
 )
 from tvm_stretch.run.stream import Stream
 from tvm_stretch.run.values import (
@@ -320,7 +320,8 @@ class Model:
         _check_count(count)
         present, inputs = self._bind(args, kwargs, steps=count)
         graph = self.lengths.graph_for(inputs, count, self.plans.number)
-        steps, outputs = self._run_steps(count, inputs, graph, stops_as_text(stop))
+        stops = ",".join(map(str, stop_values(stop)))
+        steps, outputs = self._run_steps(count, inputs, graph, stops)
         results = [result[:steps] for result in present(outputs)]
         return self._named(results)
 
@@ -339,7 +340,7 @@ class Model:
             InputError: as for a call.
         """
         _check_count(count)
-        ends = {int(value) for value in stops_as_text(stop).split(",") if value}
+        ends = set(stop_values(stop))
         places = [state.output for state in self.graph.states]
         chosen = [place for place in places if place < len(self.graph.outputs)]
         self._bind(args, kwargs)

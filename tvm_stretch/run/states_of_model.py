@@ -148,8 +148,8 @@ def fed_values(values: object, graph: Graph) -> tvm.runtime.Tensor:
     return tvm.runtime.tensor(np.ascontiguousarray(array, chosen[0]).ravel())
 
 
-def stops_as_text(stop: Iterable[int]) -> str:
-    """``2,7`` for the executor.
+def stop_values(stop: Iterable[int]) -> list[int]:
+    """The values at which a loop ends.
 
     Raises:
         InputError: they are no integers.
@@ -157,7 +157,7 @@ def stops_as_text(stop: Iterable[int]) -> str:
     values = [*stop] if isinstance(stop, Iterable) else [stop]
     if not isinstance(stop, Iterable) or not all(isinstance(v, int | np.integer) for v in values):
         raise InputError(f"expected a list of integers for stop, got {stop!r:.100}; see run_steps")
-    return ",".join(str(int(value)) for value in values)
+    return [int(value) for value in values]
 
 
 def changed_sampling(

@@ -37,7 +37,7 @@ from tvm_stretch.make.code.float_arithmetic import round_bfloats, simplify_integ
 from tvm_stretch.make.code.generate import generate
 from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
-from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.network.rewriting import rewrite, without_scopes
 from tvm_stretch.targets.kernels.machine import CORES
 
 _t, _s = tirx.transform, s_tir.transform
@@ -116,12 +116,8 @@ def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
 def _without_scopes(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tirx.PrimFunc:
-    """Drop TVM's marks of sequential scatters, about which its own code generator warns."""
-
-    def unmarked(node: tirx.AttrStmt) -> tirx.Stmt:
-        return node.body if str(node.attr_key) == "pragma_scope" else node
-
-    return func.with_body(rewrite(func.body, (tirx.AttrStmt, unmarked)))
+    """About these marks, TVM's own code generator warns."""
+    return func.with_body(without_scopes(func.body))
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="EqualOrNot")

@@ -91,8 +91,8 @@ def pack(values: np.ndarray, bits: int = 4) -> np.ndarray:
     outputs, depth = values.shape
     padded = np.zeros((-(-outputs // UNITS) * UNITS, depth), "uint8")
     padded[:outputs] = values
-    whole = padded[:, 0::2] | padded[:, 1::2] << 4 if bits == 4 else padded
-    return whole.reshape(-1, UNITS, depth * bits // 8).transpose(0, 2, 1)
+    packed = padded[:, 0::2] | padded[:, 1::2] << 4 if bits == 4 else padded
+    return packed.reshape(-1, UNITS, depth * bits // 8).transpose(0, 2, 1)
 
 
 def by_unit(values: np.ndarray, dtype: str = "float32") -> np.ndarray:

@@ -24,7 +24,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 
 from tvm_stretch.network.attributes import WRITES_PLACES
-from tvm_stretch.network.rewriting import changed_block, rewrite
+from tvm_stretch.network.rewriting import changed_block, rewrite, without_scopes
 from tvm_stretch.targets.kernels.loops import block, const, unravelled
 
 from .groups import launch, when
@@ -46,7 +46,7 @@ def is_in_order(func: tirx.PrimFunc) -> bool:
 
 def write_in_order(func: tirx.PrimFunc, group: int) -> tirx.PrimFunc:
     """The kernel as launches, of groups of `group` work-items at most."""
-    realized = func.body
+    realized = without_scopes(func.body)
     root, places = realized.block, WRITES_PLACES in (func.attrs or {})
     nests = _parts(root.body)
     used = [[*map(_buffer, _found(nest, (tirx.BufferStore, TensorLoad)))] for nest in nests]
@@ -96,12 +96,6 @@ def _parts(body: tirx.Stmt) -> list[tirx.Stmt]:
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def _unscoped(body: tirx.Stmt) -> tirx.Stmt:
-    """A body without the mark of TVM that its loops are to stay in order."""
-    is_mark = isinstance(body, tirx.AttrStmt) and str(body.attr_key) == "pragma_scope"
-    return body.body if is_mark else body
-
-
 def _buffer(access: tirx.BufferStore | TensorLoad) -> tirx.Buffer:
     return access.buffer if isinstance(access, tirx.BufferStore) else access.source
 
@@ -119,7 +113,7 @@ def _spread(nest: tirx.Stmt, own: list[tirx.Buffer], places: bool) -> list[tirx.
         return alone
     hidden = any(one.alloc_buffers or one.match_buffers for one in _found(body, s_tir.SBlock))
     if not loops and not body.block.iter_vars and not own and not hidden:
-        parts = _parts(_unscoped(body.block.body))
+        parts = _parts(body.block.body)
         written = all(isinstance(part, tirx.For) for part in parts)
         return [_as_written(part, places) for part in parts] if written else alone
     free = [loop for loop in loops if _is_free(loop, body)]

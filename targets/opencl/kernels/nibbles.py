@@ -220,10 +220,10 @@ class _Bytes(_Nest):
         """Add the products of the inputs of a byte with all outputs."""
         first, column = place
         count, mask = self.own.packed, (1 << self.own.bits) - 1
-        given = scratch("given", count, self.rows, scope="local")
+        inputs = scratch("inputs", count, self.rows, scope="local")
         each = quads("weights", count)
         stmts = [
-            store(given, load(self.x, self.row(first, r), column + which), which, r)
+            store(inputs, load(self.x, self.row(first, r), column + which), which, r)
             for which in range(count)
             for r in range(self.rows)
         ]
@@ -235,9 +235,9 @@ class _Bytes(_Nest):
                 value = shifted(self.own, load(scales, i), value, middle)
                 stmts.append(store(each, value, which))
             for r in range(self.rows):
-                more = [splat(load(given, w, r)) * load(each, w) for w in range(count)]
+                more = [splat(load(inputs, w, r)) * load(each, w) for w in range(count)]
                 stmts.append(store(acc, load(acc, r, i) + sum(more[1:], more[0]), r, i))
-        return within([given, each], stmts)
+        return within([inputs, each], stmts)
 
     @property
     def middle(self) -> Expr:

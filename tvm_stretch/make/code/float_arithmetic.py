@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import tirx
 from tvm.ir import Call, Expr
 
-from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.network.rewriting import Rule, rewrite, rewrite_kernels
 from tvm_stretch.passes.round_bfloats import rounded
 from tvm_stretch.passes.round_products import fence, fenced, is_fence
 
@@ -42,13 +43,21 @@ def simplify_integers(*passes: tvm.transform.Pass) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="SimplifyIntegers")
     def simplify_kernels(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        hide = (_BINARY, _hidden), (tirx.FloatImm, _hidden_zero)
-        hidden = rewrite_kernels(mod, lambda func: func.with_body(rewrite(func.body, *hide)))
-        return rewrite_kernels(
-            simplify(hidden), lambda func: func.with_body(rewrite(func.body, (Call, _shown)))
-        )
+        return _hiding(mod, ((_BINARY, _hidden), (tirx.FloatImm, _hidden_zero)), simplify, _shown)
 
     return simplify_kernels
+
+
+def _hiding(
+    mod: tvm.IRModule,
+    hide: Sequence[Rule],
+    run: tvm.transform.Pass,
+    show: Callable[[Call], Expr],  # undoes what `hide` did
+) -> tvm.IRModule:
+    """What a pass makes of kernels that have calls in place of what it must not see."""
+    hidden = rewrite_kernels(mod, lambda func: func.with_body(rewrite(func.body, *hide)))
+    changed = run(hidden)
+    return rewrite_kernels(changed, lambda func: func.with_body(rewrite(func.body, (Call, show))))
 
 
 def _hidden(node: Expr) -> Expr:
@@ -117,14 +126,10 @@ def widen_bfloats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRM
     def shown(call: Call) -> Expr:
         return tirx.Let(*call.args[1:]) if _extern_name(call) == _LET else call
 
-    calls = rewrite_kernels(
-        mod, lambda func: func.with_body(rewrite(func.body, (tirx.Let, hidden)))
-    )
-    wide = tirx.transform.BF16ComputeLegalize()(calls)
-    return rewrite_kernels(wide, lambda func: func.with_body(rewrite(func.body, (Call, shown))))
+    return _hiding(mod, [(tirx.Let, hidden)], tirx.transform.BF16ComputeLegalize(), shown)
 
 
-def _kept(difference: tirx.Sub) -> Expr:
+def _fenced(difference: tirx.Sub) -> Expr:
     """A difference with a fence: TVM's code generator binds `x - x` to 0 and fails if it is not."""
     if "float" not in str(difference.ty.dtype):
         return difference
@@ -158,7 +163,7 @@ def round_bfloats(
         even = bits + const(0x7FFF) + (bits >> const(16) & const(1))
         is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
         kept = tirx.Select(is_nan, const(0x7FC00000), even & const(0xFFFF0000))
-        return tirx.Let(x, rewrite(value, (tirx.Sub, _kept)), tirx.reinterpret(dtype, kept))
+        return tirx.Let(x, rewrite(value, (tirx.Sub, _fenced)), tirx.reinterpret(dtype, kept))
 
     written_out = func.with_body(rewrite(func.body, (Call, written)))
     if next(count) == 0:

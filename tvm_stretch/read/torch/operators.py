@@ -35,6 +35,7 @@ from tvm_stretch.read.torch.numbers import NUMBERS, divided, floor_divided
 from tvm_stretch.read.torch.places import PLACES
 from tvm_stretch.read.torch.quantised import RECURRENT
 from tvm_stretch.read.windows import Windows, fold
+from tvm_stretch.targets.kernels.halves import NARROW
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -245,7 +246,7 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = importer.retrieve_args(node)[:2]
         emit, dtype = importer.block_builder.emit, dtype_of(node)
-        if dtype not in ("float16", "bfloat16"):
+        if dtype not in NARROW:
             return emit(function(x, axis, dtype))
         return emit(relax.op.astype(emit(function(x, axis, "float32")), dtype))
 

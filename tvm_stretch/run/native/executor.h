@@ -5,12 +5,10 @@
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
 //                                         without outputs, returns new ones: a tensor or a list
-//   run_steps(count, inputs..., outputs...[, "2,7"])  invoke up to `count` times; outputs, and
-//   inputs
-//                                         that differ from step to step, have one more dimension,
-//                                         of the steps; returns how many there were: the last one
-//                                         is the first whose chosen values are all among the last
-//                                         text
+//   run_steps(count, inputs..., outputs...[, "2,7"])  invoke up to `count` times, and return how
+//                                         often; outputs, and inputs that differ from step to step,
+//                                         have one more dimension, of the steps; the last step is
+//                                         the first whose chosen values are all in the text
 //   feed(tensor)                          runs with these values of the state that is chosen from
 //                                         scores, in pieces as long as lengths allow
 //   set_sampling(temperature, top_k, top_p, min_p, seed)  how values are drawn from scores from now

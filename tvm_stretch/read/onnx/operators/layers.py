@@ -80,9 +80,8 @@ def block_product(
         y = _rounded_product(node, x, blocks)
     else:
         values, bits = blocks.values, blocks.bits
-        if (
-            depth % 2 and bits == 4
-        ):  # a byte holds two weights; the second one of the last byte meets a zero
+        if depth % 2 and bits == 4:
+            # a byte holds two weights; the second one of the last byte meets a zero
             values = np.pad(values, ((0, 0), (0, 1)))
             x = node.emit(relax.op.concat([x, constant(np.zeros((rows, 1), "float32"))], axis=1))
         size = min(blocks.size, values.shape[1])
