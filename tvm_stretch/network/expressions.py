@@ -102,6 +102,18 @@ def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr])
     return expr
 
 
+def variables_of(expr: relax.Expr) -> list[relax.Var]:
+    """The variables that an expression reads, in order."""
+    read: list[relax.Var] = []
+
+    def note(var: relax.Var) -> relax.Expr:
+        read.append(var)
+        return var
+
+    with_variables(expr, note)
+    return read
+
+
 def builder_with_kernels(mod: tvm.IRModule) -> relax.BlockBuilder:
     """A builder for functions and kernels of a pass, which contains the kernels of ``mod``."""
     functions = mod.functions.items()

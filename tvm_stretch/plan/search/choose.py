@@ -29,6 +29,7 @@ from tvm_stretch.make.pipeline import Job, Observer, build_parts
 from tvm_stretch.make.placement import fit_processors
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
+from tvm_stretch.network.properties.equal_layers import KEPT
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.scheduling import schedule_heft
 from tvm_stretch.plan.search import Found, search
@@ -42,6 +43,7 @@ from tvm_stretch.plan.search.contest import (
 )
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.decision import Build, Decision, decided
+from tvm_stretch.plan.search.fewer_layers import FewerLayers
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.objective import LATENCY, Cost, Objective
 from tvm_stretch.plan.search.realise import Candidate, by_objective
@@ -335,7 +337,7 @@ def choose(
     if len(site.placeable) == 1 and site.profile is None and is_free:
         return Decision(site, job)
     if site.take is not None:
-        return _measure(job, site, limits)
+        return _measure_few_layers(job, site, limits) or _measure(job, site, limits)
     return predict(job, site, limits, is_cautious=site.profile is None)
 
 
@@ -392,6 +394,16 @@ def find(
                 fewer = search(mod, site.without(processor).costs(mod), limits=limits)
                 candidates += [*fewer.singles, *fewer.rivals]
     return costs, found, candidates
+
+
+def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None:
+    """The decision for a network of many equal layers, found with three of them."""
+    few = FewerLayers.of(job.mod) if limits == NO_LIMITS else None
+    if few is None:
+        return None
+    say(f"searching with {KEPT} of {few.run.count} equal layers")
+    found = _measure(replace(job, mod=few.mod, observer=Observer()), site, limits)
+    return few.decision(found, job)
 
 
 def _measure(job: Job, site: Site, limits: Limits) -> Decision:
