@@ -11,6 +11,7 @@ from helpers.gguf_files import GROUPS, HEAD, WORDS, write_model
 from helpers.mutations import campaign, damaged_bytes, dice_of
 
 import tvm_stretch as ts
+from tvm_stretch.base.errors import InputError
 from tvm_stretch.read.gguf.block_types import BY_NAME, floats_of
 
 gguf = pytest.importorskip("gguf")
@@ -91,6 +92,22 @@ def test_a_table_of_four_bits(tmp_path: Path) -> None:
         for table in ("F32", "Q4_0")
     )
     assert np.corrcoef(exact, rounded)[0, 1] > 0.9
+
+
+def test_rounded_activations(tmp_path: Path) -> None:
+    """A number of n bits is half a step off at most; 16 bits are the default of CPUs."""
+    path = write_model(tmp_path / "small.gguf")
+    exact = answers(ts.read_gguf(path, places=16, activations="float32"))
+    for kind, error in (("int8", 0.1), ("int16", 0.001), (None, 0.001)):
+        rounded = ts.read_gguf(path, places=16, activations=kind)
+        for found, wanted in zip(answers(rounded), exact, strict=True):
+            assert 0 < np.abs(found - wanted).max() < error * np.abs(wanted).max()
+    model = ts.compile(path, lengths={"n": [1]}, cpu_threads=1)
+    assert "rounded to 16 bits" in str(model.plan.explain())
+    with pytest.raises(
+        InputError, match="float32, int16, int8 or None for activations, got 'int4'"
+    ):
+        ts.read_gguf(path, activations="int4")
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])

@@ -344,13 +344,18 @@ def test_scales_of_dequantised_weights(bad: float) -> None:
         ts.compile(network, cpu_threads=1)
 
 
-def rounded(x: np.ndarray, size: int) -> np.ndarray:
-    """Inputs as `accuracy_level=4` may round them: to 8 bits, with a scale for each block."""
+STEPS = {2: 127 * 128, 4: 127}
+"""How fine inputs are rounded, by `accuracy_level`."""
+
+
+def rounded(x: np.ndarray, size: int, level: int = 4) -> np.ndarray:
+    """Inputs as `accuracy_level` lets kernels round them, with a scale for each block."""
     rows, depth = x.shape
     padded = np.zeros((rows, -(-depth // size) * size), "float32")
     padded[:, :depth] = x
     parts = padded.reshape(rows, -1, size)
-    factor = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
+    factor = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30))
+    factor = factor / np.float32(STEPS[level])
     found: np.ndarray = np.round(parts / factor) * factor.astype("float64")
     return found.reshape(rows, -1)[:, :depth]
 
@@ -364,65 +369,78 @@ ROUNDED = [(1, 16, 32, 32), (1, 150, 96, 32), (13, 33, 128, 64), (3, 20, 80, 16)
     [*((*shape, False) for shape in ROUNDED), (*ROUNDED[1], True)],
 )
 @pytest.mark.parametrize(("lanes", "plain"), [*((n, False) for n in ALL_LANES), (8, True)])
+@pytest.mark.parametrize(("bits", "level"), [(4, 4), (4, 2), (8, 4), (8, 2)])
 def test_inputs_are_rounded_where_the_network_allows_it(
-    rows: int, outputs: int, depth: int, size: int, largest: bool, lanes: int, plain: bool
+    rows: int,
+    outputs: int,
+    depth: int,
+    size: int,
+    largest: bool,
+    lanes: int,
+    plain: bool,
+    bits: int,
+    level: int,
 ) -> None:
     """Sums of a block are exact, also if all products are as large as they can be."""
-    values, scale, zero = weights(outputs, depth, size)
+    values, scale, zero = weights(outputs, depth, size, bits)
     rng = np.random.default_rng(7)
     x = rng.standard_normal((1, rows, depth)).astype("float32")
     x[0, 0, :16] = 0
     if largest:
-        values[:], zero[:] = 15, 3
+        values[:], zero[:] = 2**bits - 1, 3
         x[:] = np.where(rng.random((rows, 1)) < 0.5, -127, 127)
     host = host_of(lanes)
     machine = dataclasses.replace(host.machine, dot="") if plain else host.machine
-    network = nbits(rows, values, scale, zero, size, accuracy_level=4)
+    network = nbits(rows, values, scale, zero, size, accuracy_level=level, bits=bits)
     model = ts.compile(network, [dataclasses.replace(host, machine=machine)])
     assert any("words" in node.kernel for node in model.graph.nodes)
-    wanted = expected(rounded(x[0], size), values, scale, zero, size)
-    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth))
-    if not largest:
-        exact = expected(x[0], values, scale, zero, size)
-        assert np.abs(model(x)[0] - exact).max() > 100 * bound(x, depth), "it did not round"
+    wanted = expected(rounded(x[0], size, level), values, scale, zero, size)
+    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth, bits))
+    error = np.abs(model(x)[0] - expected(x[0], values, scale, zero, size)).max()
+    if level == 4 and not largest:
+        assert error > 100 * bound(x, depth), "it did not round"
+    assert error < 2**bits * depth * np.abs(x).max() / STEPS[level]
 
 
-def check_on_a_gpu(rows: int, outputs: int, depth: int, size: int, level: int) -> None:
+def check_on_a_gpu(
+    rows: int, outputs: int, depth: int, size: int, level: int, bits: int = 4
+) -> None:
     """The kernel of work-groups, on an OpenCL device."""
     device = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
     gpu = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
-    values, scale, zero = weights(outputs, depth, size)
+    values, scale, zero = weights(outputs, depth, size, bits)
     scale = scale.astype("float16").astype("float32") if rows % 2 else scale
     given = zero if rows % 3 else None
-    network = nbits(rows, values, scale, given, size, accuracy_level=level)
+    network = nbits(rows, values, scale, given, size, accuracy_level=level, bits=bits)
     x = np.random.default_rng(3).standard_normal((1, rows, depth)).astype("float32")
     model = ts.compile(network, [gpu])
     assert {region.processor for region in model.plan.regions} == {"opencl"}
-    rows_given = rounded(x[0], size) if level else x[0]
-    middle = np.full_like(zero, 8) if given is None else zero
+    rows_given = rounded(x[0], size, level) if level else x[0]
+    middle = np.full_like(zero, 2 ** (bits - 1)) if given is None else zero
     wanted = expected(rows_given, values, scale, middle, size)
-    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth))
+    np.testing.assert_allclose(model(x)[0], wanted, rtol=0, atol=4 * bound(x, depth, bits))
 
 
 @pytest.mark.variants(2)
 @pytest.mark.gpu
 @pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
-@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize(("level", "bits"), [(0, 4), (4, 4), (2, 4), (4, 8), (2, 8)])
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size"),
     [(1, 150, 96, 32), (3, 20, 48, 16), (6, 33, 320, 64), (2, 16, 40, 32)],
 )
 def test_work_groups_read_four_bits(
-    rows: int, outputs: int, depth: int, size: int, level: int
+    rows: int, outputs: int, depth: int, size: int, level: int, bits: int
 ) -> None:
-    check_on_a_gpu(rows, outputs, depth, size, level)
+    check_on_a_gpu(rows, outputs, depth, size, level, bits)
 
 
-def test_rounded_products_are_plain_sums() -> None:
+@pytest.mark.parametrize(("bits", "level"), [(4, 4), (8, 2)])
+def test_rounded_products_are_plain_sums(bits: int, level: int) -> None:
     """TVM's virtual machine, and OpenCL on a CPU, compute them too."""
-    values, scale, zero = weights(20, 64, 32)
-    network = nbits(2, values, scale, zero, 32, accuracy_level=4)
+    values, scale, zero = weights(20, 64, 32, bits)
+    network = nbits(2, values, scale, zero, 32, accuracy_level=level, bits=bits)
     x = np.random.default_rng(2).standard_normal((1, 2, 64)).astype("float32")
-    wanted = expected(rounded(x[0], 32), values, scale, zero, 32)
+    wanted = expected(rounded(x[0], 32, level), values, scale, zero, 32)
     for found in (run(load_network(network), x)[0], ts.compile(network, ["opencl"])(x)):
-        np.testing.assert_allclose(found[0], wanted, rtol=0, atol=4 * bound(x, 64))
+        np.testing.assert_allclose(found[0], wanted, rtol=0, atol=4 * bound(x, 64, bits))

@@ -50,7 +50,13 @@ def find_file(given: str | None) -> Path:
     return files[0]
 
 
-def open_model(file: Path, targets: Sequence[object], places: int, threads: int | None) -> Model:
+def open_model(
+    file: Path,
+    targets: Sequence[object],
+    places: int,
+    threads: int | None,
+    activations: str | None = None,
+) -> Model:
     """The compiled model of a file, from the cache if it was compiled before.
 
     Raises:
@@ -67,7 +73,7 @@ def open_model(file: Path, targets: Sequence[object], places: int, threads: int 
         raise InputError(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
-    own = (version("tvm_stretch"), str(list(targets)), places, LENGTHS, threads)
+    own = (version("tvm_stretch"), str(list(targets)), places, LENGTHS, threads, activations)
     digest.update(repr(own).encode())
     folder = cache_folder("language")
     kept = folder and folder / f"{digest.hexdigest()[:32]}.so"
@@ -76,7 +82,7 @@ def open_model(file: Path, targets: Sequence[object], places: int, threads: int 
             return load(kept)
         except ArtifactError:  # of an earlier version, or of another machine
             kept.unlink()
-    language = read_gguf(file, places=places)
+    language = read_gguf(file, places=places, activations=activations)
     states = {"tokens": Sample("logits", "n", temperature=0.0)}
     lengths = {"n": [length for length in LENGTHS if length < places]}
     model = compile(language, targets, lengths=lengths, states=states, cpu_threads=threads)

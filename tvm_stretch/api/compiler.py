@@ -165,7 +165,8 @@ def compile(
         limits = request.limits(site)
         site = site.limited(limits.caps)
         widen = site.without_float16 or request.precision != "float32"
-        reader = Reader(source, request.shapes, request.precision, request.states, widen)
+        given = request.shapes, request.precision, request.states, widen, site.multiplies_integers
+        reader = Reader(source, *given)
         networks, spans = sized_networks(request.lengths, reader, site)
         site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)

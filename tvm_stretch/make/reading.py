@@ -37,6 +37,7 @@ class Reader:
     precision: str = "float32"
     states: States | None = None
     widen: bool = False
+    rounds: bool = False  # whether a language model rounds the inputs of its products
     rooms: Rooms | None = None  # those that the longest length needs, once it has been read
     _known: dict[tuple[tuple[str, int], ...], SizedNetwork] = field(default_factory=dict)
     _share: tvm.transform.Pass = field(default_factory=ShareConstants)
@@ -50,7 +51,8 @@ class Reader:
             source = read_gguf(source)
         if isinstance(source, LanguageModel):
             self.states = {**source.states, **(self.states or {})}
-            self.source, self._notes, self._name = source.network, source.notes, source.name
+            self.source, self._name = source.network, source.name
+            self._notes = [*source.notes, source.rounded(self.rounds)]
 
     @property
     def name(self) -> str:

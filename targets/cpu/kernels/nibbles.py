@@ -69,6 +69,7 @@ class Nibbles:
     zeros: str = "uint8"  # otherwise their type; `HALVES` are minima
     scales: str = "float32"  # their type; `HALVES` if that is exact
     bits: int = 4
+    parts: int = 1  # of 8 bits that a rounded input has (`nibble_words.py`)
 
     @property
     def packed(self) -> int:

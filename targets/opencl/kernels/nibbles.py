@@ -7,8 +7,8 @@ for each work-group:                             # 16 outputs, a few rows
     acc += x[2 * byte] * low + x[2 * byte + 1] * high   # for every row
   acc of all items are added in local memory, by halves
 
-Scales are read once for a run. With inputs that were rounded to 8 bits, an item reads the four
-bytes of a word of one output; their products are whole numbers that float32 holds.
+Scales are read once for a run. With inputs that were rounded to 8 or 16 bits, an item reads
+the four bytes of a word of one output.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tvm.ir import Expr
 from tvm_stretch.network.attributes import NIBBLES, WORDS
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
+from tvm_stretch.targets.cpu.kernels.nibble_dots import whole_input, word_size
 from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles, scale_of, shifted, zero_of
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
@@ -269,31 +270,41 @@ class _Words(_Nest):
 
     @property
     def steps(self) -> int:
-        return self.own.depth // (2 * WORD)
+        return self.own.depth // word_size(self.own)
 
     def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
         unit, column, first = place
-        part = step // (self.own.block // (2 * WORD))
-        both = quads("weights", 2)
+        own = self.own
+        part = step // (own.block // word_size(own))
+        weights = quads("weights", own.packed)
         bits = as_type(load_quad(self.weight, unit, step, column * QUAD), "int32")
-        low = tirx.bitwise_and(bits, number(15, QUAD))
-        high = tirx.shift_right(bits, number(4, QUAD))
-        scale = splat(scale_of(self.own, self.scale, unit, part, column))
-        middle = splat(zero_of(self.own, self.zero, unit, part, column))
+        digits = [bits]
+        if own.bits == 4:
+            right = tirx.shift_right(bits, number(4, QUAD))
+            digits = [tirx.bitwise_and(bits, number(15, QUAD)), right]
+        scale = splat(scale_of(own, self.scale, unit, part, column))
+        middle = splat(zero_of(own, self.zero, unit, part, column))
         stmts = [
-            store(both, shifted(self.own, scale, as_type(value, "float32"), middle), half)
-            for half, value in enumerate((low, high))
+            store(weights, shifted(own, scale, as_type(value, "float32"), middle), i)
+            for i, value in enumerate(digits)
         ]
         for r in range(self.rows):
             row = self.row(first, r)
             factor = splat(load(self.factor, row, part))
-            words = [load_quad(self.x, row, step * (2 * WORD) + half * WORD) for half in (0, 1)]
             more = [
-                as_type(word, "float32") * factor * load(both, half)
-                for half, word in enumerate(words)
+                self.inputs(row, step * word_size(own) + i * WORD) * factor * load(weights, i)
+                for i in range(own.packed)
             ]
-            stmts.append(store(acc, load(acc, r, 0) + (more[0] + more[1]), r, 0))
-        return within([both], stmts)
+            stmts.append(store(acc, load(acc, r, 0) + sum(more[1:], more[0]), r, 0))
+        return within([weights], stmts)
+
+    def inputs(self, row: Expr, k: Expr) -> Expr:
+        """Four rounded inputs as floats."""
+
+        def part(number: int) -> Expr:
+            return as_type(load_quad(self.x, row, k + number * self.own.depth), "float32")
+
+        return whole_input(self.own, part)
 
     def outputs(self, sums: list[Expr]) -> list[tuple[int, Expr]]:
         a, b, c, d = (element(sums[0], lane) for lane in range(QUAD))

@@ -157,6 +157,12 @@ _TARGETS = _several(
     "(default: llvm)",
 )
 _THREADS = _option("--threads", type=int, metavar="N", help="cores for the CPU's kernels")
+_ACTIVATIONS = _option(
+    "--activations",
+    choices=("float32", "int16", "int8"),
+    help="the inputs of products with a .gguf's weights in blocks are rounded to int16, with the "
+    "tokens of float32, or to int8, which chooses others (default: int16 on CPUs)",
+)
 _CONNECTED = {
     "metavar": "HOST:PORT/KEY",
     "help": "a connected device: its RPC tracker and key",
@@ -260,6 +266,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         *_MODEL,
         _option("--repeat", type=positive, default=20, metavar="N", help="runs (20)"),
         _option("--kernels", action="store_true", help="show the time of each kernel, too"),
+        _ACTIVATIONS,
         _option(
             "--tokens",
             type=two_numbers,
@@ -301,6 +308,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _option("--seed", type=int, default=0, help="other seeds draw other answers"),
         _several("--stop", default=[], metavar="TEXT", help="an answer ends before this"),
         _option("--places", type=positive, default=1024, metavar="N", help="of the cache (1024)"),
+        _ACTIVATIONS,
     ),
     "diff": (
         "say what changed between two reports",

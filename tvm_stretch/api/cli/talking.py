@@ -34,7 +34,8 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer(read_vocabulary(file))
     is_dialogue = args.prompt is None and args.prompt_file is None and sys.stdin.isatty()
     questions = _lines() if is_dialogue else iter([_question(args)])
-    model = open_model(file, args.targets or _TARGETS, args.places, args.threads)
+    targets = args.targets or _TARGETS
+    model = open_model(file, targets, args.places, args.threads, args.activations)
     model.set_sampling(**drawn)
     system = [{"role": "system", "content": args.system}] if args.system else []
     conversation = Conversation(model, tokenizer, args.places, system)
@@ -101,7 +102,8 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
     """Seconds to the first token of a prompt, and tokens a second of prompts and of answers."""
     prompt, answer = args.tokens
     file = find_file(args.model)
-    model = open_model(file, args.targets or _TARGETS, prompt + answer, args.threads)
+    targets = args.targets or _TARGETS
+    model = open_model(file, targets, prompt + answer, args.threads, args.activations)
     words = model.outputs[0].shape[-1]
     tokens = np.random.default_rng(0).integers(0, words, prompt)
     _one_answer(model, tokens, 1)  # what only the first run does is not measured

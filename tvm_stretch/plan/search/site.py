@@ -69,6 +69,11 @@ class Site:
         able = {processor.name for processor in self.placeable}
         return [place for place, name in enumerate(self.names) if name in able]
 
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether all are CPUs with an instruction for products of 8-bit numbers."""
+        return all(p.hardware.on_host_cores and bool(p.machine.dot) for p in self.placeable)
+
     def costs(
         self, mod: tvm.IRModule | None = None, left: Sequence[Processor] | None = None
     ) -> Costs:

@@ -18,6 +18,11 @@ from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.read.gguf.decoder import Decoder
 from tvm_stretch.read.gguf.file import GgufFile, read_file, refused
 
+_LEVEL, _LEVELS = "accuracy_level", {"float32": 0, "int16": 2, "int8": 4}
+"""How `MatMulNBits` says to what its inputs may be rounded."""
+_ROUNDING = ("MatMulNBits", "GatherBlockQuantized")
+"""Operators that share weights, which lie as the kernel of the product reads them."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -68,6 +73,7 @@ class LanguageModel:
         places: the most tokens that the caches hold.
         name: the name of the model in the file.
         notes: which weights have another form than in the file.
+        activations: to what the inputs of products are rounded, as given to `read_gguf`.
 
     Examples:
         >>> language = ts.read_gguf("small.gguf", places=32)
@@ -82,21 +88,45 @@ class LanguageModel:
     places: int
     name: str
     notes: tuple[str, ...] = ()
+    activations: str | None = None
+
+    def rounded(self, by_default: bool) -> str:
+        """Say in the network how its products round; a text for people.
+
+        Args:
+            by_default: whether to round where nobody said.
+        """
+        kind = self.activations or ("int16" if by_default else "float32")
+        for node in self.network.graph.node:
+            if node.op_type in _ROUNDING:
+                others = [one for one in node.attribute if one.name != _LEVEL]
+                del node.attribute[:]
+                node.attribute.extend([*others, onnx.helper.make_attribute(_LEVEL, _LEVELS[kind])])
+        if kind == "float32":
+            return "inputs of products with weights in blocks are not rounded"
+        bits = kind.removeprefix("int")
+        return f"inputs of products with weights in blocks are rounded to {bits} bits, by block"
 
 
 @named_arguments
-def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageModel:
+def read_gguf(
+    path: str | os.PathLike[str], *, places: int = 1024, activations: str | None = None
+) -> LanguageModel:
     """Read a language model of llama.cpp, without quantising it again.
 
     Args:
         path: a file of the families llama, qwen2, qwen3, gemma, gemma2 or gemma3, whose weights are
             F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K or Q6_K.
         places: the most tokens that a conversation may have: the size of the caches.
+        activations: ``"int16"`` rounds inputs of products with weights in blocks to 16 bits with
+            a scale for each block and multiplies integers, ``"int8"`` to 8 bits, as llama.cpp does;
+            ``"float32"`` does not round. By default CPUs that multiply integers fast take
+            ``"int16"``, whose greedy tokens were those of floats; those of ``"int8"`` differ.
 
     Raises:
         ModelError: the file is damaged, or is none.
         UnsupportedError: it is of another family, or has other weights.
-        InputError: there are no places.
+        InputError: there are no places, or another type of activations.
 
     Examples:
         >>> language = ts.read_gguf("small.gguf", places=32)
@@ -108,6 +138,11 @@ def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageMo
         raise InputError(
             f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
             "token"
+        )
+    if activations is not None and activations not in _LEVELS:
+        raise InputError(
+            f"expected {', '.join(_LEVELS)} or None for activations, got {activations!r:.40}; "
+            "leave it out"
         )
     place = as_path(path, "the language model")
     file = read_file(place)
@@ -121,6 +156,7 @@ def read_gguf(path: str | os.PathLike[str], *, places: int = 1024) -> LanguageMo
         places=places,
         name=file.text("general.name", place.stem),
         notes=tuple(decoder.notes()),
+        activations=activations,
     )
 
 

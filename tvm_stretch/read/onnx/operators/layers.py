@@ -20,11 +20,13 @@ from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.read.onnx.block_weights import Blocks, blocks_of_product
 from tvm_stretch.read.onnx.node import Node, as_expr, converter
-from tvm_stretch.targets.cpu.kernels.nibble_words import words_call
+from tvm_stretch.targets.cpu.kernels.nibble_dots import PART
+from tvm_stretch.targets.cpu.kernels.nibble_words import pack_words, words_call
 from tvm_stretch.targets.cpu.kernels.nibbles import nibbles_call, pack
+from tvm_stretch.targets.kernels.dots import WORD
 
-_EIGHT_BITS = 4
-"""The `accuracy_level` that lets kernels round inputs to 8 bits."""
+PARTS_OF_LEVEL = {2: 2, 3: 2, 4: 1}
+"""Bytes that inputs are rounded to, by the `accuracy_level`; 2 and 3 are types of 16 bits."""
 
 _STEPS, _SMALLEST = 127, 1e-30
 _MIDDLES = {"int4": 8, "uint4": 0}
@@ -58,8 +60,7 @@ def _matmul_block(node: Node) -> relax.Expr:
     elif node.has(3):
         zero = _of(node, node.const(3, "zero points"), outputs, blocks)
     weights = Blocks(values, scale, zero.astype("float32"), size, axis=1, bits=bits)
-    rounds = int(node.attr("accuracy_level", 0)) == _EIGHT_BITS
-    y = block_product(node, node[0], weights, rounds)
+    y = block_product(node, node[0], weights, _parts(node))
     return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
 
 
@@ -67,7 +68,7 @@ def block_product(
     node: Node,
     x: relax.Expr,
     blocks: Blocks,
-    rounds: bool = False,  # whether inputs may be rounded to 8 bits
+    parts: int = 0,  # bytes that inputs are rounded to; 0 if they are not
 ) -> relax.Expr:
     """``x @ weights.T`` by the kernel; with floats for what it does not take."""
     shape = shape_of(x)
@@ -76,8 +77,8 @@ def block_product(
     if node.dtype() != "float32":
         weight = replace(blocks, axis=0).floats().astype(node.dtype())
         y = relax.op.matmul(x, constant(weight))
-    elif rounds and blocks.bits == 4:
-        y = _rounded_product(node, x, blocks)
+    elif parts and _is_exact(blocks, parts):
+        y = _rounded_product(node, x, blocks, parts)
     else:
         values, bits = blocks.values, blocks.bits
         if depth % 2 and bits == 4:
@@ -90,8 +91,18 @@ def block_product(
     return relax.op.reshape(node.emit(y), (*shape[:-1], outputs)) if len(shape) != 2 else y
 
 
-def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
-    """The product of inputs that are rounded to 8 bits, with one scale for each block."""
+def _parts(node: Node) -> int:
+    return PARTS_OF_LEVEL.get(int(node.attr("accuracy_level", 0)), 0)
+
+
+def _is_exact(blocks: Blocks, parts: int) -> bool:
+    """Whether int32 sums hold the products of a block."""
+    most = _STEPS * PART ** (parts - 1) * (2**blocks.bits - 1)
+    return blocks.size * most < 2**31
+
+
+def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks, parts: int) -> relax.Expr:
+    """The product of inputs that are rounded to 8 or 16 bits, with one scale for each block."""
     depth, size, count = blocks.values.shape[1], blocks.size, blocks.scale.shape[1]
     rows, missing = int(x.ty.shape.values[0]), count * size - depth
     values = np.pad(blocks.values, ((0, 0), (0, missing)))
@@ -101,13 +112,28 @@ def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks) -> relax.Expr:
     x = node.emit(relax.op.reshape(x, (rows, count, size)))
     most = node.emit(relax.op.max(node.emit(relax.op.abs(x)), axis=-1, keepdims=True))
     least = constant(np.array(_SMALLEST, "float32"))  # a block of zeros is divided by it
-    steps = constant(np.array(_STEPS, "float32"))
-    factor = node.emit(relax.op.divide(node.emit(relax.op.maximum(most, least)), steps))
+    steps = _STEPS * PART ** (parts - 1)
+    factor = node.emit(relax.op.maximum(most, least))
+    factor = node.emit(relax.op.divide(factor, constant(np.array(steps, "float32"))))
     q = node.emit(relax.op.round(node.emit(relax.op.divide(x, factor))))
-    q = node.emit(relax.op.clip(q, -_STEPS, _STEPS))
-    q = node.emit(relax.op.reshape(node.emit(relax.op.astype(q, "int8")), (rows, count * size)))
+    q = node.emit(relax.op.clip(q, -steps, steps))
+    if parts == 2:
+        q = _high_and_low(node, node.emit(relax.op.reshape(q, (rows, 1, count * size))))
+    q = node.emit(relax.op.astype(q, "int8"))
+    q = node.emit(relax.op.reshape(q, (rows, parts * count * size)))
     factor = node.emit(relax.op.reshape(factor, (rows, count)))
-    return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size)
+    return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size, blocks.bits)
+
+
+def _high_and_low(node: Node, q: relax.Expr) -> relax.Expr:
+    """``high`` and ``low`` of numbers that are ``PART * high + low``, one after the other."""
+    part, of_high, of_whole = (
+        constant(np.array(values, "float32").reshape(1, -1, 1))
+        for values in ([1 / PART], [1, -PART], [0, 1])
+    )
+    high = node.emit(relax.op.round(node.emit(relax.op.multiply(q, part))))
+    high = node.emit(relax.op.multiply(high, of_high))
+    return node.emit(relax.op.add(high, node.emit(relax.op.multiply(q, of_whole))))
 
 
 @converter("com.microsoft.GatherBlockQuantized")
@@ -132,8 +158,7 @@ def _gather(node: Node) -> relax.Expr:
         numbers = _unpacked(node, 0, "data", rows, columns)
     elif kind in _MIDDLES:
         numbers, bits = (numbers.astype("int32") + _MIDDLES[kind]).astype("uint8"), 4
-    values = _rows_of_units(node, np.pad(numbers, ((0, 0), (0, columns % (8 // bits)))), bits)
-    values = _halves_of_bytes(node, values, columns) if bits == 4 else values
+    values = _rows_of_units(node, numbers, bits)
     values = node.emit(relax.op.astype(values, node.dtype(2)))
     middle: relax.Expr = node.scalar(float(zero.flat[0]), node.dtype(2))
     if (zero != zero.flat[0]).any():
@@ -146,28 +171,39 @@ def _gather(node: Node) -> relax.Expr:
 
 
 def _rows_of_units(node: Node, numbers: np.ndarray, bits: int) -> relax.Expr:
-    """The bytes of some rows, from the bytes that a product with the same matrix reads."""
-    packed = pack(numbers, bits)
+    """Some rows of numbers, from the bytes that a product with the same matrix reads."""
+    columns, in_words = numbers.shape[1], _parts(node) > 0
+    together = WORD if in_words else 1  # bytes of an output that are neighbours
+    numbers = np.pad(numbers, ((0, 0), (0, -columns % (together * 8 // bits))))
+    packed = (pack_words if in_words else pack)(numbers, bits)
+    size = packed[0].size
     token = node.emit(relax.op.astype(node[1], "int64"))
-    sizes = [relax.const(number, "int64") for number in (0, len(numbers), UNITS, packed[0].size)]
+    sizes = [relax.const(number, "int64") for number in (0, len(numbers), UNITS, size, together)]
     later = node.emit(relax.op.add(token, sizes[1]))
     token = node.emit(relax.op.where(relax.op.less(token, sizes[0]), later, token))
     unit = node.emit(relax.op.floor_divide(token, sizes[2]))
     lane = node.emit(relax.op.subtract(token, relax.op.multiply(unit, sizes[2])))
+    lane = node.emit(relax.op.multiply(lane, sizes[4]))
     first = node.emit(relax.op.add(relax.op.multiply(unit, sizes[3]), lane))
     first = node.emit(relax.op.expand_dims(first, -1))
-    places = constant(np.arange(packed.shape[1]) * UNITS)
-    return node.emit(
+    number = np.arange(size // UNITS)
+    places = constant(number // together * (UNITS * together) + number % together)
+    x = node.emit(
         relax.op.take(constant(packed.ravel()), node.emit(relax.op.add(first, places)), 0)
     )
+    return _halves_of_bytes(node, x, columns, together) if bits == 4 else x
 
 
-def _halves_of_bytes(node: Node, x: relax.Expr, columns: int) -> relax.Expr:
-    """Two numbers of each byte, the lower half first."""
+def _halves_of_bytes(node: Node, x: relax.Expr, columns: int, together: int) -> relax.Expr:
+    """Two numbers of each byte, the lower halves of neighbours first."""
     *rows, count = shape_of(x)
     low = node.emit(relax.op.bitwise_and(x, relax.const(15, "uint8")))
     high = node.emit(relax.op.right_shift(x, relax.const(4, "uint8")))
-    both = node.emit(relax.op.stack([low, high], len(rows) + 1))
+    parts = [
+        node.emit(relax.op.reshape(part, [*rows, count // together, together]))
+        for part in (low, high)
+    ]
+    both = node.emit(relax.op.stack(parts, len(rows) + 1))
     both = node.emit(relax.op.reshape(both, [*rows, 2 * count]))
     return node.emit(relax.op.strided_slice(both, [len(rows)], [0], [columns]))
 
