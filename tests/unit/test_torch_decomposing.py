@@ -25,6 +25,24 @@ class _Layers(torch.nn.Module):
         return first.flatten(1), second.max(1).values
 
 
+class _Widths(torch.nn.Module):
+    """Layers of as many widths as there are, one of them with its channels last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (4, 6, 8, 10, 12)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Conv2d(before, width, 3, padding=1)
+            for before, width in zip((4, *widths), widths, strict=False)
+        )
+        self.norms = torch.nn.ModuleList(map(torch.nn.BatchNorm2d, widths))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.nn.functional.silu(norm(layer(x)), inplace=True)
+        return x.contiguous(memory_format=torch.channels_last).relu()
+
+
 class _Mask(torch.nn.Module):
     """Parts of a tensor are written before the whole is read, as the masks of Swin are."""
 
@@ -84,6 +102,7 @@ def _flat(result):
 
 CASES = {
     "layers": (_Layers(), torch.rand(2, 4, 8, 8)),
+    "widths": (_Widths(), torch.rand(2, 4, 8, 8)),
     "mask": (_Mask(), torch.rand(4, 9, 9)),
     "other name": (_OtherName(), torch.rand(2, 3)),
     "zeros": (_Zeros(), torch.rand(2, 3)),
@@ -110,6 +129,22 @@ def test_torch_is_given_each_kind_once(monkeypatch) -> None:
     assert len(given) == 1
     kinds = 1 + 3 + 1 + 5 + 1 + 1 + 1  # convolution, norm, ReLU, dropout, parts, flatten, maximum
     assert given[0] < 3 * kinds < len(program.graph.nodes)
+
+
+def test_a_width_makes_no_kind_and_each_copy_has_its_own_sizes(monkeypatch) -> None:
+    _, whole, ours, given = _counted(monkeypatch, *CASES["widths"])
+    kinds = 1 + 1 + 1 + 1  # convolution, norm, SiLU, the order of memory
+    inputs = 3 + 5 + 1 + 1
+    assert given == [kinds + inputs + 1]
+    wanted, got = (
+        [
+            [(part.shape, part.dtype) for part in torch.utils._pytree.tree_leaves(node.meta["val"])]
+            for node in program.graph.nodes
+            if node.op == "call_function"
+        ]
+        for program in (whole, ours)
+    )
+    assert got == wanted
 
 
 def test_a_program_that_changes_a_buffer_is_decomposed_as_a_whole(monkeypatch) -> None:

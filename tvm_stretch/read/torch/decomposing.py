@@ -6,6 +6,7 @@
 Torch decomposes a program by running it twice on tensors without data, which takes milliseconds a
 node.  Layers repeat, so a program with one node of each kind, where kinds differ in arguments,
 shapes or types, is far smaller.  What torch makes of it then replaces every node of its kind.
+Sizes do not matter for the layers of `_FOR_ALL_SIZES`, which most networks repeat in many widths.
 
 Operators that write to a tensor become those that return the result.  Where the tensor is read
 later by another name, its nodes and their readers go to torch together, which makes them pure.
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 Table = Mapping[Any, Any]
 Result = tuple["Node | None", int | None]
 """A node and the place among its results, if there are several."""
+
+_ELEMENTWISE = ("relu", "hardtanh", "relu6", "silu", "hardsigmoid", "hardswish", "gelu", "sigmoid")
+_FOR_ALL_SIZES = {
+    f"{name}.default"
+    for name in (*_ELEMENTWISE, "conv1d", "conv2d", "conv3d", "batch_norm", "dropout")
+}
+"""Operators that torch decomposes alike for all sizes of a rank, none of which it writes down."""
 
 
 def decompose(program: ExportedProgram, table: Table) -> ExportedProgram:
@@ -161,7 +169,8 @@ class _Kinds:
             self.taken[node] = _Taken(**{**vars(self.together), "kind": node})
 
     def _take_alone(self, node: Node, target: Any) -> None:
-        key = (target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
+        sized = target.__name__ not in _FOR_ALL_SIZES
+        key = (target, _key(node.args, sized), _key(tuple(sorted(node.kwargs.items())), sized))
         given: list[Node] = []
         _each_node(node, given.append)
         if key not in self.first:
@@ -225,16 +234,22 @@ def _each_node(node: Node, visit: Any) -> None:
     map_arg((node.args, node.kwargs), visit)
 
 
-def _key(argument: Any) -> Any:
+def _key(argument: Any, sized: bool) -> Any:
     """What decides how torch decomposes an operator, of one of its arguments."""
     from torch.fx import Node
 
     if isinstance(argument, Node):
         (value,) = _values(argument)
-        return value.dtype, tuple(value.shape), value.stride(), value.is_conj()
+        sizes = (tuple(value.shape), value.stride()) if sized else (value.ndim, _order(value))
+        return value.dtype, sizes, value.is_conj()
     if isinstance(argument, list | tuple):
-        return tuple(map(_key, argument))
+        return tuple(_key(part, sized) for part in argument)
     return repr(argument)  # 0.0 and -0.0, or 1 and True, are equal but not the same
+
+
+def _order(value: Any) -> tuple[int, ...]:
+    """The dimensions of a tensor by their distance in memory."""
+    return tuple(sorted(range(value.ndim), key=lambda axis: (-value.stride()[axis], axis)))
 
 
 def _is_pure(small: ExportedProgram, count: int) -> bool:
@@ -265,7 +280,8 @@ def _replaced(program: ExportedProgram, kinds: _Kinds, small: ExportedProgram) -
         for read, given in zip(taken.inputs, taken.given, strict=True):
             if given in made:  # those of joint nodes come one after the other
                 memory[place[read]] = made[given]
-        made[node] = _copy(answers[taken.results[taken.kind, number]], memory, graph)
+        answer = answers[taken.results[taken.kind, number]]
+        made[node] = _copy(answer, memory, graph, node.meta["val"])
     graph.eliminate_dead_code()
     signature = deepcopy(program.graph_signature)
     names = {node.name: new.name for node, new in made.items()}
@@ -293,8 +309,8 @@ def _source(node: Node, kinds: _Kinds) -> Any:
     return node.args if is_part else (node, None)
 
 
-def _copy(node: Node, memory: dict[Node, Node], graph: Graph) -> Node:
-    """Copy a node of the small program and what it depends on."""
+def _copy(node: Node, memory: dict[Node, Node], graph: Graph, value: Any) -> Node:
+    """Copy a node of the small program and what it depends on; `value` has the copy's sizes."""
     from torch.fx.node import map_arg
 
     waiting = [node]
@@ -305,6 +321,19 @@ def _copy(node: Node, memory: dict[Node, Node], graph: Graph) -> Node:
             args = map_arg((one.args, one.kwargs), memory.__getitem__)
             name = re.sub(r"_\d+$", "", one.name)
             memory[one] = graph.create_node(one.op, one.target, *args, name)
-            memory[one].meta = one.meta
+            memory[one].meta = _resized(one.meta, node.meta["val"], value)
         waiting = waiting + missing if missing else waiting[:-1]
     return memory[node]
+
+
+def _resized(meta: dict[str, Any], first: Any, value: Any) -> dict[str, Any]:
+    """What torch notes of a node, where tensors like the result of the first of a kind change."""
+    if first.shape == value.shape:
+        return meta
+
+    def other(part: Any) -> Any:
+        if isinstance(part, list | tuple):
+            return type(part)(map(other, part))
+        return value if part is not None and part.shape == first.shape else part
+
+    return {**meta, "val": other(meta["val"])}
