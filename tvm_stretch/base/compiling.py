@@ -38,6 +38,7 @@ def uncollected() -> Iterator[None]:
     """Python's collector of cycles does not run meanwhile.
 
     A search makes many objects and no cycles among them; looking for some took a fifth of its time.
+    Reading and building a network are short, and looking for cycles took a thirtieth of theirs.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_stretch.base.compiling import uncollected
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path, write_whole, writing
 from tvm_stretch.base.progress import step
@@ -96,6 +97,7 @@ class Job:
         return lower_regions(self.branched.mod, self.plan, self.processors, self.observer, whole)
 
 
+@uncollected()
 def build_parts(
     first: Job,
     # the same network with other plans, to which the model can change while it runs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import tvm
 
+from tvm_stretch.base.compiling import uncollected
 from tvm_stretch.base.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.base.files import open_regular, reason_of
 from tvm_stretch.base.progress import say, step
@@ -43,6 +44,7 @@ _canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
 _trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonicalise_trainable")
 
 
+@uncollected()
 def load_network(
     # Path of an ONNX or TensorFlow Lite file or the bytes of one, an ``onnx.ModelProto``, a Relax
     # module, a ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not

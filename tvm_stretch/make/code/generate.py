@@ -150,12 +150,8 @@ class _Values:
         """Whether an expression depends on the values of a tensor."""
         if isinstance(expr, tirx.IntImm):
             return False
-        computed: list[bool] = []
-        rules: list[tuple[Any, Any]] = [(TensorLoad, lambda _: computed.append(True))]
-        if self._computed:
-            rules.append((Var, lambda var: computed.append(var in self._computed)))
-        tvm_ffi.structural_walk(expr, rules)
-        return any(computed)
+        read = [expr] if isinstance(expr, Var) else tirx.analysis.undefined_vars(expr, [])
+        return any(var in self._computed or is_buffer_var(var) for var in read)
 
     def _copy(self, var: Var, value: Expr) -> None:
         if self._is_computed(value):
