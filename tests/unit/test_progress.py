@@ -19,6 +19,7 @@ from helpers.relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.base import progress
 from tvm_stretch.base.progress import count, ended, quiet, reporting, say
 from tvm_stretch.make.code.generate import generate
 from tvm_stretch.targets.cpu.cpu import cpu_processor
@@ -104,6 +105,26 @@ def test_nothing_is_shown_elsewhere(
     with reporting(None):
         say("nobody hears this")
     assert stream is None or stream.getvalue() == ""
+
+
+def test_a_pipe_gets_the_present_phase_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, wanted = io.StringIO(), "building cpu alone, kernel 17 of 63 (0 s)\n"
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "_PERIOD", 0.02)
+    with reporting(None):
+        say("building cpu alone")
+        count("kernel", 17, 63)
+        with reporting(None):  # a part of the work has no lines of its own
+            say("a detail")
+            end = time.monotonic() + 60
+            while stream.getvalue().count(wanted) < 3 and time.monotonic() < end:
+                time.sleep(0.02)
+    assert "detail" not in stream.getvalue()
+    assert stream.getvalue().count(wanted) >= 3
+    time.sleep(0.1)
+    ended_with = stream.getvalue()
+    time.sleep(0.1)
+    assert stream.getvalue() == ended_with
 
 
 def test_every_thread_has_its_own_listener() -> None:
