@@ -203,7 +203,7 @@ class _Seldom:
     def _write(self) -> None:
         assert self._stream is not None
         while not self.ended.wait(_PERIOD):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads the stream any more
+            with contextlib.suppress(OSError, ValueError):  # the reader closed the pipe
                 seconds = time.monotonic() - self._begin
                 self._stream.write(f"{self._phase}{self._part} ({seconds:.0f} s)\n".lstrip(", "))
                 self._stream.flush()
