@@ -38,7 +38,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.expressions import bindings_of, constant, shape_of
+from tvm_stretch.network.expressions import bindings_of, constant, constant_value, shape_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import Bindings
 from tvm_stretch.network.states import (
     CARRIED,
@@ -100,8 +101,14 @@ def carry_states(
     hidden = [name for name in wanted if name not in greedy]
     order = [*greedy, *hidden]
     fields = [*(outputs[name] for name in shown), *(following[name] for name in order)]
+    read = {math.prod(shape_of(params[name])) for name in greedy}
     kept = [
-        Kept(len(shown) + order.index(name), *growth[name], *_drawing(name, source, outputs, shown))
+        Kept(
+            len(shown) + order.index(name),
+            *growth[name],
+            *_drawing(name, source, outputs, shown),
+            rewind=-1 if growth[name][1] else body.rewind(params[name], following[name], read),
+        )
         for name, source in wanted.items()
     ]
     shown += [f"next_{name}" for name in greedy]
@@ -180,6 +187,30 @@ class _Body(Bindings):
         scores = self.last(self._emit(scores), 1, 1)  # of several positions, the last one counts
         best = self._emit(relax.op.reshape(self.greatest(scores), shape))
         return self._emit(relax.op.astype(best, dtype))
+
+    def rewind(self, param: relax.Var, value: relax.Expr, read: set[int]) -> int:
+        """By how much a state falls for each of the `read` values that is taken back, or -1."""
+        bound = {binding.var: binding.value for binding in self.bindings}
+
+        def source(expr: relax.Expr) -> relax.Expr:
+            while True:
+                made = bound.get(expr)
+                if made is not None and kind_of(made) == "reshape":
+                    expr = made.args[0]
+                elif isinstance(made, relax.Var):
+                    expr = made
+                else:
+                    return expr
+
+        made = bound.get(source(value))
+        if made is None or kind_of(made) not in ("add", "scatter_nd"):
+            return -1
+        operands = [source(arg) for arg in made.args[:2]]
+        if kind_of(made) == "scatter_nd":
+            return 0 if operands[0] == param else -1
+        values = (constant_value(arg, lambda expr: bound.get(expr, expr)) for arg in operands)
+        steps = {int(value.item()) for value in values if value is not None and value.size == 1}
+        return 1 if param in operands and steps == read else -1
 
     def _size(self, param: relax.Var, name: str) -> int:
         """The size of a dimension of `lengths=`."""

@@ -10,78 +10,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from helpers.small_decoder import PLACES, WIDTH, WORDS, decoder, states
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.run.autoload import find_file
 from tvm_stretch.targets.opencl.opencl import local_device
-
-WORDS, WIDTH, PLACES = 24, 16, 64
-
-
-def decoder() -> onnx.ModelProto:
-    """`n` tokens: rows are written to a cache at a position; scores of the last token."""
-    rng = np.random.default_rng(0)
-    constants = {
-        "rows": rng.standard_normal((WORDS, WIDTH)).astype("float32"),
-        "turns": rng.standard_normal((PLACES, WIDTH)).astype("float32"),
-        "head": rng.standard_normal((WIDTH, WORDS)).astype("float32") * 2,
-        "places": np.arange(PLACES),
-        "first": np.int64(0),
-        "step": np.int64(1),
-        "last": np.array([-1]),
-        "end": np.array([2**31]),
-        "axis": np.array([1]),
-        "never": np.float32(-1e9),
-        "nought": np.float32(0),
-        "flat": np.array([-1, 1]),
-    }
-    node = helper.make_node
-    nodes = [
-        node("Shape", ["tokens"], ["n1"], start=1, end=2),
-        node("Squeeze", ["n1"], ["n"]),
-        node("Range", ["first", "n", "step"], ["steps"]),
-        node("Add", ["steps", "position"], ["at"]),
-        node("Gather", ["rows", "tokens"], ["row"]),
-        node("Gather", ["turns", "at"], ["turn"]),
-        node("Add", ["row", "turn"], ["x"]),
-        node("Squeeze", ["x", "zero"], ["flat_x"]),
-        node("Reshape", ["at", "flat"], ["indices"]),
-        node("ScatterND", ["past", "indices", "flat_x"], ["present"]),
-        node("Transpose", ["present"], ["keys"], perm=[1, 0]),
-        node("MatMul", ["flat_x", "keys"], ["scores"]),
-        node("LessOrEqual", ["places", "indices"], ["seen"]),
-        node("Where", ["seen", "nought", "never"], ["mask"]),
-        node("Add", ["scores", "mask"], ["masked"]),
-        node("Softmax", ["masked"], ["shares"], axis=-1),
-        node("MatMul", ["shares", "present"], ["mixed"]),
-        node("Slice", ["mixed", "last", "end", "zero"], ["own"]),
-        node("MatMul", ["own", "head"], ["flat_logits"]),
-        node("Unsqueeze", ["flat_logits", "zero"], ["logits"]),
-    ]
-    constants["zero"] = np.array([0])
-    info = helper.make_tensor_value_info
-    inputs = [
-        info("tokens", TensorProto.INT64, [1, "n"]),
-        info("position", TensorProto.INT64, [1]),
-        info("past", TensorProto.FLOAT, [PLACES, WIDTH]),
-    ]
-    outputs = [
-        info("logits", TensorProto.FLOAT, [1, 1, WORDS]),
-        info("present", TensorProto.FLOAT, [PLACES, WIDTH]),
-    ]
-    weights = [
-        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
-    ]
-    graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
-def states(token: ts.Greedy) -> dict[str, object]:
-    return {"tokens": token, "position": ts.Counter("n"), "past": "present"}
 
 
 @pytest.fixture(scope="module")

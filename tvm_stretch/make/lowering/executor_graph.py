@@ -128,6 +128,8 @@ class State:
     # position in `outputs` of the scores from which its next value is drawn, and how; otherwise -1
     scores: int = -1
     sampling: dict[str, float] = field(default_factory=dict)
+    # by how much it falls for each value that is taken back after a run; -1: it cannot be
+    rewind: int = -1
 
 
 @dataclass(frozen=True)

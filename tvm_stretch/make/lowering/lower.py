@@ -156,6 +156,7 @@ def _states(
             initial=initial.get(place - len(states), -1),
             scores=state.scores,
             sampling=dict(state.sampling),
+            rewind=state.rewind,
         )
         for place, (state, own, rows) in enumerate(zip(states, slides, written, strict=True))
     )

@@ -359,16 +359,28 @@ void Model::Generate(const int64_t* tokens, size_t count, size_t most,
   given.ndim = 1;
   given.dtype = spec_.output(output).dtype;
   given.shape = &size;
-  const ffi::Function run = Method("run"), get_output = Method("get_output");
-  if (count > 0) Method("feed")(&given);
-  for (size_t i = 0; i < most; ++i) {
-    if (i > 0 || count == 0) run();
+  const ffi::Function guess = Method("guess");
+  size_t left = most;
+  if (count > 0 && left > 0) {
+    Method("feed")(&given);
     ++runs_;
-    const auto found = get_output(output).cast<ffi::Tensor>();
+    const auto found = Method("get_output")(output).cast<ffi::Tensor>();
     const void* value = found.GetDLTensorPtr()->data;
     const int64_t token = is_wide ? *static_cast<const int64_t*>(value)
                                   : int64_t{*static_cast<const int32_t*>(value)};
     if (is_over(token)) return;
+    --left;
+  }
+  while (left > 0) {
+    const auto found = guess(static_cast<int64_t>(left)).cast<ffi::Tensor>();
+    ++runs_;
+    const auto* tokens_of_run = static_cast<const int64_t*>(found.GetDLTensorPtr()->data);
+    const int64_t several = found.shape()[0];
+    for (int64_t i = 0; i < several; ++i, --left) {
+      if (!is_over(tokens_of_run[i])) continue;
+      if (i + 1 < several) Method("take_back")(several - 1 - i);
+      return;
+    }
   }
 }
 

@@ -4,7 +4,7 @@
       x = rows of the table
       each layer: x += out(attention(rotary(q(norm x)), cache of rotary(k), v))
                   x += down(act(gate(norm x)) * up(norm x))
-      scores of the last token, position + n, caches with n more places written
+      scores of the last token (of few: of each), position + n, caches with n more places written
 
 Families differ in what their files hold (biases, norms of queries and keys, norms after a part),
 and in the few things that `FAMILIES` names. A tensor that nothing reads is an error, because the
@@ -30,6 +30,9 @@ from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.read.onnx.block_weights import Blocks
 
 _MICROSOFT = "com.microsoft"
+_WHOLE = TensorProto.INT64
+GUESSES = 8
+"""The most tokens of a run that gives scores of each, by which guesses of the next are checked."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,8 @@ class Decoder:
         self.positions()
         for layer in range(own.layers):
             x = self.layer(x, layer)
-        ends = [self.sizes(name, end) for name, end in (("last", -1), ("end", 2**31), ("axis", 0))]
-        x = self.norm(self.add("last", "Slice", x, *ends), "output_norm", own.width)
+        ends = [self.sizes(name, end) for name, end in (("end", 2**31), ("axis", 0))]
+        x = self.norm(self.add("last", "Slice", x, self.seen(), *ends), "output_norm", own.width)
         self.scores(x)
         unread = sorted(self.file.tensors.keys() - self.read)
         if unread:
@@ -241,9 +244,9 @@ class Decoder:
                 f"expected no other tensors for a network of {self.kind}, got {unread[0]!r:.80} "
                 f"and {len(unread) - 1} more; export the network to ONNX instead"
             )
-        port, whole = helper.make_tensor_value_info, TensorProto.INT64
+        port, whole = helper.make_tensor_value_info, _WHOLE
         inputs = [port("tokens", whole, [1, "n"]), port("position", whole, [1])]
-        outputs = [port("logits", TensorProto.FLOAT, [1, 1, own.words])]
+        outputs = [port("logits", TensorProto.FLOAT, [1, "seen", own.words])]
         outputs.append(port("next_position", whole, [1]))
         for layer, part in self.caches():
             shape = [1, own.groups, own.places, own.head]
@@ -258,6 +261,12 @@ class Decoder:
     def caches(self) -> Iterator[tuple[int, str]]:
         """Layers and what they cache."""
         return ((layer, part) for layer in range(self.shape.layers) for part in ("key", "value"))
+
+    def seen(self) -> str:
+        """Where the tokens begin that get scores: all of a few, so that guesses are checked."""
+        few, others = self.sizes("few", GUESSES), self.sizes("others", GUESSES - 1)
+        more = self.add("more", "Cast", self.add("many", "Greater", "n", few), to=_WHOLE)
+        return self.add("seen", "Sub", self.add("left", "Mul", more, others), few)
 
     def positions(self) -> None:
         """How many places are used after the run, less one, and the position of the next run."""
@@ -378,7 +387,7 @@ class Decoder:
             limit = self.constant("cap", np.float32(cap))
             inside = self.add("head.inside", "Tanh", self.add("head.part", "Div", y, limit))
             y = self.add("head.limited", "Mul", inside, limit)
-        self.add("logits", "Reshape", y, self.sizes("logits", 1, 1, own.words))
+        self.add("logits", "Reshape", y, self.sizes("logits", 1, -1, own.words))
 
     def notes(self) -> list[str]:
         """Which types of weights are kept in another form."""

@@ -62,7 +62,8 @@ class LanguageModel:
     """A network that reads tokens and scores the next one, for `compile`.
 
     Its inputs are ``tokens``, int64 (1, n), whose length ``n`` is a dimension for ``lengths``, and
-    the states; its output is ``logits``, (1, 1, words), of the last token.
+    the states; its output is ``logits``, (1, 1, words), of the last token, or (1, n, words) of
+    each of at most 8.
 
     Attributes:
         network: the graph; weights in blocks stay as they are in the file.

@@ -34,6 +34,8 @@ ffi::Optional<ffi::Function> Executor::Find(const ffi::String& name) {
   if (name == "invoke") return Locked(&Executor::Invoke);
   if (name == "run_steps") return Locked(&Executor::RunSteps);
   if (name == "feed") return Locked(&Executor::Feed);
+  if (name == "guess") return Locked(&Executor::Guess);
+  if (name == "take_back") return Locked(&Executor::TakeBack);
   if (name == "set_sampling") return Locked(&Executor::SetSampling);
   if (name == "run_frame") return Locked(&Executor::RunFrame);
   if (name == "state") return Locked(&Executor::State);

@@ -11,6 +11,10 @@
 //                                         the first whose chosen values are all in the text
 //   feed(tensor)                          runs with these values of the state that is chosen from
 //                                         scores, in pieces as long as lengths allow
+//   guess(most[, "2,7"])                  runs once, and returns the values that were chosen, `most`
+//                                         at most: several if guesses of the next ones came true
+//                                         (guesses.h), none after one in the text
+//   take_back(count)                      after guess: the last ones of its values were not chosen
 //   set_sampling(temperature, top_k, top_p, min_p, seed)  how values are drawn from scores from now
 //                                         on; sampler.h
 //   run_frame(noise, bound, cut, whole, inputs..., outputs...)  invoke for the next frame of a
@@ -57,12 +61,15 @@
 
 #include "calls.h"
 #include "errors.h"
+#include "guesses.h"
 #include "instance.h"
 #include "packed.h"
 #include "program.h"
 #include "staging.h"
 
 namespace tvm_stretch {
+
+class Stops;
 
 class Executor final : public ffi::ModuleObj {
  public:
@@ -138,10 +145,16 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any Invoke(Args args);
   ffi::Any RunSteps(Args args);
   ffi::Any Feed(Args args);
+  ffi::Any Guess(Args args);
+  ffi::Any TakeBack(Args args);
+  std::vector<Instance::Choice> RunGuessing(size_t state, const Stops& stops, int64_t most);
   ffi::Any SetSampling(Args args);
   ffi::Any RunFrame(Args args);
   ffi::Any State(Args args);
-  ffi::Any Reset(Args) { return instance().ResetStates(), ffi::Any(); }
+  ffi::Any Reset(Args) {
+    guesses_.Forget();
+    return instance().ResetStates(), ffi::Any();
+  }
   ffi::Any Trace(Args args);
   ffi::Any TimeRuns(Args args);
   ffi::Any UseWeights(Args args);
@@ -167,6 +180,9 @@ class Executor final : public ffi::ModuleObj {
   std::unique_ptr<Instance> instance_;
   std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
   Staging staging_{spec_};
+  Guesses guesses_;
+  std::vector<Instance::Choice> choices_;  // of the last run with guesses
+  int64_t chosen_by_ = 0;                  // when it began
 };
 
 }  // namespace tvm_stretch

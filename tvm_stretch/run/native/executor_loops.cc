@@ -13,21 +13,6 @@
 #include "sizes.h"
 
 namespace tvm_stretch {
-namespace {
-
-// Lets Python answer Ctrl-C within a long call; not at each step, because another thread of Python
-// may let it wait for milliseconds.
-class Interrupts {
- public:
-  void Check() {
-    if (Now() - last_ < 50'000'000) return;
-    if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
-    last_ = Now();
-  }
-
- private:
-  int64_t last_ = Now();
-};
 
 // Values of chosen states at which a loop ends: a text of "2,7".
 class Stops {
@@ -45,6 +30,10 @@ class Stops {
     }
   }
 
+  bool Has(int64_t value) const {
+    return std::find(values_.begin(), values_.end(), value) != values_.end();
+  }
+
   // Whether all values that states had after the last run are among them.
   bool Has(const Instance& instance) const {
     bool any = false, all = !values_.empty();
@@ -54,7 +43,7 @@ class Stops {
       for (int64_t at = 0; at < next.bytes; at += next.dtype.bits / 8) {
         int64_t value = 0;
         std::memcpy(&value, instance.output(state.output) + at, next.dtype.bits / 8);
-        all &= std::find(values_.begin(), values_.end(), value) != values_.end();
+        all &= Has(value);
         any = true;
       }
     }
@@ -64,6 +53,22 @@ class Stops {
  private:
   const GraphSpec& spec_;
   std::vector<int64_t> values_;
+};
+
+namespace {
+
+// Lets Python answer Ctrl-C within a long call; not at each step, because another thread of Python
+// may let it wait for milliseconds.
+class Interrupts {
+ public:
+  void Check() {
+    if (Now() - last_ < 50'000'000) return;
+    if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
+    last_ = Now();
+  }
+
+ private:
+  int64_t last_ = Now();
 };
 
 // The lengths of runs that together read this number of bytes of an input: the longest first.
@@ -87,6 +92,39 @@ std::vector<size_t> PiecesOf(const GraphSpec& spec, size_t input, int64_t bytes)
                               << "; compile a length of one value";
   }
   return pieces;
+}
+
+// The length of a run that gives scores for each of the values that it reads, so that guesses are
+// checked by it; the first length if there is none.
+size_t GuessingLength(const GraphSpec& spec, const StateSpec& chosen) {
+  const int64_t item = spec.output(chosen.output).bytes;
+  size_t best = 0;
+  int64_t fewest = 0;
+  for (size_t length = 0; length < spec.lengths.size(); ++length) {
+    const int64_t values = spec.input(chosen.input, length).bytes / item;
+    const TensorSpec& scores = spec.output(chosen.scores, length);
+    const int64_t rows = Product(scores.shape.begin(), scores.shape.end() - 1);
+    if (values < 2 || rows != values || (fewest > 0 && values > fewest)) continue;
+    best = length;
+    fewest = values;
+  }
+  return best;
+}
+
+// Whether a run may read more values than it keeps: then nothing but the counters tells how many.
+bool CanRewind(const GraphSpec& spec, const StateSpec& chosen) {
+  bool counts = false;
+  for (const StateSpec& state : spec.states) {
+    if (&state == &chosen) continue;
+    if (state.rewind < 0 || state.slide > 0) return false;
+    counts |= state.rewind > 0;
+  }
+  return counts && chosen.scores >= 0 && spec.arguments == 0;
+}
+
+int64_t ValueAt(const char* data, int64_t bytes) {
+  if (bytes == 8) return *reinterpret_cast<const int64_t*>(data);
+  return *reinterpret_cast<const int32_t*>(data);
 }
 
 }  // namespace
@@ -136,6 +174,9 @@ ffi::Any Executor::Feed(Args args) {
               spec_.inputs[input].name);
   std::vector<char> copy(Times(count, type.bits / 8));
   CopyToContiguous(values, copy.data());
+  for (int64_t i = 0; i < count; ++i) {
+    guesses_.Note(ValueAt(copy.data() + i * (type.bits / 8), type.bits / 8));
+  }
   const std::vector<size_t> pieces = PiecesOf(spec_, input, static_cast<int64_t>(copy.size()));
   Interrupts interrupts;
   const char* next = copy.data();
@@ -147,6 +188,92 @@ ffi::Any Executor::Feed(Args args) {
     instance_->StateIsSet(input);
     staging_.RunOwn(instance_.get(), i + 1 == pieces.size(), true);
     interrupts.Check();
+  }
+  const StateSpec& chosen = spec_.states[ChosenState(spec_)];
+  guesses_.Note(ValueAt(instance_->output(chosen.output), type.bits / 8));
+  return ffi::Any();
+}
+
+ffi::Any Executor::Guess(Args args) {
+  RequireCount(args, 1, 2, "guess");
+  const auto most = args[0].cast<int64_t>();
+  if (most < 1) {
+    TVM_FFI_THROW(ValueError) << "expected at least 1 value for guess, got " << most
+                              << "; see the list of methods";
+  }
+  const Stops stops(spec_, args.size() > 1 ? std::string(args[1].cast<ffi::String>()) : "");
+  const size_t state = ChosenState(spec_);
+  const StateSpec& chosen = spec_.states[state];
+  Instance& own = instance();
+  own.FollowStates();
+  choices_.clear();
+  if (most > 1) choices_ = RunGuessing(state, stops, most);
+  std::vector<int64_t> values;
+  for (const Instance::Choice& choice : choices_) values.push_back(choice.value);
+  if (values.empty()) {
+    const int64_t bytes = spec_.output(chosen.output).bytes, begin = Now();
+    const bool is_one = spec_.input(chosen.input, own.length()).bytes == bytes;
+    staging_.RunOwn(&own, true, true);
+    if (is_one) guesses_.RanPlain(Now() - begin);
+    values = {ValueAt(own.output(chosen.output), bytes)};
+  }
+  for (const int64_t value : values) guesses_.Note(value);
+  ffi::Tensor found = NewTensor({static_cast<int64_t>(values.size())}, DLDataType{kDLInt, 64, 1});
+  std::copy(values.begin(), values.end(), static_cast<int64_t*>(found.GetDLTensorPtr()->data));
+  return found;
+}
+
+// Reads the value that was chosen last and guesses of those after it, and keeps what would have
+// been chosen one by one: nothing if there was nothing to guess, or no room for it.
+std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& stops,
+                                                    int64_t most) {
+  const StateSpec& chosen = spec_.states[state];
+  if (!CanRewind(spec_, chosen)) return {};
+  Instance& own = instance();
+  const int64_t bytes = spec_.output(chosen.output).bytes;
+  const size_t before = own.length(), length = GuessingLength(spec_, chosen);
+  const int64_t reads = spec_.input(chosen.input, length).bytes / bytes;
+  if (reads < 2 || spec_.input(chosen.input, before).bytes != bytes) return {};
+  const std::vector<int64_t> guesses = guesses_.Propose(static_cast<size_t>(reads - 1));
+  if (guesses.empty()) return {};
+  char* const input = own.input(chosen.input);
+  for (int64_t i = 1; i < reads; ++i) {
+    const auto narrow = static_cast<int32_t>(guesses[i - 1]);
+    std::memcpy(input + i * bytes, bytes == 4 ? static_cast<const void*>(&narrow) : &guesses[i - 1],
+                bytes);
+  }
+  own.UseLength(length);
+  own.StateIsSet(chosen.input);
+  const int64_t begin = Now();
+  try {
+    staging_.RunOwn(&own, false, false);
+  } catch (const ffi::Error&) {  // the last places of a cache have no room for guesses
+    guesses_.RanGuessing(Now() - begin, 0);
+    own.UseLength(before);
+    own.StateIsSet(chosen.input);
+    return {};
+  }
+  const auto choices = own.Accept(state, guesses, most, [&](int64_t v) { return stops.Has(v); });
+  own.Advance();
+  own.Rewind(state, choices.back(), reads - static_cast<int64_t>(choices.size()));
+  guesses_.RanGuessing(Now() - begin, choices.size());
+  chosen_by_ = own.began();
+  return choices;
+}
+
+ffi::Any Executor::TakeBack(Args args) {
+  RequireCount(args, 1, 1, "take_back");
+  const auto count = args[0].cast<int64_t>();
+  if (chosen_by_ != instance().began()) choices_.clear();
+  const auto known = static_cast<int64_t>(choices_.size());
+  if (count < 0 || count >= std::max(known, int64_t{1})) {
+    TVM_FFI_THROW(ValueError) << "expected fewer values than guess returned, " << known
+                              << ", for take_back, got " << count << "; see the list of methods";
+  }
+  choices_.resize(known - count);
+  guesses_.TakeBack(static_cast<size_t>(count));
+  if (count > 0) {
+    instance().Rewind(ChosenState(spec_), choices_.back(), count);
   }
   return ffi::Any();
 }

@@ -113,6 +113,9 @@ struct StateSpec {
   // The output from whose rows the next value may be drawn; -1: it is as the network computes it.
   int64_t scores = -1;
   SamplingSpec sampling;
+  // By how much its next value falls for each value of the chosen state that is taken back, as if
+  // the run had not read it; -1: it cannot be taken back.
+  int64_t rewind = -1;
   // Whether some lengths read more values than the output has: the caller sets them before a run.
   bool is_fed = false;
 };

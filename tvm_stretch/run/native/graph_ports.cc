@@ -138,6 +138,17 @@ void ReadSampling(const Reader& item, const GraphSpec& graph, StateSpec* state) 
                      sampling["min_p"].Number(0, 1), sampling["seed"].Int(0, INT64_MAX)};
 }
 
+// By how much a state falls for each value that is taken back: counters do, and caches of which a
+// counter tells which rows are read stay as they are.
+int64_t ReadRewind(const Reader& item, const GraphSpec& graph, size_t output) {
+  if (!item.Has("rewind")) return -1;
+  const int64_t rewind = item["rewind"].Int(-1, 1);
+  const DLDataType type = graph.tensors[graph.outputs[output].tensor].dtype;
+  const bool is_whole = type.code == kDLInt && type.lanes == 1 && (type.bits & 96) != 0;
+  if (rewind > 0 && !is_whole) RefuseGraph("a counter of integers", item.where());
+  return rewind;
+}
+
 // The output with the first bytes of the rows that a run writes to a state, and a row's bytes.
 std::pair<int64_t, int64_t> ReadWrittenRows(const Reader& state, const GraphSpec& graph) {
   const int64_t last = static_cast<int64_t>(graph.outputs.size()) - 1;
@@ -221,6 +232,7 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     const int64_t initial =
         item.Has("initial") ? item["initial"].Int(-1, std::max(room, int64_t{-1})) : -1;
     graph->states.push_back(StateSpec{input, output, slide, starts, row, initial});
+    graph->states.back().rewind = ReadRewind(item, *graph, output);
     ReadSampling(item, *graph, &graph->states.back());
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {

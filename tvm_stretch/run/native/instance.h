@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,6 +54,18 @@ class Instance {
 
   // Draws the next values of states that are chosen from the last run's scores.
   void Choose();
+  // A value that was chosen, and where the random numbers were after that.
+  struct Choice {
+    int64_t value;
+    uint64_t drawn;
+  };
+
+  // Chooses a state from the last run's scores, one row for each value that it read, as runs of one
+  // value would: as long as what they choose was guessed, `most` at most, none after an end.
+  std::vector<Choice> Accept(size_t state, const std::vector<int64_t>& guesses, int64_t most,
+                             const std::function<bool(int64_t)>& is_end);
+  // After `Advance`: this is the choice, and the last `count` values are as if they were not read.
+  void Rewind(size_t state, const Choice& last, int64_t count);
   // How they are drawn from now on.
   void UseSampling(const SamplingSpec& sampling);
 

@@ -12,6 +12,29 @@ int64_t BytesToSlide(const GraphSpec& spec, const StateSpec& state) {
   return RoundUp(spec.inputs[state.input].bytes, state.slide);
 }
 
+namespace {
+
+// The place that the network's own search finds: it compares one score after the other.
+int64_t Greatest(const float* scores, int64_t width) {
+  int64_t best = 0;
+  for (int64_t i = 1; i < width; ++i) {
+    if (!(scores[best] >= scores[i])) best = i;
+  }
+  return best;
+}
+
+int64_t Value(const char* data, int64_t bytes) {
+  if (bytes == 8) return *reinterpret_cast<const int64_t*>(data);
+  return *reinterpret_cast<const int32_t*>(data);
+}
+
+void Write(int64_t value, int64_t bytes, char* to) {
+  const auto narrow = static_cast<int32_t>(value);
+  std::memcpy(to, bytes == 4 ? static_cast<const void*>(&narrow) : &value, bytes);
+}
+
+}  // namespace
+
 void Instance::Choose() {
   for (size_t i = 0; i < samplers_.size(); ++i) {
     const StateSpec& state = spec_.states[i];
@@ -28,10 +51,44 @@ void Instance::Choose() {
       // of several positions, the last one counts
       const int64_t drawn = samplers_[i].Draw(row + (rows - 1) * width, width);
       if (drawn < 0) continue;  // what the network found stays
-      const auto narrow = static_cast<int32_t>(drawn);
-      std::memcpy(to, item == 4 ? static_cast<const void*>(&narrow) : &drawn, item);
+      Write(drawn, item, to);
     }
   }
+}
+
+std::vector<Instance::Choice> Instance::Accept(size_t state, const std::vector<int64_t>& guesses,
+                                               int64_t most,
+                                               const std::function<bool(int64_t)>& is_end) {
+  Sampler& sampler = samplers_[state];
+  const int64_t id = spec_.lengths[last_length()].outputs[spec_.states[state].scores];
+  const int64_t width = spec_.tensors[id].shape.back();
+  const auto* row = static_cast<const float*>(cpu_.tensors().at(id)->data);
+  std::vector<Choice> choices;
+  for (size_t i = 0; i <= guesses.size(); ++i, row += width) {
+    const int64_t drawn = sampler.draws() ? sampler.Draw(row, width) : -1;
+    const int64_t value = drawn < 0 ? Greatest(row, width) : drawn;
+    choices.push_back({value, sampler.state()});
+    const bool is_last = i == guesses.size() || static_cast<int64_t>(choices.size()) == most;
+    if (is_last || value != guesses[i] || is_end(value)) break;
+  }
+  return choices;
+}
+
+void Instance::Rewind(size_t state, const Choice& last, int64_t count) {
+  const StateSpec& chosen = spec_.states[state];
+  held_[state] = spec_.output(chosen.output).bytes;
+  Write(last.value, held_[state], inputs_[chosen.input]);
+  samplers_[state].GoTo(last.drawn);
+  for (const StateSpec& counter : spec_.states) {
+    if (&counter == &chosen || counter.rewind <= 0) continue;
+    const TensorSpec& next = spec_.output(counter.output);
+    const int64_t item = next.dtype.bits / 8;
+    char* const first = inputs_[counter.input];
+    for (char* at = first; at < first + next.bytes; at += item) {
+      Write(Value(at, item) - count * counter.rewind, item, at);
+    }
+  }
+  FollowStates();
 }
 
 void Instance::UseSampling(const SamplingSpec& sampling) {
@@ -41,7 +98,7 @@ void Instance::UseSampling(const SamplingSpec& sampling) {
 }
 
 void Instance::StateIsSet(size_t input) {
-  written_.Forget();
+  if (spec_.states[input - spec_.arguments].starts >= 0) written_.Forget();
   held_[input - spec_.arguments] = spec_.input(input, length()).bytes;
 }
 

@@ -19,6 +19,9 @@ class Sampler {
     Restart();
   }
   void Restart() { state_ = static_cast<uint64_t>(spec_.seed); }
+  // The random numbers go on from where they were.
+  uint64_t state() const { return state_; }
+  void GoTo(uint64_t state) { state_ = state; }
   bool draws() const { return spec_.temperature > 0; }
 
   // An index below `width`, with probability softmax(scores / temperature) among those that top_k,
