@@ -159,10 +159,24 @@ def test_recurrent_layers(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
-def test_projections_of_lstms_are_refused() -> None:
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "bias": False}])
+def test_lstms_with_projection(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.LSTM(3, 6, proj_size=2, **options).eval()
+    count = 4 if options else 1
+    inputs = torch.randn(4, 2, 3), (torch.randn(count, 2, 2), torch.randn(count, 2, 6))
+    mod = load_network(torch.export.export(net, inputs))
+    y, states = net(*inputs)
+    arrays = [x.numpy() for x in (inputs[0], *inputs[1])]
+    for got, want in zip(run(mod, *arrays), (y, *states), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), rtol=0, atol=2e-6)
+
+
+def test_projections_whose_rows_are_alike_are_refused() -> None:
     net = torch.nn.LSTM(3, 6, proj_size=2).eval()
+    torch.nn.init.ones_(net.weight_hr_l0)
     program = torch.export.export(net, (torch.zeros(4, 1, 3),))
-    with pytest.raises(UnsupportedError, match="expected an LSTM without projection"):
+    with pytest.raises(UnsupportedError, match="expected a projection of full rank"):
         load_network(program)
 
 

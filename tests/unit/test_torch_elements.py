@@ -46,6 +46,24 @@ def _counted(x: torch.Tensor) -> Any:
     return *found, *ranges, *torch.histogram(x[0, 0, :1], 2), torch.histc(x, 4), torch.histc(x * 0)
 
 
+def _counted_in_space(x: torch.Tensor) -> Any:
+    points = x.reshape(-1, 2)
+    given = [torch.tensor([-2.0, 0.0, 2.0]), torch.tensor([-1.0, 3.0, 0.5, 2.0])]
+    weight = points[:, 0].abs()
+    first = torch.histogramdd(points, [2, 3], weight=weight, density=True)
+    second = torch.histogramdd(points, 2, range=(-1.0, 2.0, -2.0, 1.0))
+    third = torch.histogramdd(points, given)  # edges that do not rise
+    return (*(y for z in (first, second, third) for y in (z.hist, *z.bin_edges)),)
+
+
+def _fractional_pools(x: torch.Tensor) -> Any:
+    """Samples of windows' places are inputs."""
+    planes, cubes = x.repeat(1, 2, 2)[None], x.repeat(1, 2, 2)[None, None]
+    one, other = x.reshape(-1)[:4].reshape(1, 2, 2).sigmoid(), x[:1, :1, :3].sigmoid()
+    pool2, pool3 = torch.ops.aten.fractional_max_pool2d, torch.ops.aten.fractional_max_pool3d
+    return *pool2(planes, [2, 3], [4, 3], one), *pool3(cubes, [1, 2, 3], [1, 3, 4], other)
+
+
 def _segments(x: torch.Tensor) -> Any:
     """One segment has no elements."""
     rows = x.reshape(6, 4)
@@ -101,6 +119,8 @@ WRITTEN: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "orders": (_orders, _ROWS),
     "places": (_places, _NUMBERS),
     "counted": (_counted, _NUMBERS),
+    "counted in space": (_counted_in_space, _NUMBERS),
+    "fractional pools": (_fractional_pools, _NUMBERS),
     "segments": (_segments, _NUMBERS),
     "slots": (_slots, _NUMBERS),
     "bags": (_bags, _NUMBERS),

@@ -16,6 +16,13 @@ from tvm_stretch.read.torch.own import WRITTEN
 _X = torch.cat([torch.linspace(-9, 9, 401), torch.linspace(-60, 60, 41)])
 _ODD = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-5, 1e-20, 1e4, torch.inf, -torch.inf, torch.nan])
 _SHARES = torch.cat([torch.linspace(0, 1, 101), torch.tensor([1e-6, 1e-30, 1 - 1e-7, 2.0, -1.0])])
+_SIZES = torch.tensor([0.0, 1e-6, 0.02, 0.5, 1.0, 3.7, 7.9, 8.1, 19.9, 20.1, 60.0, 500.0, 1e4, 1e6])
+_SPREAD = torch.tensor([-6.0, -2.5, -1.0, -0.1, 0.0, 0.1, 1.0, 2.5, 6.0])
+_NEAR = torch.cartesian_prod(_SIZES, _SPREAD)
+_GIVEN = torch.cartesian_prod(_ODD.sign() * _SIZES[3:13], _ODD)
+_POWERS = torch.cat([_NEAR[:, 0], _GIVEN[:, 0], _GIVEN[:, 1]])
+_ENDS = torch.cat([(_NEAR[:, 0] + _NEAR[:, 1] * _NEAR[:, 0].sqrt()), _GIVEN[:, 1], _GIVEN[:, 0]])
+"""Where the function rises, far from there, and beside zero and infinity."""
 
 _OF_ONE = ("lgamma", "digamma", "i0", "special_i1", "special_i0e", "special_i1e", "special_erfcx")
 _MODIFIED = itertools.product(("modified_", "scaled_modified_"), ("k0", "k1"))
@@ -26,6 +33,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "special_spherical_bessel_j0": (torch.cat([_X, _ODD]),),
     "special_ndtri": (_SHARES,),
     "erfinv": (2 * _SHARES - 1,),
+    **dict.fromkeys(("igamma", "igammac"), (_POWERS, _ENDS)),
     "special_zeta": (_X.abs() / 8 + 1, _X.flip(0).clamp(min=-20)),
     **{f"polygamma {n}": (n, _X.clamp(min=-3.6) + 0.01) for n in range(4)},
 }

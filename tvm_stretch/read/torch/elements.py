@@ -12,14 +12,14 @@ These functions stand in the table of decompositions that `operators.decomposed`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.read.torch.own import as_tensor, instead_of
+from tvm_stretch.read.torch.own import instead_of
 
 Tensor = torch.Tensor
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16}
@@ -329,40 +329,6 @@ def _pdist(x: Tensor, p: float = 2.0) -> Tensor:
     return torch.linalg.vector_norm(x[first] - x[second], p, dim=-1)
 
 
-@instead_of("histogram.bins_tensor")
-def _histogram(
-    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """Numbers of each interval; the last one has its end, too."""
-    numbers, last = x.reshape(-1, 1), torch.arange(len(bins) - 1) == len(bins) - 2
-    inside = (numbers >= bins[:-1]) & ((numbers < bins[1:]) | ((numbers == bins[1:]) & last))
-    counts = inside.to(x.dtype)
-    counts = (counts if weight is None else counts * weight.reshape(-1, 1)).sum(0)
-    return counts / counts.sum() / bins.diff() if density else counts, bins.clone()
-
-
-@instead_of("histogram.bin_ct")
-def _histogram_of_count(
-    x: Tensor, bins: int = 100, apart: float = 0.5, **given: Any
-) -> tuple[Tensor, Tensor]:
-    """Intervals between two numbers; without them, between the least and the largest."""
-    ends = given.get("range") or ((x.amin(), x.amax()) if x.numel() else (0.0, 1.0))
-    low, high = (as_tensor(end, x.dtype) for end in ends)
-    same = apart * (low == high).to(x.dtype)
-    low, high, places = low - same, high + same, torch.arange(bins + 1)
-    step = (high - low) / bins
-    edges = torch.where(
-        places < (bins + 1) // 2, low + step * places, high - step * (bins - places)
-    )
-    return _histogram(x, edges, **given)
-
-
-@instead_of("histc.default")
-def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    ends = None if min == max else (float(min), float(max))
-    return _histogram_of_count(x, bins, 1.0, range=ends)[0]
-
-
 @instead_of("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def _embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, _frequent: bool = False, mode: int = 0,
@@ -381,3 +347,28 @@ def _embedding_bag(
         found = (factors if shares is None else factors * shares) @ rows
         found = found / counts.clamp(min=1)[:, None] if mode else found
     return found, bags, counts, torch.zeros_like(counts)
+
+
+@instead_of("fractional_max_pool2d.default", "fractional_max_pool3d.default")
+def _fractional_max_pool(
+    x: Tensor, kernel: Sequence[int], sizes: Sequence[int], samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Windows whose first places are numbers between 0 and 1, which are an input, moved on."""
+    rank = len(sizes)
+    batch = x.shape[:-rank]
+    samples = samples.reshape(-1, rank)[: math.prod(batch)].reshape(*batch, rank)
+    places = torch.zeros((*batch, 1, 1), dtype=torch.int64)
+    for axis, (width, count) in enumerate(zip(kernel, sizes, strict=True)):
+        size = x.shape[axis - rank]
+        start = samples[..., rank - 1 - axis if rank == 2 else axis, None]
+        step = (size - width) / max(count - 1, 1)
+        first = ((torch.arange(count) + start) * step).trunc() - (start * step).trunc()
+        last = torch.arange(count) == count - 1
+        first = torch.where(last, size - width, first.to(torch.int64))
+        window = first[..., None] + torch.arange(width)
+        places = places[..., :, None, :, None] * size + window[..., None, :, None, :]
+        places = places.flatten(-4, -3).flatten(-2, -1)
+    numbers = x.flatten(-rank).gather(-1, places.flatten(-2)).reshape(places.shape)
+    most, which = numbers.max(-1)
+    indices = places.gather(-1, which[..., None])
+    return most.reshape(*batch, *sizes), indices.reshape(*batch, *sizes)

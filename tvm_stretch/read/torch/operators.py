@@ -84,7 +84,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     import torch
     from torch._decomp import decomposition_table
 
-    from tvm_stretch.read.torch import elements, special  # noqa: F401  they register
+    from tvm_stretch.read.torch import elements, histograms, special  # noqa: F401  they register
     from tvm_stretch.read.torch.complex import in_real_numbers
     from tvm_stretch.read.torch.linalg import unchecked
     from tvm_stretch.read.torch.own import WRITTEN

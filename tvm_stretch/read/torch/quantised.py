@@ -238,15 +238,10 @@ def recurrent_converters(program: ExportedProgram) -> dict[str, Converter]:
     def converter(op: str, attributes: dict[str, Any]) -> Converter:
         def convert(node: Any, importer: Any) -> relax.Expr:
             arguments = importer.retrieve_args(node)
-            x, states, _, has_bias, count, _, _, both, batch_first = arguments
+            x, states, _, _, count, _, _, both, batch_first = arguments
             arrays = [weight(argument) for argument in node.args[2]]
             directions = 2 if both else 1
-            each = (4 if has_bias else 2) * directions
-            if len(arrays) != each * count:
-                raise UnsupportedError(
-                    f"expected an {op} without projection for {node.name!r}, got proj_size; "
-                    "export the network without it"
-                )
+            each = len(arrays) // count
             stack = _Stack(op, attributes, directions, importer.block_builder)
             layers = [arrays[i * each : (i + 1) * each] for i in range(count)]
             states = list(states) if op == "LSTM" else [states]
@@ -306,12 +301,36 @@ class _Stack:
     ) -> list[relax.Expr]:
         """The results of one layer, as of ONNX's operator."""
         per = len(weights) // self.directions
+        if per % 2:
+            return self.projected(x, states, weights)
         w, r, *biases = (np.stack([*map(self.ordered, weights[i::per])]) for i in range(per))
         bias = np.concatenate(biases, 1) if biases else None
         attributes = {**self.attributes, "hidden_size": r.shape[-1]}
         inputs = [x, w, r, bias, None, *states]
         node = Node(self.op, "", 17, inputs, attributes, [], self.bb)
         return [self.emit(result) for result in CONVERTERS[self.op](node)]
+
+    def projected(
+        self, x: relax.Expr, states: Sequence[relax.Expr], weights: Sequence[np.ndarray]
+    ) -> list[relax.Expr]:
+        """A layer whose steps get ``p @ h`` for h: its matrix is ``r @ p``.
+
+        The first h is the shortest one that `p` makes the given one of.
+        """
+        per = len(weights) // self.directions
+        directions = [weights[i * per : (i + 1) * per] for i in range(self.directions)]
+        for *_, p in directions:
+            if np.linalg.cond(p) > 1e3:
+                raise UnsupportedError(
+                    "expected a projection of full rank for torch's lstm, got rows of weight_hr "
+                    "that others nearly make up; use a smaller proj_size"
+                )
+        whole = [v for w, r, *biases, p in directions for v in (w, r @ p, *biases)]
+        down = relax.const(np.stack([p.T for *_, p in directions]))
+        up = relax.const(np.stack([np.linalg.pinv(p).T for *_, p in directions]))
+        first = self.emit(relax.op.matmul(states[0], up))
+        y, h, c = self.layer(x, [first, *states[1:]], whole)
+        return [*(self.emit(relax.op.matmul(value, down)) for value in (y, h)), c]
 
     def ordered(self, weight: np.ndarray) -> np.ndarray:
         """The rows of a weight with the gates in ONNX's order."""

@@ -1,6 +1,7 @@
 """Special functions of torch, written with the elementary ones in the type of the numbers.
 
     lgamma, digamma        eight steps up, then Stirling's series; reflected below one half
+    igamma, igammac        a series or a continued fraction; Gauss and Legendre's sum for large a
     special_zeta           the first terms of the sum, then Euler and Maclaurin's formula
     erfinv, special_ndtri  Giles' polynomials of log((1 - x) (1 + x)), for ndtri with Newton's steps
     special_erfcx          a fit of the logarithm, by Press and others
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from tvm_stretch.read.torch.own import as_tensor, instead_of
@@ -109,6 +111,59 @@ def _polygamma(n: int, x: Tensor) -> Tensor:
     sine = torch.sin(math.pi * x) / math.pi  # as torch rounds it
     value = _zeta(2.0, torch.where(x < 0.5, 1 - x, x))
     return torch.where(x < 0.5, 1 / (sine * sine) - value, value)
+
+
+_LARGE = 20.0
+"""From here on, the distribution is so wide that a sum over eighteen points integrates it."""
+
+
+def _poisson(a: Tensor, x: Tensor) -> Tensor:
+    """``x ** a * exp(-x) / gamma(a + 1)``; large exponents cancel before they are computed."""
+    part = (x - a) / a
+    near = part * part * _series(part, [(-1) ** (k + 1) / k for k in range(2, 12)])
+    exponent = a * torch.where(part.abs() < 0.1, near, (x / a).log() - part)
+    stirling = _series(
+        1 / (a * a), [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]
+    )
+    exponent = exponent - stirling / a - 0.5 * (2 * math.pi * a).log()
+    return torch.where(a < _STEPS, a * x.log() - x - _lgamma(a + 1), exponent).exp()
+
+
+def _tail(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The probability between x and where hardly any is left, for a large a; whether it is P."""
+    mode = a - 1
+    root, below = mode.sqrt(), x <= mode
+    lower = torch.minimum(mode - 7.5 * root, x - 5 * root).clamp(min=1e-3)
+    end = torch.where(below, lower, torch.maximum(mode + 11.5 * root, x + 6 * root))
+    nodes, weights = np.polynomial.legendre.leggauss(18)
+    width, total = end - x, torch.zeros_like(x)
+    for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+        total = total + weight / 2 * _poisson(mode, x + (node + 1) / 2 * width)
+    return total * width.abs(), below
+
+
+def _gamma_parts(power: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower and the upper regularised gamma function; for NumPy's names, P and Q."""
+    a, x = _both(power, end)
+    series = torch.ones_like(x)
+    for n in range(32, 0, -1):
+        series = 1 + series * x / (a + n)
+    fraction = x + 65 - a
+    for n in range(32, 0, -1):
+        fraction = x + (2 * n - 1) - a - n * (n - a) / fraction
+    density = _poisson(a, x)
+    far, of_far = _tail(a.clamp(min=_LARGE), x)
+    below = torch.where(a < _LARGE, x < a + 1, of_far)
+    part = torch.where(a < _LARGE, density * torch.where(below, series, a / fraction), far)
+    part = torch.where((x == 0) | x.isinf() | (a == 0), 0.0, part)
+    below = (below & (a > 0) & x.isfinite()) | (x == 0) | a.isinf()
+    wrong = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a.isinf() & x.isinf())
+    part = torch.where(wrong | x.isnan(), math.nan, torch.where(a.isinf(), 0.0, part))
+    return torch.where(below, part, 1 - part), torch.where(below, 1 - part, part)
+
+
+instead_of("igamma.default")(lambda a, x: _gamma_parts(a, x)[0])
+instead_of("igammac.default")(lambda a, x: _gamma_parts(a, x)[1])
 
 
 # --- error functions ------------------------------------------------------------------------------
