@@ -48,7 +48,7 @@ def measured(name: str, targets: list[str]) -> tuple[float, float]:
     times = []
 
     def note(line: str) -> None:
-        if not times and line.startswith(("kernel ", "searching")):
+        if not times and line.startswith(("building", "searching")):
             times.append(time.process_time())
 
     begin = time.process_time()
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.here:
         print(*(f"{seconds:.1f}" for seconds in measured(args.here, args.targets.split(","))))
         return
-    table, seconds = Table("network", "until the first kernel, CPU s", "compile, CPU s"), []
+    table, seconds = Table("network", "read, CPU s", "compile, CPU s"), []
     for name in args.words:
         command = [sys.executable, "-m", "benchmarks.compile_times", "--here", name]
         with tempfile.TemporaryDirectory() as cache:

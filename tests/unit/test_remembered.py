@@ -209,3 +209,54 @@ def test_what_won_and_cannot_run_any_more_is_sought_anew(
     monkeypatch.setattr("tvm_stretch.plan.search.choose.decide", decide)
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     assert ts.compile(mod, [TARGET, "abacus"], cpu_threads=1).plan.regions == alone.regions
+
+
+def _only(operator: str) -> Any:
+    """A check that refuses all operators but one."""
+    return lambda call: None if call.op.name == f"relax.{operator}" else "it cannot"
+
+
+def test_little_effort_takes_what_won_or_the_first_that_can_and_searches_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    abacus = fake_processor("abacus", refuse=_only("nn.relu"))
+    registry.register(registry.ProcessorKind("abacus", lambda *_: abacus))
+    monkeypatch.setattr("tvm_stretch.plan.search.choose.search", None)
+    given: dict[str, Any] = {"targets": ["abacus", TARGET], "cpu_threads": 1, "effort": "low"}
+    relu = module(lambda x: relax.op.nn.relu(x), (4,))
+    first = ts.compile(relu, **given)
+    assert [region.processor for region in first.plan.regions] == ["abacus"]
+    assert "not searched, because effort is low" in first.plan.reason
+    more = ts.compile(module(lambda x: relax.op.add(relax.op.nn.relu(x), x), (4,)), **given)
+    assert [region.processor for region in more.plan.regions] == ["cpu"], "all on one of them"
+    won = Plan(("cpu", "abacus"), (PlannedRegion("r0", "cpu", ("relu",)),), reason="won")
+    monkeypatch.setattr(Memory, "find", lambda _: won)
+    again = ts.compile(relu, **given)
+    assert again.plan.regions == won.regions
+    assert again.plan.reason == "won; measured before, not again"
+
+
+def test_operators_go_to_the_first_that_runs_them_where_none_runs_all() -> None:
+    mod = module(lambda x: relax.op.sqrt(relax.op.nn.relu(x)), (4,))
+    left, right = (
+        fake_processor(name, refuse=_only(operator))
+        for name, operator in (("left", "nn.relu"), ("right", "sqrt"))
+    )
+    host = cpu_processor(TARGET, 1)
+    site = Site([host, left, right], [left, right], lambda model: model)
+    decision = choose(site.job(mod), site, Limits({}, searches=False))
+    assert [region.processor for region in decision.job.plan.regions] == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"effort": "none"}, "expected 'full' or 'low' for effort, got 'none'"),
+        ({"effort": "low", "share_parts": 8, "plans": True}, "beside share_parts, plans, got"),
+        ({"effort": "low", "objective": "energy"}, "for effort beside objective, got 'low'"),
+    ],
+)
+def test_an_effort_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ts.StretchError, match=message):
+        ts.compile(network(), [TARGET], cpu_threads=1, **given)

@@ -64,6 +64,7 @@ def compile(
     max_share: Mapping[str, float] | None = None,
     share_parts: int | None = None,
     objective: str | Objective = "latency",
+    effort: str = "full",
     precision: str = "float32",
     scheduler: Scheduler | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
@@ -117,6 +118,8 @@ def compile(
         objective: ``"latency"``, ``"energy"``, or an `Objective` with budgets: what the plan is to
             make small. Energy is measured by a meter where plans are measured, and predicted from
             the powers of a profile elsewhere.
+        effort: ``"low"`` searches and measures no plan: the model has the plan that won before on
+            this machine, or else all runs on the first of `targets` that supports it.
         precision: ``"float16"`` computes in float16 between the network's inputs and outputs, on
             processors that support it; operators that need more precision stay in float32, and the
             plan names them. ``"float16+float32"`` accumulates the sums of layers in float32.
@@ -155,6 +158,7 @@ def compile(
         max_share=max_share,
         share_parts=share_parts,
         objective=objective,
+        effort=effort,
         precision=read_precision(precision),
         scheduler=scheduler,
         dump_dir=dump_dir,

@@ -44,6 +44,7 @@ class Request:
     max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
     share_parts: int | None = None  # the denominator of shares
     objective: object = LATENCY  # what the plan is to make small
+    effort: str = "full"  # "low" for a known plan, or one that is not searched
     spare: bool = False  # whether the CPU gets kernels for all operators
     streams: bool = False  # whether frames of videos may reuse what did not change
     dump_dir: str | os.PathLike[str] | None = None  # folder for the IR after every phase
@@ -80,9 +81,30 @@ class Request:
                 "expected a function from Problem to Result for scheduler, got "
                 f"{self.scheduler!r:.100}; see tutorials/03_writing_a_scheduler.py"
             )
+        self._check_effort()
         if self.scheduler is not None and self.first_plan is not None:
             raise InputError(
                 "expected no scheduler where a plan is given, got both; leave one of them out"
+            )
+
+    def _check_effort(self) -> None:
+        """Refuse wishes that only a search can fulfil."""
+        if self.effort not in ("full", "low"):
+            raise InputError(
+                f"expected 'full' or 'low' for effort, got {self.effort!r:.100}; give one of them"
+            )
+        wishes = {
+            "max_share": self.max_share is not None,
+            "share_parts": self.share_parts is not None,
+            "scheduler": self.scheduler is not None,
+            "plans": self.plans is True,
+            "objective": read_objective(self.objective) != LATENCY,
+        }
+        given = [name for name, is_wished in wishes.items() if is_wished]
+        if self.effort == "low" and self.first_plan is None and given:
+            raise InputError(
+                f"expected 'full' for effort beside {', '.join(given)}, got 'low', which searches "
+                "no plan; leave one of them out"
             )
 
     @cached_property
@@ -115,6 +137,7 @@ class Request:
         read = read_limits(*given, site.processors, site.placeable, is_planned)
         objective = read_objective(self.objective)
         read = read if objective == LATENCY else replace(read, objective=objective)
+        read = replace(read, searches=self.effort != "low")
         return read if self.scheduler is None else replace(read, scheduler=self.scheduler)
 
     def checked(self, model: Model, limits: Limits) -> Model:

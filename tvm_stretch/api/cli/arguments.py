@@ -214,6 +214,11 @@ _COMPILING = (
     ),
     _option("--spare", action="store_true", help="the CPU takes over if others fail"),
     _option(
+        "--fast",
+        action="store_true",
+        help="compile in seconds: the plan that won before, or the first target that supports all",
+    ),
+    _option(
         "--precision",
         metavar="TYPE",
         help="float32 (default), float16, float16+float32 or bfloat16, between the network's ends",
@@ -232,6 +237,7 @@ ONLY_NETWORKS = {
     "max_shares": "--max-share",
     "share_parts": "--share-parts",
     "spare": "--spare",
+    "fast": "--fast",
     "precision": "--precision",
 }
 """Options of `_COMPILING` that an artifact, which is compiled already, has no use for."""

@@ -50,6 +50,7 @@ def _is_address(name: str) -> bool:
 
 def _compiled(args: argparse.Namespace, network: str, device: Any, **options: Any) -> ts.Model:
     given = {"precision": args.precision} if args.precision else {}
+    given |= {"effort": "low"} if args.fast else {}
     _network(network)
     return ts.compile(
         network,

@@ -39,7 +39,7 @@ from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch import passes
 from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
-from tvm_stretch.base.progress import count
+from tvm_stretch.base.progress import count, say
 from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 from tvm_stretch.network.attributes import RECTANGLE
 from tvm_stretch.network.rewriting import changed_block, rewrite
@@ -241,11 +241,13 @@ def generate(
         f"{compiler_versions()} {_settings()} {code_of.__qualname__} {target} {options}".encode()
     )
     context = tvm.transform.PassContext.current()
+    remembered: list[str] = []
 
     def code(name: str) -> bytes:
         key = digest(compiler, _schedule_key(schedule).encode(), _text(kernels[name]))
         known = cache.find(key) if cache is not None else None
         if known is not None:
+            remembered.append(name)
             return known
         with context, _naming(name):  # contexts are thread-local
             new = code_of(_scheduled(name, kernels[name], schedule, target))
@@ -255,7 +257,10 @@ def generate(
 
     # TVM releases the GIL while it runs passes and LLVM.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return _all_done({name: pool.submit(code, name) for name in kernels}, pool)
+        codes = _all_done({name: pool.submit(code, name) for name in kernels}, pool)
+    if remembered:
+        say(f"remembered {len(remembered)} of {len(kernels)} kernels of earlier compiles")
+    return codes
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Chooses the plan of a network: the caller's, one that won before, or the winner of a search.
 
 a plan is given, or only one processor     the given plan, or that processor
-plans can be measured                      the winner (`decide`), or the one that won before
+plans can be measured                      the one that won before, or the winner (`decide`)
+the same with little effort                the one that won before, or the first processor
 nothing can be measured                    the plan that is predicted to be the fastest
 """
 
@@ -26,11 +27,12 @@ from tvm_stretch.base.errors import (
 )
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.pipeline import Job, Observer, build_parts
-from tvm_stretch.make.placement import fit_processors
+from tvm_stretch.make.placement import find_refusals, fit_processors
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.network.properties.equal_layers import KEPT
 from tvm_stretch.plan.considered import Considered
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling import schedule_heft
 from tvm_stretch.plan.search import Found, search
 from tvm_stretch.plan.search.contest import (
@@ -398,7 +400,7 @@ def find(
 
 def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None:
     """The decision for a network of many equal layers, found with three of them."""
-    few = FewerLayers.of(job.mod) if limits == NO_LIMITS else None
+    few = FewerLayers.of(job.mod) if replace(limits, searches=True) == NO_LIMITS else None
     if few is None:
         return None
     say(f"searching with {KEPT} of {few.run.count} equal layers")
@@ -424,6 +426,9 @@ def _measure(job: Job, site: Site, limits: Limits) -> Decision:
             reason = f"{known.reason}; measured before, not again"
             return Decision(site, job.by(model.plan), reason, trial=model)
 
+    if not limits.searches:
+        return _without_search(job, site)
+
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         say(f"building {candidate.what}")
         seen = job.observer if network is job.mod else Observer()
@@ -441,3 +446,10 @@ def _measure(job: Job, site: Site, limits: Limits) -> Decision:
         alone = replace(site, processors=left, placeable=left)
         own = replace(job, processors=left, placeable=left)
         return Decision(alone, own, reason=f"cpu alone: measuring the others failed: {error}")
+
+
+def _without_search(job: Job, site: Site) -> Decision:
+    """The first processor that supports everything; without one, operators have the first each."""
+    refused = [find_refusals(job.mod["main"], processor) for processor in site.placeable]
+    plan = Plan(tuple(site.names), ()) if all(refused) else None
+    return Decision(site, job.by(plan), "not searched, because effort is low")

@@ -77,6 +77,7 @@ class Decision:
         if trial is not None and trial.parts is not None and is_complete:
             parts = trial.parts.explained(self.reason, self.considered, network=network)
             return Model(trial.module, parts=parts)
+        say("building the model")
         job = replace(self.job, spare=spare)
         jobs = [job.by(plan) for plan in plans.values()] or [job]
         parts = build_parts(*jobs, streams=streams)

@@ -41,6 +41,7 @@ class Limits:
     said: str = ""  # the same for people
     scheduler: Scheduler = schedule_heft  # schedules segments with branches
     objective: Objective = LATENCY  # what the plan is to make small
+    searches: bool = True  # whether a plan is searched and measured if none is known
 
     def may_do_all(self, place: int) -> bool:
         """Whether a processor may compute something whole."""
