@@ -360,7 +360,14 @@ def rounded(x: np.ndarray, size: int, level: int = 4) -> np.ndarray:
     return found.reshape(rows, -1)[:, :depth]
 
 
-ROUNDED = [(1, 16, 32, 32), (1, 150, 96, 32), (13, 33, 128, 64), (3, 20, 80, 16), (30, 5, 100, 128)]
+ROUNDED = [
+    (1, 16, 32, 32),
+    (1, 150, 96, 32),
+    (13, 33, 128, 64),
+    (3, 20, 80, 16),
+    (30, 5, 100, 128),
+    (40, 37, 64, 32),
+]
 
 
 @pytest.mark.variants(4)

@@ -22,7 +22,7 @@ from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
 from tvm_stretch.targets.kernels.dots import DOTS, WORD, Dot, every, number
-from tvm_stretch.targets.kernels.loops import block, const, load, loop, within
+from tvm_stretch.targets.kernels.loops import block, const, fenced_span, load, loop, span, within
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .nibbles import Nibbles
@@ -70,6 +70,7 @@ class BlockProducts:
     width: int  # lanes of a vector
     q: tirx.Buffer
     weight: tirx.Buffer
+    is_small: bool  # whether weights are below 16
     acc: Accumulators
     row: Callable[[Expr], Expr]
     place: Callable[[Expr], tuple[Expr, Expr]]  # unit and first lane of a vector
@@ -94,9 +95,7 @@ class BlockProducts:
 
     def passes(self) -> list[Pass]:
         """The digits of the weights."""
-        if self.own.bits == 4:
-            return [(1, self.digits())]
-        if not self.is_narrow and self.dot.pixel == "uint8":
+        if self.is_small or (not self.is_narrow and self.dot.pixel == "uint8"):
             return [(1, self.digits())]
         return [(1, [_Digit(0, 0)]), (16, [_Digit(4, 0)])]
 
@@ -125,7 +124,11 @@ class BlockProducts:
         lanes, kind = (2 * self.width, "int16") if self.is_narrow else (self.width, "int32")
         sums = [self.acc.like(lanes, kind) for _ in range(self.own.parts)]
         steps = [step for one in sums for step in one.start()]
-        steps.append(loop(count, lambda j: block(self.word(sums, first + j, digits)), "word"))
+        # LLVM would unroll the loop, add products of several words first, and spill weights
+        repeated = fenced_span if self.is_narrow else span
+        steps.append(
+            repeated(0, count, lambda j: block(self.word(sums, first + j, digits)), "word")
+        )
         for left, one in enumerate(reversed(sums)):
             steps += self.acc.sums(partial(self.joined, part=one, worth=worth * PART**left))
         return within([buffer for one in sums for buffer in one.buffers], steps)

@@ -17,7 +17,7 @@ of 16 bits are two of 8, ``128 high + low``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax, tirx
@@ -27,12 +27,14 @@ from tvm_stretch.network.attributes import WORDS
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
-from tvm_stretch.targets.kernels.dots import WORD
+from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
     block,
     const,
+    f32,
+    lanes,
     load,
     loop,
     scratch,
@@ -45,6 +47,7 @@ from tvm_stretch.targets.kernels.template import writes
 from .nibble_dots import BlockProducts, whole_input, word_size
 from .nibbles import (
     KERNELS,
+    MINIMA,
     Nibbles,
     Shapes,
     Tensors,
@@ -116,6 +119,9 @@ KERNELS["matmul.words"] = _kernel
 _ROWS = 12
 """Most rows of a tile; those of each part count."""
 
+_MANY = 3
+"""Tiles of rows from which on weights are unpacked for all of them."""
+
 _VECTORS = 8
 """Vectors of sums of a tile of few rows: enough for the latency of the instruction."""
 
@@ -143,32 +149,71 @@ class _Nest:
     scale: tirx.Buffer
     zero: tirx.Buffer | None
     y: tirx.Buffer
+    unit: Expr | None = None  # the block of outputs, if its weights were unpacked
+
+    @property
+    def most(self) -> int:
+        """Most rows of a tile."""
+        free = self.machine.registers - 8
+        return max(1, min(_ROWS, free // (UNITS // self.width)) // self.own.parts)
 
     def written(self) -> tirx.Stmt:
         """Tiles of outputs, which threads share, and of rows within them."""
-        own, each = self.own, UNITS // self.width
-        free = self.machine.registers - 8
-        most = max(1, min(_ROWS, free // each) // own.parts)
-        units = max(1, _VECTORS // (min(own.rows, most) * each * own.parts))
+        own, vectors = self.own, UNITS // self.width * self.own.parts
+        unpacks = own.rows >= _MANY * self.most and own.bits == 4 and bool(self.machine.dot)
+        units = 1 if unpacks else max(1, _VECTORS // (min(own.rows, self.most) * vectors))
         whole, rest = divmod(own.outputs, UNITS)
         sums = scratch("sums", own.rows, own.blocks)
         kind = PARALLEL if self.machine.threads > 1 else SERIAL
         parts, first = [self.input_sums(sums)], 0
+        rows = self.unpacked if unpacks else self.rows
         for count, width in runs(whole, units):
 
             def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
-                return self.rows(sums, (first + i * width, width), most, UNITS)
+                return rows(sums, (first + i * width, width), UNITS)
 
             parts.append(loop(count, tile, "tile", kind))
             first += count * width
         if rest:
-            parts.append(self.rows(sums, (const(whole), 1), most, rest))
+            parts.append(rows(sums, (const(whole), 1), rest))
         return within([sums], parts)
 
-    def rows(self, sums: tirx.Buffer, units: tuple[Expr, int], most: int, kept: int) -> tirx.Stmt:
+    def unpacked(self, sums: tirx.Buffer, units: tuple[Expr, int], kept: int) -> tirx.Stmt:
+        """All rows of one block of outputs, whose weights become bytes once, in the cache."""
+        own, (unit, _), width = self.own, units, self.width
+        weight = scratch("bytes", 1, own.depth // WORD, UNITS * WORD, dtype="uint8")
+        scale, least = (scratch(name, 1, own.blocks, UNITS) for name in ("scales", "minima"))
+        mask = number(0x0F0F0F0F, width)
+
+        def word(j: Expr) -> tirx.Stmt:
+            steps = []
+            for first in range(0, UNITS, width):
+                lane = tirx.Ramp(const(first * WORD), const(1), WORD * width)
+                both = tirx.reinterpret(f"int32x{width}", load(self.weight, unit, j, lane))
+                for half, bits in enumerate((both, tirx.shift_right(both, number(4, width)))):
+                    bits = tirx.reinterpret(f"uint8x{WORD * width}", tirx.bitwise_and(bits, mask))
+                    steps.append(store(weight, bits, 0, own.packed * j + half, lane))
+            return block(steps)
+
+        def constants(index: Expr) -> tirx.Stmt:
+            def lane(v: Expr) -> tirx.Stmt:
+                factor = scale_of(own, self.scale, unit, index, v)
+                middle = zero_of(own, self.zero, unit, index, v)
+                value = shifted(own, factor, f32(0.0), middle)
+                return block([store(scale, factor, 0, index, v), store(least, value, 0, index, v)])
+
+            return lanes(UNITS, lane)
+
+        floats = replace(own, bits=8, scales="float32", zeros=MINIMA, zero=None)
+        nest = replace(self, own=floats, weight=weight, scale=scale, zero=least, unit=unit)
+        words = loop(own.depth // word_size(own), word, "word")
+        steps = [words, loop(own.blocks, constants, "part"), nest.rows(sums, (const(0), 1), kept)]
+        return within([weight, scale, least], steps)
+
+    def rows(self, sums: tirx.Buffer, units: tuple[Expr, int], kept: int) -> tirx.Stmt:
         """All rows of some blocks of outputs; the last block has ``kept`` of them."""
         parts, start = [], 0
-        for repeats, count in runs(self.own.rows, most):
+        for repeats, count in runs(self.own.rows, self.most):
 
             def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
                 return self.tile(sums, units, (start + i * count, count), kept)
@@ -193,7 +238,8 @@ class _Nest:
             end = store(sums, load(total, 0).astype("float32"), row, index)
             return within([total], [begin, loop(size, add, "k"), end])
 
-        return loop(one.rows, lambda r: loop(one.blocks, lambda i: part(r, i), "part"), "row")
+        kind = PARALLEL if one.rows > 1 and self.machine.threads > 1 else SERIAL
+        return loop(one.rows, lambda r: loop(one.blocks, lambda i: part(r, i), "part"), "row", kind)
 
     def tile(
         self,
@@ -221,13 +267,15 @@ class _Nest:
                 value = shifted(own, factor, value, middle, load(sums, row, number))
                 return load(self.factor, row, number) * value
 
-            tensors = self.q, self.weight, acc, lambda p: start + p, lambda o: place(o, const(0))
-            products = BlockProducts(own, self.machine, self.width, *tensors)
+            tensors = self.q, self.weight, own.bits == 4 or self.unit is not None, acc
+            places = (lambda p: start + p), (lambda o: place(o, const(0)))
+            products = BlockProducts(own, self.machine, self.width, *tensors, *places)
             steps = products.added(number * (own.block // word_size(own)))
             return within(acc.buffers, [*acc.start(), *steps, *added(total, acc, scaled)])
 
         def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             unit, lane = place(o, v)
+            unit = unit if self.unit is None else self.unit
             stored = store(self.y, value, start + p, unit * UNITS + lane)
             return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
 

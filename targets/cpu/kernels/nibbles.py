@@ -56,6 +56,9 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
 
+MINIMA = "minima"
+"""Says that zero points are minima of float32."""
+
 
 @dataclass(frozen=True)
 class Nibbles:
@@ -66,7 +69,7 @@ class Nibbles:
     outputs: int
     block: int
     zero: int | None = None  # the zero point of all weights; None if the kernel reads them
-    zeros: str = "uint8"  # otherwise their type; `HALVES` are minima
+    zeros: str = "uint8"  # otherwise their type; `HALVES` and `MINIMA` are minima
     scales: str = "float32"  # their type; `HALVES` if that is exact
     bits: int = 4
     parts: int = 1  # of 8 bits that a rounded input has (`nibble_words.py`)
@@ -257,7 +260,8 @@ def shifted(
 ) -> Expr:
     """A weight, or products with weights, by their scale and what `zero_of` gives."""
     middle = middle if inputs is None else middle * inputs
-    return factor * value + middle if own.zeros == HALVES else factor * (value - middle)
+    is_least = own.zeros in (HALVES, MINIMA)
+    return factor * value + middle if is_least else factor * (value - middle)
 
 
 def number_of(own: Nibbles, byte: Expr, which: int) -> Expr:
