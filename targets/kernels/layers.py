@@ -229,6 +229,12 @@ class AttentionShape(Layer):
     zeroes_nan: bool = False  # whether shares that are no numbers become 0
 
     @property
+    def hides_pieces(self) -> bool:
+        """Whether the mask may hide the same keys from neighbouring queries, as of a cache."""
+        rows = (self.q[-2], 1) if self.in_place else (self.q[-2],)
+        return self.mask is not None and self.mask[-2] in rows and self.mask[-1] == self.v[-2]
+
+    @property
     def scores(self) -> MatmulShape:
         """The product of queries and keys."""
         *stack, keys, depth = self.k

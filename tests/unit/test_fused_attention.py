@@ -104,6 +104,27 @@ def test_keys_in_pieces(mask: tuple[int, ...] | None, machine: VectorMachine) ->
     np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
 
 
+@MACHINES
+@pytest.mark.parametrize("queries", [40, 3])
+def test_pieces_that_a_mask_hides_are_not_read(queries: int, machine: VectorMachine) -> None:
+    """As places of a cache that no token has; a row that sees nothing is the mean of all values."""
+    is_few = queries == 3
+    keys, mask = ((2, 200, 16), (1, 200)) if is_few else ((2, 16, 200), (40, 200))
+    shape = AttentionShape((2, queries, 16), keys, (2, 200, 32), mask, 0.5, is_few)
+    config = choose(shape, machine)
+    assert isinstance(config, AttentionConfig) and config.piece == (64 if is_few else 128)
+    q, k, v, mask = operands(shape)
+    mask[:, 50:] = -1e30
+    v[:, 128:] = np.nan
+    got = result(config, machine, q, k, v, mask)
+    read = k[:, :128] if is_few else k[:, :, :128]
+    right = 2 * expected(shape, q, read, v[:, :128], mask[:, :128])
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+    v[:, 128:], mask[-1] = 0, -1e30
+    got = result(config, machine, q, k, v, mask)
+    np.testing.assert_allclose(got, 2 * expected(shape, q, k, v, mask), rtol=1e-5, atol=1e-5)
+
+
 def test_keys_that_exceed_the_second_level_cache_have_pieces() -> None:
     long = AttentionShape((6, 1500, 64), (6, 64, 1500), (6, 1500, 64))
     assert (one := choose(long, AVX2)) is not None and one.piece == 192

@@ -64,6 +64,9 @@ _BAND = 32
 _PIECE, _ROWS_OF_PIECES = 192, 128
 """Most keys of a piece, and rows of a band where there are several pieces (AMD Zen 3)."""
 
+_HIDDEN_KEYS, _FEW_KEYS = 128, 64
+"""Most keys of a piece that a mask may hide, for many queries and for few."""
+
 
 @dataclass(frozen=True)
 class AttentionFeatures(Features):
@@ -248,9 +251,13 @@ def _piece(layer: AttentionShape, machine: VectorMachine) -> int:
     """The keys of a piece, which are whole vectors where there are several pieces."""
     rows, keys, width = layer.q[-2], *layer.v[-2:]
     # The last vector of a row of sums must not overlap the one before, because each piece adds.
-    simple = width % machine.lanes == 0 and not layer.in_place and not layer.zeroes_nan
+    simple = width % machine.lanes == 0 and not layer.zeroes_nan
     fit = 4 * keys * (layer.q[-1] + width) <= machine.l2_bytes // 2
-    if not simple or fit or keys <= _PIECE or rows < _BAND:
+    most = _FEW_KEYS if layer.in_place else _HIDDEN_KEYS if layer.hides_pieces else _PIECE
+    of_use = layer.hides_pieces or not (fit or layer.in_place)
+    if not simple or not of_use or keys <= most or (rows < _BAND and not layer.in_place):
         return keys
-    sizes = range(_PIECE, 0, -machine.lanes)
-    return next(n for n in sizes if keys % n == 0 or keys % n >= machine.lanes)
+    if layer.in_place:
+        return most
+    sizes = range(most, 0, -machine.lanes)
+    return next((n for n in sizes if keys % n == 0 or keys % n >= machine.lanes), keys)

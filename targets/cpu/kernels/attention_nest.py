@@ -1,9 +1,13 @@
 """The loop nest of one band of an attention; `attention.py` has its drawing.
 
     for piece of the keys:                         # usually there is one
-      scores, top, powers and their sum, as in `attention.py`
-      factor[row] = exp(top of earlier pieces - top)
-      sums[row] = sums[row] * factor[row] + scores * v
+      if the mask shows one of its keys to a row:
+        scores, top, powers and their sum, as in `attention.py`
+        factor[row] = exp(top of earlier pieces - top)
+        sums[row] = sums[row] * factor[row] + scores * v
+
+A piece that the mask hides has powers of 0 if each row sees another key. Otherwise nothing is left
+out: a row that sees nothing is the mean of all values.
 
 Before a product, the keys or values of one of several pieces are packed in the order in which they
 are read: columns of a large matrix lie in as many pages as the near table of pages has entries.
@@ -42,6 +46,9 @@ from .softmax import exponential, joined
 
 if TYPE_CHECKING:
     from .attention import AttentionConfig
+
+_HIDDEN = -1e29
+"""Masks below hide a key: no score makes up for them, so its power is 0 beside any other key's."""
 
 _Finish = Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
 """From the row, column, lane and value of a sum."""
@@ -88,6 +95,21 @@ class Band:
         """By row, the sums of earlier pieces."""
         return scratch("sums", self.rows, self.cfg.v[-1])
 
+    @cached_property
+    def shown(self) -> tirx.Buffer:
+        """By lane, the greatest mask of some keys; at the end, the least of what rows see best."""
+        return scratch("shown", self.cfg.lanes + 1)
+
+    @property
+    def skips(self) -> bool:
+        """Whether pieces that a mask hides are left out."""
+        return self.in_pieces and self.cfg.hides_pieces
+
+    @property
+    def packs(self) -> bool:
+        """Whether keys and values of a piece are packed, which takes as long as a few rows do."""
+        return self.in_pieces and not self.cfg.in_place
+
     @property
     def in_pieces(self) -> bool:
         """Whether the keys have several pieces."""
@@ -98,30 +120,96 @@ class Band:
         cfg, keys = self.cfg, self.cfg.v[-2]
         buffers = [self.scores, self.top, self.inverse]
         if not self.in_pieces:
-            return within(buffers, [*self.start(-inf), *self.piece(const(0), keys, True)])
-        before = (keys - 1) // cfg.piece
-        pieces = loop(before, lambda i: block(self.piece(i * cfg.piece, cfg.piece, False)), "piece")
+            return within(buffers, [*self.start(-inf), *self.piece(const(0), keys)])
+        whole, rest = divmod(keys, cfg.piece)
+        pieces = [loop(whole, lambda i: self.shown_piece(i * cfg.piece, cfg.piece), "piece")]
+        if rest:
+            pieces.append(self.shown_piece(const(whole * cfg.piece), rest))
         return within(
-            [*buffers, self.earlier, self.factor, self.sums],
+            [*buffers, self.earlier, self.factor, self.sums, self.shown],
             [
                 # a piece of hidden keys has sums of 0, because its top is not minus infinity
                 *self.start(-LARGEST),
                 *self.start_sums(),
-                pieces,
-                *self.piece(const(before * cfg.piece), keys - before * cfg.piece, True),
+                *self.look_at_rows(),
+                *pieces,
+                loop(self.rows, self.finished, "row"),
             ],
         )
 
-    def piece(self, begin: Expr, keys: int, last: bool) -> list[tirx.Stmt]:
+    def finished(self, row: Expr) -> tirx.Stmt:
+        """Divide the sums of a row, and store them."""
+        width, columns = self.cfg.lanes, self.cfg.v[-1]
+
+        def vector(i: Expr) -> tirx.Stmt:
+            def lane(v: Expr) -> tirx.Stmt:
+                column = i * width + v
+                value = load(self.sums, row, column) * load(self.inverse, row)
+                place = (*self.stack, self.first + row, column)
+                return self.fused.epilogue.store(place, value)
+
+            return lanes(width, lane)
+
+        inverse = store(self.inverse, f32(1.0) / load(self.inverse, row), row)
+        return block([inverse, loop(columns // width, vector, "vector")])
+
+    def mask(self, row: Expr, key: Expr) -> Expr:
+        """What is added to a score."""
+        at = (*self.stack, self.first + row, key)
+        return load(self.fused.operands[2], *self.cfg.mask_place(at))
+
+    def greatest(self, row: Expr, begin: Expr, keys: int) -> tirx.Stmt:
+        """Store the greatest of the masks of a row, or of a smaller number before, in `shown`."""
+        width = self.cfg.lanes
+
+        def vector(i: Expr) -> tirx.Stmt:
+            def lane(v: Expr) -> tirx.Stmt:
+                value = self.mask(row, begin + i * width + v)
+                return store(self.shown, tirx.max(load(self.shown, v), value), v)
+
+            return lanes(width, lane)
+
+        def single(k: Expr) -> tirx.Stmt:
+            value = self.mask(row, begin + (keys - keys % width) + k)
+            return store(self.shown, tirx.max(load(self.shown, 0), value), 0)
+
+        steps = [loop(keys // width, vector, "vector")] if keys >= width else []
+        steps += [loop(keys % width, single, "key")] if keys % width else []
+        return block(steps)
+
+    def look_at_rows(self) -> list[tirx.Stmt]:
+        """Keep the least, over the rows, of the greatest mask of a row."""
+        if not self.skips:
+            return []
+        width, keys = self.cfg.lanes, self.cfg.v[-2]
+
+        def row(r: Expr) -> tirx.Stmt:
+            nothing = lanes(width, lambda v: store(self.shown, f32(-inf), v))
+            top = joined(self.shown, width, tirx.max)
+            kept = store(self.shown, tirx.min(load(self.shown, width), top), width)
+            return block([nothing, self.greatest(r, const(0), keys), kept])
+
+        return [store(self.shown, f32(inf), width), loop(self.rows, row, "row")]
+
+    def shown_piece(self, begin: Expr, keys: int) -> tirx.Stmt:
+        """A piece of the keys, unless the mask hides it from all rows."""
+        steps, width = block(self.piece(begin, keys)), self.cfg.lanes
+        if not self.skips:
+            return steps
+        nothing = lanes(width, lambda v: store(self.shown, f32(-inf), v))
+        masks = loop(self.rows, lambda r: self.greatest(r, begin, keys), "row")
+        is_shown = joined(self.shown, width, tirx.max) > f32(_HIDDEN)
+        is_blind = load(self.shown, width) <= f32(_HIDDEN)
+        return block([nothing, masks, tirx.IfThenElse(tirx.any(is_shown, is_blind), steps, None)])
+
+    def piece(self, begin: Expr, keys: int) -> list[tirx.Stmt]:
         """The scores of some keys, their exponentials, and the sums of their values."""
         cfg = self.cfg
-        q, k, *mask, v = self.fused.operands
+        q, k, *masks, v = self.fused.operands
 
         def score(row: Expr, key: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
             value = value * f32(cfg.scale) if cfg.scale != 1 else value
-            if mask:
-                at = (*self.stack, self.first + row, begin + key)
-                value = value + load(mask[0], *cfg.mask_place(at))
+            value = value + self.mask(row, begin + key) if masks else value
             top = tirx.max(load(self.top, row, lane), value)
             return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
 
@@ -129,7 +217,6 @@ class Band:
             place = (*self.stack, self.first + row, column)
             if self.in_pieces:
                 value = value + load(self.sums, row, column) * load(self.factor, row)
-            if not last:
                 return store(self.sums, value, row, column)
             return self.fused.epilogue.store(place, value * load(self.inverse, row))
 
@@ -143,13 +230,13 @@ class Band:
             return load(v, *place_in(cfg.v, self.stack, begin + key, column))
 
         if cfg.in_place:
-            scores = self.by_key(query, k, score)
+            scores = self.by_key(query, key_of, keys, score)
         else:
             scores = self.product(cfg.of_scores, (cfg.q[-1], keys), query, key_of, score)
         return [
             *self.hide_beyond(keys),
             scores,
-            loop(self.rows, lambda row: self.softmax(row, keys, last), "row"),
+            loop(self.rows, lambda row: self.softmax(row, keys), "row"),
             self.product(
                 cfg.of_values,
                 (keys, cfg.v[-1]),
@@ -209,7 +296,7 @@ class Band:
 
         def sums(row: Expr, rows: int, first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
             def operand(k: Expr, o: Expr, v: Expr) -> Expr:
-                if self.in_pieces:
+                if self.packs:
                     return load(packed, first + o, k, v)
                 return right(k, column(first + o, v, ends))
 
@@ -237,7 +324,7 @@ class Band:
             loop(n.count, lambda g, n=n: group(g * n.width + n.start, n.width, n.work), "group")
             for n in groups
         ]
-        if not self.in_pieces:
+        if not self.packs:
             return block(tiles)
         return within(
             [packed],
@@ -247,17 +334,18 @@ class Band:
     def by_key(
         self,
         query: Callable[[Expr, Expr], Expr],
-        k: tirx.Buffer,
+        key_of: Callable[[Expr, Expr], Expr],
+        keys: int,
         finish: _Finish,
     ) -> tirx.Stmt:
         """Scores of few queries, each the sum of a vector of products along the depth."""
-        cfg, width, depth = self.cfg, self.cfg.lanes, self.cfg.q[-1]
+        width, depth = self.cfg.lanes, self.cfg.q[-1]
         acc = scratch("acc", width)
         whole = depth // width
 
-        def key_of(row: Expr, key: Expr) -> tirx.Stmt:
+        def score(row: Expr, key: Expr) -> tirx.Stmt:
             def product(at: Expr) -> Expr:
-                return query(row, at) * load(k, *cfg.key_place(self.stack, key, at))
+                return query(row, at) * key_of(at, key)
 
             def vector(i: Expr) -> tirx.Stmt:
                 return lanes(width, lambda v: store(acc, load(acc, v) + product(i * width + v), v))
@@ -273,11 +361,11 @@ class Band:
                 ]
             )
 
-        keys = loop(cfg.v[-2], lambda n: loop(self.rows, lambda row: key_of(row, n), "row"), "key")
-        return within([acc], [keys])
+        scores = loop(keys, lambda n: loop(self.rows, lambda row: score(row, n), "row"), "key")
+        return within([acc], [scores])
 
-    def softmax(self, row: Expr, keys: int, last: bool) -> tirx.Stmt:
-        """The exponentials of a row, and their sum or, after the last piece, its inverse."""
+    def softmax(self, row: Expr, keys: int) -> tirx.Stmt:
+        """The exponentials of a row, and their sum, or its inverse if there is one piece."""
         width, count = self.cfg.lanes, -(-keys // self.cfg.lanes)
         total = scratch("total", width)
 
@@ -307,7 +395,7 @@ class Band:
                 *(self.rescale(row) if self.in_pieces else []),
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
-                store(self.inverse, f32(1.0) / value if last else value, row),
+                store(self.inverse, value if self.in_pieces else f32(1.0) / value, row),
                 *zeroed,
             ],
         )
