@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,7 @@ def run_apart(code: Path, data: Path) -> int:
     """The exit code of a process that runs a network as data, which may die of it."""
     child = os.fork()
     if child == 0:
+        signal.alarm(30)
         try:
             model = ts.load(code, data=data)
             model(np.full(model.inputs[0].shape, 1, model.inputs[0].dtype))
@@ -189,6 +191,23 @@ def test_forged_constants_reach_no_foreign_memory(name: str, tmp_path: Path) -> 
     for value in VALUES:
         forge(data, content, value)
         assert run_apart(code, data) == 0, value
+
+
+@pytest.mark.parametrize("size", [3e9, 3e38, np.inf, np.nan])
+def test_forged_boxes_take_few_samples(size: float, tmp_path: Path) -> None:
+    """The number of samples grows with the box: without an end, it would be 2 ** 60."""
+    code, data = tmp_path / "net.so", tmp_path / "net.data"
+    ts.compile(NETWORKS["boxes"], TARGET, cpu_threads=1).export(code, data=data)
+    graph, weights = split(data.read_bytes())
+    for tensor in graph["tensors"]:
+        if tensor["kind"] == "constant":
+            end = tensor["offset"] + tensor["bytes"]
+            boxes = np.frombuffer(bytes(weights[tensor["offset"] : end]), tensor["dtype"]).copy()
+            assert (boxes > 3).sum() == 4  # corners below and on the right
+            boxes[boxes > 3] = size
+            weights[tensor["offset"] : end] = boxes.tobytes()
+    write(data, graph, weights)
+    assert run_apart(code, data) == 0
 
 
 def without_guards(graph: dict) -> None:

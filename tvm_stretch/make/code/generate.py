@@ -59,6 +59,8 @@ from tvm_stretch.targets import kernels
 # Networks with such kernels cannot be data.
 
 
+_MOST_STEPS = 1024
+"""A loop whose count is made of floats ends after so many: a forged one would take years."""
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
@@ -68,6 +70,7 @@ def with_safe_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     values = _Values(func)
     rules = [(TensorLoad, values.safe_load), (tirx.BufferStore, values.safe_store)]
+    rules.append((tirx.For, values.safe_loop))
     body = rewrite(func.body, *rules, (_DIVISIONS, values.safe_division))
     return func.with_body(body) if values.changed else func
 
@@ -81,6 +84,13 @@ def _has_integers(func: tirx.PrimFunc) -> bool:
     ]
     tvm_ffi.structural_walk(func.body, rules)
     return any("int" in dtype for dtype in dtypes)
+
+
+def _is_made_of_floats(expr: Expr) -> bool:
+    casts: list[bool] = []
+    rule = (tirx.Cast, lambda cast: casts.append("float" in str(cast.value.ty.dtype)))
+    tvm_ffi.structural_walk(expr, [rule])
+    return any(casts)
 
 
 class _Values:
@@ -109,6 +119,15 @@ class _Values:
         """The store at indices that are in range."""
         indices = self._inside(store.buffer, store.indices)
         return store if indices is None else tirx.BufferStore(store.buffer, store.value, indices)
+
+    def safe_loop(self, loop: tirx.For) -> tirx.For:
+        """The loop with an end, where a float says how often it runs: RoiAlign counts samples."""
+        if not self._is_computed(loop.extent) or not _is_made_of_floats(loop.extent):
+            return loop
+        self.changed = True
+        extent = tirx.min(loop.extent, tirx.const(_MOST_STEPS, str(loop.extent.ty.dtype)))
+        rest = loop.kind, loop.body, loop.thread_binding, loop.annotations
+        return tirx.For(loop.loop_var, loop.min, extent, *rest)
 
     def safe_division(self, division: Any) -> Any:
         """The division, which processors do not survive by zero, nor of the least number by -1."""
