@@ -35,6 +35,8 @@ FILES = ("write", "rename", "read")
 KINDS = ("allocation", "opencl", "message", "command", *FILES)
 VARIABLES = {memory: {"TVM_STRETCH_OPENCL_MEMORY": memory} for memory in ("mirror", "mapped")}
 """Settings by scenario: OpenCL devices that hold or map memory in another way."""
+LIBC = "cannot allocate memory for thread-local data: ABORT"
+"""glibc ends a process that has no memory for a thread's variables: no program can catch it."""
 SECONDS = 60
 """Limit for a step and what follows it; a longer one counts as hanging."""
 
@@ -245,10 +247,14 @@ def watched(name: str, kind: str, every: int = 1, first: int = 1) -> list[dict[s
             return outcomes
         if not began:
             raise RuntimeError(status)
-        outcomes.append({"number": began[-1], "bad": status})
+        outcomes.append({"number": began[-1], **_ended(status)})
         first = began[-1] + every
         if sum("bad" in one for one in outcomes) > 200:
             return outcomes
+
+
+def _ended(status: str) -> dict[str, str]:
+    return {"outcome": "libc"} if LIBC in status else {"bad": status}
 
 
 def _one_process(
@@ -304,6 +310,7 @@ def row(name: str, kind: str, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         "injected": sum(one.get("failed", 1) > 0 for one in outcomes),
         "errors": counts["error"],
         "answers": counts["answer"],
+        "libc": counts["libc"],
         "bad": counts["bad"],
         "grown": grown,
     }

@@ -286,7 +286,7 @@ std::string Session::Health() const {
   health.Set(ffi::String("packets"), static_cast<int64_t>(packets_));
   health.Set(ffi::String("launch_ns"), launch_ns_);
   health.Set(ffi::String("handover_ns"), handover_ns_);
-  return json::Stringify(health);
+  return WholeJSON(health);
 }
 
 }  // namespace tvm_stretch::dsp

@@ -12,6 +12,7 @@
 
 #include "driver.h"
 #include "handle.h"
+#include "memory.h"
 #include "packed.h"
 #include "queues.h"
 
@@ -222,7 +223,7 @@ ffi::String DescribeDevices() {
     set("svm_system", (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0);
     list.push_back(entry);
   }
-  return json::Stringify(list);
+  return WholeJSON(list);
 }
 
 }  // namespace

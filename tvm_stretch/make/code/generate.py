@@ -60,7 +60,7 @@ from tvm_stretch.targets import kernels
 
 
 _MOST_STEPS = 1024
-"""A loop whose count is made of floats ends after so many: a forged one would take years."""
+"""A loop whose count is made of floats ends after this number: a forged one would take years."""
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "announced_runs.h"
+#include "memory.h"
 #include "plan_chooser.h"
 #include "ports.h"
 #include "processor.h"
@@ -89,7 +90,7 @@ std::string TraceEvents(const GraphSpec& spec, const ffi::String& trace) {
   json::Object document;
   document.Set(ffi::String("displayTimeUnit"), ffi::String("ms"));
   document.Set(ffi::String("traceEvents"), events);
-  return json::Stringify(document);
+  return WholeJSON(document);
 }
 
 constexpr DLDevice kCpuDevice{kDLCPU, 0};
@@ -409,7 +410,7 @@ const std::string& Model::Statistics() {
   found.Set(ffi::String("replaced"), Method("replaced")().cast<ffi::String>());
   found.Set(ffi::String("processors"), json::Parse(Method("health")().cast<ffi::String>()));
   found.Set(ffi::String("bytes"), bytes);
-  text_ = json::Stringify(found);
+  text_ = WholeJSON(found);
   return text_;
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory.h"
 #include "packed.h"
 #include "processor.h"
 
@@ -117,7 +118,7 @@ ffi::String CoreSpeed(int64_t bytes) {
   json::Object object;
   object.Set(ffi::String("gflops"), Gflops());
   object.Set(ffi::String("gbytes"), Gbytes(bytes));
-  return json::Stringify(object);
+  return WholeJSON(object);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

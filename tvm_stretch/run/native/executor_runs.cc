@@ -53,7 +53,7 @@ ffi::String TraceToJSON(int64_t plan, int64_t start, int64_t end,
   trace.Set(ffi::String("start"), start);
   trace.Set(ffi::String("end"), end);
   trace.Set(ffi::String("regions"), lists);
-  return json::Stringify(trace);
+  return WholeJSON(trace);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 
 #include "cores.h"
 #include "cpu_features.h"
+#include "memory.h"
 #include "packed.h"
 
 namespace tvm_stretch {
@@ -172,7 +173,7 @@ json::Object Dsp(const std::string& root) {
   return object;
 }
 
-ffi::String DescribeDsp(const ffi::String& root) { return json::Stringify(Dsp(root)); }
+ffi::String DescribeDsp(const ffi::String& root) { return WholeJSON(Dsp(root)); }
 
 ffi::String DescribeMachine() {
   json::Object machine;
@@ -197,7 +198,7 @@ ffi::String DescribeMachine() {
   machine.Set(ffi::String("opencl"), opencl);
   machine.Set(ffi::String("why_no_opencl"), ffi::String(why_not));
   machine.Set(ffi::String("dsp"), Dsp(""));
-  return json::Stringify(machine);
+  return WholeJSON(machine);
 }
 
 }  // namespace

@@ -76,6 +76,14 @@ void RefuseMemory(size_t bytes) {
   TVM_FFI_UNREACHABLE();
 }
 
+ffi::String WholeJSON(const ffi::json::Value& value) {
+  ffi::String text = ffi::json::Stringify(value), wrong;
+  ffi::json::Parse(text, &wrong);
+  errno = ENOMEM;
+  if (!wrong.empty()) RefuseMemory(text.size());
+  return text;
+}
+
 bool Overlap(const DLTensor& one, const DLTensor& other) {
   const char *first = DataOf(one), *second = DataOf(other);
   if (!ffi::IsContiguous(one) || !ffi::IsContiguous(other)) return first == second;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/string.h>
 
 #include <cstddef>
@@ -59,6 +60,9 @@ inline constexpr const char* kFreeMemory =
 
 // Throws RunError because `bytes` of memory cannot be allocated.
 [[noreturn]] void RefuseMemory(size_t bytes);
+
+// A value as JSON; throws RunError where tvm-ffi had no memory for a part, which it leaves out.
+ffi::String WholeJSON(const ffi::json::Value& value);
 
 // Copies all elements; the two have the same shape and dtype, `to` is contiguous at `data`.
 void CopyToContiguous(const DLTensor& from, char* data);
