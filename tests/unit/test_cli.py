@@ -60,6 +60,25 @@ def test_a_network_is_compiled_first(files: Path, capsys: pytest.CaptureFixture[
     assert json.loads(said(capsys, "explain", str(files / "net.so"), "--json"))["regions"]
 
 
+def test_a_fast_compile_searches_nothing(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    efforts: list[object] = []
+    own = ts.compile
+
+    def compiled(*given: object, **options: object) -> ts.Model:
+        efforts.append(options.get("effort"))
+        return own(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ts, "compile", compiled, raising=False)
+    artifact = str(files / "fast.so")
+    said(capsys, "compile", str(files / "net.onnx"), "-o", artifact, "--fast", *TARGET)
+    said(capsys, "compile", str(files / "net.onnx"), "-o", artifact, *TARGET)
+    assert efforts == ["low", None]
+    assert main(["run", artifact, "--fast"]) == 1
+    assert "for the artifact" in capsys.readouterr().err
+
+
 def test_precision_for_a_core_that_is_not_here(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
