@@ -154,7 +154,7 @@ class Band:
         return block([inverse, loop(columns // width, vector, "vector")])
 
     def mask(self, row: Expr, key: Expr) -> Expr:
-        """What is added to a score."""
+        """The summand of a score."""
         at = (*self.stack, self.first + row, key)
         return load(self.fused.operands[2], *self.cfg.mask_place(at))
 

@@ -109,26 +109,23 @@ def _rounded_product(node: Node, x: relax.Expr, blocks: Blocks, parts: int) -> r
     if missing:
         rest = constant(np.zeros((rows, missing), "float32"))
         x = node.emit(relax.op.concat([x, rest], axis=1))
-    x = node.emit(relax.op.reshape(x, (rows, count, size)))
+    # one shape from here on: a reshape in between would split the kernel that rounds
+    x = node.emit(relax.op.reshape(x, (rows, 1, count, size)))
     most = node.emit(relax.op.max(node.emit(relax.op.abs(x)), axis=-1, keepdims=True))
     least = constant(np.array(_SMALLEST, "float32"))  # a block of zeros is divided by it
-    steps = _STEPS * PART ** (parts - 1)
-    factor = node.emit(relax.op.maximum(most, least))
-    factor = node.emit(relax.op.divide(factor, constant(np.array(steps, "float32"))))
+    steps = constant(np.array(_STEPS * PART ** (parts - 1), "float32"))
+    factor = node.emit(relax.op.divide(node.emit(relax.op.maximum(most, least)), steps))
     q = node.emit(relax.op.round(node.emit(relax.op.divide(x, factor))))
-    q = node.emit(relax.op.clip(q, -steps, steps))
-    if parts == 2:
-        q = _high_and_low(node, node.emit(relax.op.reshape(q, (rows, 1, count * size))))
-    q = node.emit(relax.op.astype(q, "int8"))
+    q = node.emit(relax.op.astype(_high_and_low(node, q) if parts == 2 else q, "int8"))
     q = node.emit(relax.op.reshape(q, (rows, parts * count * size)))
     factor = node.emit(relax.op.reshape(factor, (rows, count)))
     return words_call(node.bb, q, factor, values, blocks.scale, blocks.zero, size, blocks.bits)
 
 
 def _high_and_low(node: Node, q: relax.Expr) -> relax.Expr:
-    """``high`` and ``low`` of numbers that are ``PART * high + low``, one after the other."""
+    """``high`` and ``low`` of numbers that are ``PART * high + low``, along the second axis."""
     part, of_high, of_whole = (
-        constant(np.array(values, "float32").reshape(1, -1, 1))
+        constant(np.array(values, "float32").reshape(1, -1, 1, 1))
         for values in ([1 / PART], [1, -PART], [0, 1])
     )
     high = node.emit(relax.op.round(node.emit(relax.op.multiply(q, part))))
