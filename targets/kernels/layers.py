@@ -232,7 +232,8 @@ class AttentionShape(Layer):
     def hides_pieces(self) -> bool:
         """Whether the mask may hide the same keys from neighbouring queries, as of a cache."""
         rows = (self.q[-2], 1) if self.in_place else (self.q[-2],)
-        return self.mask is not None and self.mask[-2] in rows and self.mask[-1] == self.v[-2]
+        mask = self.mask or ()
+        return len(mask) > 1 and mask[-2] in rows and mask[-1] == self.v[-2]
 
     @property
     def scores(self) -> MatmulShape:

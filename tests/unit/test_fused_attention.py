@@ -240,8 +240,8 @@ def test_shares_that_others_read_stay() -> None:
     assert "attention" not in names(mod)
 
 
-def shared_keys(masks: int = 1) -> tvm.IRModule:
-    """One query of six heads, two of which share keys and values, as exporters write it."""
+def shared_keys(masks: int = 1, queries: int = 1, mask_axes: int = 4) -> tvm.IRModule:
+    """Queries of six heads, two of which share keys and values, as exporters write it."""
 
     def repeated(x: relax.Expr, width: int) -> relax.Expr:
         emit = relax.BlockBuilder.current().emit
@@ -250,10 +250,11 @@ def shared_keys(masks: int = 1) -> tvm.IRModule:
 
     def body(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
         keys = relax.BlockBuilder.current().emit(op.permute_dims(repeated(k, 12), [0, 1, 3, 2]))
-        scores = op.add(op.matmul(q, keys), random_const(1, masks, 1, 17))
+        size = (1, masks, queries, 17)[4 - mask_axes :]
+        scores = op.add(op.matmul(q, keys), random_const(*size))
         return op.matmul(nn.softmax(scores), repeated(v, 16))
 
-    return module(body, (1, 6, 1, 12), (1, 3, 17, 12), (1, 3, 17, 16))
+    return module(body, (1, 6, queries, 12), (1, 3, 17, 12), (1, 3, 17, 16))
 
 
 def test_heads_that_share_keys_are_queries_of_one_head() -> None:
@@ -261,6 +262,19 @@ def test_heads_that_share_keys_are_queries_of_one_head() -> None:
     text = BlockChannels({"cpu": AVX2})(mod).script()
     assert names(mod) == ["attention"]
     assert "broadcast_to" not in text and "permute_dims" not in text
+
+
+@pytest.mark.parametrize("queries", [2, 4, 5, 19])
+@pytest.mark.parametrize("mask_axes", [1, 2, 3, 4])
+def test_keys_of_several_heads_are_not_repeated(queries: int, mask_axes: int) -> None:
+    """Few queries read them as they are; for many each is transposed once."""
+    mod = shared_keys(queries=queries, mask_axes=mask_axes)
+    blocked = BlockChannels({"cpu": AVX2})(mod)
+    text = blocked.script()
+    assert names(mod) == ["attention"]
+    assert "broadcast_to" not in text
+    assert ("permute_dims" in text) == (queries > 4)
+    assert_same_numerics(mod, blocked)
 
 
 def test_heads_with_masks_of_their_own_keep_their_keys() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
 from tvm import relax
 from tvm.ir import GenericConst
@@ -27,6 +26,7 @@ class Attention:
 
     operands: tuple[relax.Expr, ...]
     shape: AttentionShape
+    is_turned: bool = False  # whether the last axes of the keys have yet to be exchanged
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -108,30 +108,36 @@ class AttentionReader:
         mask = of_mask[0] if of_mask else None
         shape = AttentionShape(of_q, of_k, of_v, mask, scale, before is not None)
         attention = Attention((q, k, v, *masks), shape)
-        return (self.grouped(attention) or attention) if before is not None else attention
+        return self.grouped(attention) or attention
 
     def grouped(self, found: Attention) -> Attention | None:
-        """One query of several heads that share keys and values, as several queries of one head.
+        """The attention of heads that share keys and values, which are not repeated for each head.
 
-        Keys and values are read where they were before they were repeated for each head.
+        One query of several heads is several queries of one head.
         """
         (q, k, v, *masks), own = found.operands, found.shape
-        keys, values = self.repeated(k), self.repeated(v)
-        if keys is None or values is None or own.q[-2] != 1 or keys[1] != values[1]:
+        before = k if own.in_place else self.untransposed(k)
+        keys, values = self.repeated(before), self.repeated(v)
+        if keys is None or values is None or keys[1] != values[1]:
             return None
         if not len(own.q) == len(own.k) == len(own.v) or own.q[-3] != own.k[-3]:
             return None
-        if own.mask is not None and prod(own.mask[-3:-1]) != 1:
+        if own.mask is not None and own.mask[-3:-2] not in ((), (1,)):
             return None  # heads have masks of their own
-        *stack, heads, _, depth = own.q
-        groups = heads // keys[1]
+        *stack, heads, queries, depth = own.q
+        times, groups, mask = keys[1], heads // keys[1], own.mask
+        is_one = queries == 1 and own.in_place
+        heads_of = (*stack, groups) if is_one else (*stack, groups, 1)
+        if mask is not None and not is_one and len(mask) > 2:
+            mask = (*mask[:-2], 1, *mask[-2:])
         shape = replace(
             own,
-            q=(*stack, groups, keys[1], depth),
-            k=(*stack, groups, *own.k[-2:]),
-            v=(*stack, groups, *own.v[-2:]),
+            q=(*stack, groups, times, depth) if is_one else (*stack, groups, times, *own.q[-2:]),
+            k=(*heads_of, *own.k[-2:]),
+            v=(*heads_of, *own.v[-2:]),
+            mask=mask,
         )
-        return Attention((q, keys[0], values[0], *masks), shape)
+        return Attention((q, keys[0], values[0], *masks), shape, is_turned=not own.in_place)
 
     def repeated(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
         """What a value holds of each head several times in succession, and how often."""

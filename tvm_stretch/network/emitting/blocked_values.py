@@ -242,7 +242,14 @@ def _attention(r: Rewriter, call: relax.Call) -> Made:
     if attention is None or template is None:
         return None
     operands = r.plain(relax.Tuple(attention.operands)).fields
-    views = [r.view(x, shape) for x, shape in zip(operands, attention.shapes, strict=True)]
+    shapes = attention.shapes
+    if attention.is_turned:
+        *stack, depth, keys = shapes[1]
+        shapes[1] = (*stack, keys, depth)
+    views = [r.view(x, shape) for x, shape in zip(operands, shapes, strict=True)]
+    if attention.is_turned:
+        axes = [*range(len(stack)), len(stack) + 1, len(stack)]
+        views[1] = r.bb.emit(relax.op.permute_dims(views[1], axes))
     made = template.call(r.bb, *views)
     shape = tuple(shape_of(call))
     return Value(shape, plain=r.view(made, shape), named=made)
