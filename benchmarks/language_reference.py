@@ -1,6 +1,6 @@
 """Compares greedy tokens of a language model with those of the same weights in PyTorch.
 
-    python -m benchmarks.language_reference [--count 64] [--prompts 20] [model.gguf]
+    python -m benchmarks.language_reference [--count 64] [--prompts 20] [--activations int8] [model.gguf]
 
 Transformers reads the same `.gguf` file and judges each token that we chose, with our tokens before
 it. The rule: a token has to be the reference's best one, unless the reference's two best scores
@@ -80,9 +80,10 @@ def main() -> None:
     parser.add_argument("file", nargs="?")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--activations", choices=("float32", "int16", "int8"))
     args = parser.parse_args()
     file = find_file(args.file)
-    model = open_model(file, ["llvm"], 1024, None)
+    model = open_model(file, ["llvm"], 1024, None, args.activations)
     model.set_sampling(temperature=0.0)
     tokenizer = Tokenizer(read_vocabulary(file))
     compared, close, wrong = compare(model, tokenizer, file, args.prompts, args.count)
