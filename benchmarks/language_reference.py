@@ -1,6 +1,6 @@
 """Compares greedy tokens of a language model with those of the same weights in PyTorch.
 
-    python -m benchmarks.language_reference [--count 64] [--prompts 20] [--activations int8] [model.gguf]
+    python -m benchmarks.language_reference [--count 64] [--prompts 20] [--activations A] [m.gguf]
 
 Transformers reads the same `.gguf` file and judges each token that we chose, with our tokens before
 it. The rule: a token has to be the reference's best one, unless the reference's two best scores
