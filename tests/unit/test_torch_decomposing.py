@@ -28,14 +28,16 @@ class _Layers(torch.nn.Module):
 class _Widths(torch.nn.Module):
     """Layers of as many widths as there are, one of them with its channels last in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_batch: bool = False) -> None:
         super().__init__()
         widths = (4, 6, 8, 10, 12)
         self.layers = torch.nn.ModuleList(
             torch.nn.Conv2d(before, width, 3, padding=1)
             for before, width in zip((4, *widths), widths, strict=False)
         )
-        self.norms = torch.nn.ModuleList(map(torch.nn.BatchNorm2d, widths))
+        self.norms = torch.nn.ModuleList(
+            torch.nn.BatchNorm2d(width, track_running_stats=not by_batch) for width in widths
+        )
 
     def forward(self, x):
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -103,6 +105,7 @@ def _flat(result):
 CASES = {
     "layers": (_Layers(), torch.rand(2, 4, 8, 8)),
     "widths": (_Widths(), torch.rand(2, 4, 8, 8)),
+    "norms by the batch": (_Widths(by_batch=True), torch.rand(2, 4, 8, 8)),
     "mask": (_Mask(), torch.rand(4, 9, 9)),
     "other name": (_OtherName(), torch.rand(2, 3)),
     "zeros": (_Zeros(), torch.rand(2, 3)),
@@ -136,15 +139,23 @@ def test_a_width_makes_no_kind_and_each_copy_has_its_own_sizes(monkeypatch) -> N
     kinds = 1 + 1 + 1 + 1  # convolution, norm, SiLU, the order of memory
     inputs = 3 + 5 + 1 + 1
     assert given == [kinds + inputs + 1]
-    wanted, got = (
-        [
+    assert _shapes(ours) == _shapes(whole)
+
+
+def test_norms_by_the_batch_have_their_own_sizes(monkeypatch) -> None:
+    _, whole, ours, _ = _counted(monkeypatch, *CASES["norms by the batch"])
+    assert _shapes(ours) == _shapes(whole)
+
+
+def _shapes(program):
+    """Shapes and types of all results of operators, sorted."""
+    return sorted(
+        str(
             [(part.shape, part.dtype) for part in torch.utils._pytree.tree_leaves(node.meta["val"])]
-            for node in program.graph.nodes
-            if node.op == "call_function"
-        ]
-        for program in (whole, ours)
+        )
+        for node in program.graph.nodes
+        if node.op == "call_function"
     )
-    assert got == wanted
 
 
 def test_a_program_that_changes_a_buffer_is_decomposed_as_a_whole(monkeypatch) -> None:

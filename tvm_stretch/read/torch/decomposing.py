@@ -36,6 +36,8 @@ _FOR_ALL_SIZES = {
     for name in (*_ELEMENTWISE, "conv1d", "conv2d", "conv3d", "batch_norm", "dropout")
 }
 """Operators that torch decomposes alike for all sizes of a rank, none of which it writes down."""
+_TRAINING = 5
+"""The place of this argument among those of batch_norm."""
 
 
 def decompose(program: ExportedProgram, table: Table) -> ExportedProgram:
@@ -169,7 +171,9 @@ class _Kinds:
             self.taken[node] = _Taken(**{**vars(self.together), "kind": node})
 
     def _take_alone(self, node: Node, target: Any) -> None:
-        sized = target.__name__ not in _FOR_ALL_SIZES
+        # a norm by the statistics of its batch becomes many operators of several shapes
+        trains = any(argument is True for argument in node.args[: _TRAINING + 1])
+        sized = target.__name__ not in _FOR_ALL_SIZES or trains
         key = (target, _key(node.args, sized), _key(tuple(sorted(node.kwargs.items())), sized))
         given: list[Node] = []
         _each_node(node, given.append)
