@@ -170,6 +170,7 @@ def run_apart(code: Path, data: Path) -> int:
     """The exit code of a process that runs a network as data, which may die of it."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python would wait for C
         signal.alarm(30)
         try:
             model = ts.load(code, data=data)
