@@ -41,7 +41,10 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, check: Callable[[int], Sequence[Line]]) -> int:
-    """Check the seeds; print verdicts that are not `right`, and one line of counts at the end."""
+    """Check the seeds; print verdicts that are not `right`, and one line of counts at the end.
+
+    Counts so far go to the standard error, since a campaign may be killed before its end.
+    """
     if args.work:
         *ends, core = args.work
         os.sched_setaffinity(0, {core})  # the compiler starts as many threads as it has cores
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace, check: Callable[[int], Sequence[Line]]) -> int
     for line in _lines(seeds, args.jobs, args.limit):
         counts[line["verdict"]] += line.get("count", 1)
         kinds.update(line.get("kinds", ()))
+        print(json.dumps({**counts, "so far": True}), file=sys.stderr, flush=True)
         if line["verdict"] != "right":
             print(json.dumps(line), flush=True)
         if out:
