@@ -11,7 +11,7 @@
 //                                         the first whose chosen values are all in the text
 //   feed(tensor)                          runs with these values of the state that is chosen from
 //                                         scores, in pieces as long as lengths allow
-//   guess(most[, "2,7"])                  runs once, and returns the values that were chosen, `most`
+//   guess(most[, "2,7"])                  runs once, and returns the chosen values, `most`
 //                                         at most: several if guesses of the next ones came true
 //                                         (guesses.h), none after one in the text
 //   take_back(count)                      after guess: the last ones of its values were not chosen
