@@ -210,7 +210,8 @@ class _Body(Bindings):
             return 0 if operands[0] == param else -1
         values = (constant_value(arg, lambda expr: bound.get(expr, expr)) for arg in operands)
         steps = {int(value.item()) for value in values if value is not None and value.size == 1}
-        return 1 if param in operands and steps == read else -1
+        counts = "int" in str(param.ty.dtype)  # the executor takes back steps of integers only
+        return 1 if counts and param in operands and steps == read else -1
 
     def _size(self, param: relax.Var, name: str) -> int:
         """The size of a dimension of `lengths=`."""
