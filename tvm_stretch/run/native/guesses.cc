@@ -3,7 +3,8 @@
 namespace tvm_stretch {
 namespace {
 
-constexpr size_t kLeast = 3;          // values in a row that must have been there before
+// Values in a row that must have been there before: until guesses saved time, and then.
+constexpr size_t kLeast = 5, kLeastAfterSuccess = 3;
 constexpr size_t kMost = 8;           // of several such places, the one with the most is taken
 constexpr double kLoss = 0.015;       // of the time may be lost by guesses
 constexpr double kCredit = 8;         // plain runs that guesses may lose after they saved much
@@ -12,15 +13,16 @@ constexpr double kWeightOfNew = 0.2;  // of a run in the usual time
 }  // namespace
 
 std::vector<int64_t> Guesses::Propose(size_t count) const {
-  if (all_.size() <= kLeast || plain_ns_ == 0) return {};
+  const size_t least = saved_ns_ > 0 ? kLeastAfterSuccess : kLeast;
+  if (all_.size() <= least || plain_ns_ == 0) return {};
   if (saved_ns_ < -(plain_ns_ + kLoss * spent_ns_)) return {};
   size_t best = 0, follows = 0;
-  for (size_t end = all_.size() - 1; end >= kLeast && best < kMost; --end) {
+  for (size_t end = all_.size() - 1; end >= least && best < kMost; --end) {
     size_t same = 0;
     while (same < std::min(end, kMost) && all_[end - 1 - same] == all_[all_.size() - 1 - same]) {
       ++same;
     }
-    if (same <= best || same < kLeast) continue;
+    if (same <= best || same < least) continue;
     best = same;
     follows = end;
   }
