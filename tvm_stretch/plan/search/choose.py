@@ -405,7 +405,10 @@ def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None
         return None
     say(f"searching with {KEPT} of {few.run.count} equal layers")
     found = _measure(replace(job, mod=few.mod, observer=Observer()), site, limits)
-    return few.decision(found, job)
+    decision = few.decision(found, job)
+    if decision is None:
+        say("that plan does not repeat from layer to layer: searching with all of them")
+    return decision
 
 
 def _measure(job: Job, site: Site, limits: Limits) -> Decision:

@@ -41,9 +41,7 @@ class Stops {
       if (state.output >= spec_.results) continue;
       const TensorSpec& next = spec_.output(state.output);
       for (int64_t at = 0; at < next.bytes; at += next.dtype.bits / 8) {
-        int64_t value = 0;
-        std::memcpy(&value, instance.output(state.output) + at, next.dtype.bits / 8);
-        all &= Has(value);
+        all &= Has(IntegerAt(instance.output(state.output) + at, next.dtype.bits / 8));
         any = true;
       }
     }
@@ -122,11 +120,6 @@ bool CanRewind(const GraphSpec& spec, const StateSpec& chosen) {
   return counts && chosen.scores >= 0 && spec.arguments == 0;
 }
 
-int64_t ValueAt(const char* data, int64_t bytes) {
-  if (bytes == 8) return *reinterpret_cast<const int64_t*>(data);
-  return *reinterpret_cast<const int32_t*>(data);
-}
-
 }  // namespace
 
 ffi::Any Executor::RunSteps(Args args) {
@@ -175,7 +168,7 @@ ffi::Any Executor::Feed(Args args) {
   std::vector<char> copy(Times(count, type.bits / 8));
   CopyToContiguous(values, copy.data());
   for (int64_t i = 0; i < count; ++i) {
-    guesses_.Note(ValueAt(copy.data() + i * (type.bits / 8), type.bits / 8));
+    guesses_.Note(IntegerAt(copy.data() + i * (type.bits / 8), type.bits / 8));
   }
   const std::vector<size_t> pieces = PiecesOf(spec_, input, static_cast<int64_t>(copy.size()));
   Interrupts interrupts;
@@ -190,7 +183,7 @@ ffi::Any Executor::Feed(Args args) {
     interrupts.Check();
   }
   const StateSpec& chosen = spec_.states[ChosenState(spec_)];
-  guesses_.Note(ValueAt(instance_->output(chosen.output), type.bits / 8));
+  guesses_.Note(IntegerAt(instance_->output(chosen.output), type.bits / 8));
   return ffi::Any();
 }
 
@@ -215,7 +208,7 @@ ffi::Any Executor::Guess(Args args) {
     const bool is_one = spec_.input(chosen.input, own.length()).bytes == bytes;
     staging_.RunOwn(&own, true, true);
     if (is_one) guesses_.RanPlain(Now() - begin);
-    values = {ValueAt(own.output(chosen.output), bytes)};
+    values = {IntegerAt(own.output(chosen.output), bytes)};
   }
   for (const int64_t value : values) guesses_.Note(value);
   ffi::Tensor found = NewTensor({static_cast<int64_t>(values.size())}, DLDataType{kDLInt, 64, 1});

@@ -5,6 +5,7 @@
 
 #include "instance.h"
 #include "memory.h"
+#include "sizes.h"
 
 namespace tvm_stretch {
 
@@ -21,16 +22,6 @@ int64_t Greatest(const float* scores, int64_t width) {
     if (!(scores[best] >= scores[i])) best = i;
   }
   return best;
-}
-
-int64_t Value(const char* data, int64_t bytes) {
-  if (bytes == 8) return *reinterpret_cast<const int64_t*>(data);
-  return *reinterpret_cast<const int32_t*>(data);
-}
-
-void Write(int64_t value, int64_t bytes, char* to) {
-  const auto narrow = static_cast<int32_t>(value);
-  std::memcpy(to, bytes == 4 ? static_cast<const void*>(&narrow) : &value, bytes);
 }
 
 }  // namespace
@@ -51,7 +42,7 @@ void Instance::Choose() {
       // of several positions, the last one counts
       const int64_t drawn = samplers_[i].Draw(row + (rows - 1) * width, width);
       if (drawn < 0) continue;  // what the network found stays
-      Write(drawn, item, to);
+      StoreInteger(drawn, item, to);
     }
   }
 }
@@ -77,7 +68,7 @@ std::vector<Instance::Choice> Instance::Accept(size_t state, const std::vector<i
 void Instance::Rewind(size_t state, const Choice& last, int64_t count) {
   const StateSpec& chosen = spec_.states[state];
   held_[state] = spec_.output(chosen.output).bytes;
-  Write(last.value, held_[state], inputs_[chosen.input]);
+  StoreInteger(last.value, held_[state], inputs_[chosen.input]);
   samplers_[state].GoTo(last.drawn);
   for (const StateSpec& counter : spec_.states) {
     if (&counter == &chosen || counter.rewind <= 0) continue;
@@ -85,7 +76,7 @@ void Instance::Rewind(size_t state, const Choice& last, int64_t count) {
     const int64_t item = next.dtype.bits / 8;
     char* const first = inputs_[counter.input];
     for (char* at = first; at < first + next.bytes; at += item) {
-      Write(Value(at, item) - count * counter.rewind, item, at);
+      StoreInteger(IntegerAt(at, item) - count * counter.rewind, item, at);
     }
   }
   FollowStates();

@@ -1,9 +1,10 @@
-// Products of sizes that come from a file, a caller or another machine.
+// Products of sizes that come from a file, a caller or another machine, and integers in memory.
 #pragma once
 
 #include <tvm/ffi/error.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace tvm_stretch {
 
@@ -24,6 +25,18 @@ int64_t Product(Iterator first, Iterator last) {
   int64_t product = 1;
   for (; first != last; ++first) product = Times(product, *first);
   return product;
+}
+
+// An integer of 4 or 8 bytes.
+inline int64_t IntegerAt(const char* data, int64_t bytes) {
+  if (bytes == 8) return *reinterpret_cast<const int64_t*>(data);
+  return *reinterpret_cast<const int32_t*>(data);
+}
+
+// Stores an integer in 4 or 8 bytes.
+inline void StoreInteger(int64_t value, int64_t bytes, char* to) {
+  const auto narrow = static_cast<int32_t>(value);
+  std::memcpy(to, bytes == 4 ? static_cast<const void*>(&narrow) : &value, bytes);
 }
 
 }  // namespace tvm_stretch
