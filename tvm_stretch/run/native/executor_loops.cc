@@ -231,9 +231,7 @@ std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& s
   if (guesses.empty()) return {};
   char* const input = own.input(chosen.input);
   for (int64_t i = 1; i < reads; ++i) {
-    const auto narrow = static_cast<int32_t>(guesses[i - 1]);
-    std::memcpy(input + i * bytes, bytes == 4 ? static_cast<const void*>(&narrow) : &guesses[i - 1],
-                bytes);
+    StoreInteger(guesses[i - 1], bytes, input + i * bytes);
   }
   own.UseLength(length);
   own.StateIsSet(chosen.input);
