@@ -178,8 +178,18 @@ def test_plans_that_do_not_repeat_are_refused() -> None:
     convs = [name for name in Calls(few.mod["main"]).calls if name.startswith("conv2d")]
     # the halo of eight layers is higher than the image: other operators than for three
     split = RowSplit(convs[0], [*Calls(few.mod["main"]).calls][-2], (2, 1))
+    given = Plan(NAMES, (), splits=(split,))
     with pytest.raises((PlanError, UnsupportedError)):
-        few._repeated(Plan(NAMES, (), splits=(split,)))
+        few._repeated(given)
+    assert not few.repeats(given)
+
+
+def test_a_search_builds_no_plan_that_does_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single processor is then the best there is."""
+    monkeypatch.setattr(FewerLayers, "repeats", lambda *_: False)
+    model = ts.compile(layered(), TARGETS)
+    assert len({region.processor for region in model.plan.regions}) == 1
+    assert "searched with 3 of 8 equal layers" in model.plan.reason
 
 
 def test_the_search_sees_three_layers(monkeypatch: pytest.MonkeyPatch) -> None:

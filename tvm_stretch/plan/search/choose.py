@@ -87,6 +87,7 @@ def decide(
     limits: Limits = NO_LIMITS,  # what processors may compute at most
     # remembers the winning plan, if another contest would end alike
     memory: Memory | None = None,
+    may_use: Callable[[Plan], bool] = lambda _: True,  # of several processors
 ) -> Decision:
     """The fastest plan of a network; one processor unless several win beyond doubt.
 
@@ -99,7 +100,12 @@ def decide(
     if costs.trusted:
         costs = _at_present_pace(costs, build, take)
     say("searching for plans")
-    candidates = search(mod, costs, limits=limits)
+
+    def searched(costs: Costs) -> Found:
+        found = search(mod, costs, limits=limits)
+        return replace(found, rivals=tuple(r for r in found.rivals if may_use(r.plan)))
+
+    candidates = searched(costs)
     rivals = [(rival, build(mod, rival)) for rival in candidates.rivals[:1]]
     others, passed = candidates.rivals[1:], list(candidates.passed)
     if rivals and not costs.trusted:
@@ -108,7 +114,7 @@ def decide(
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
             passed += [one.considered(_OVERTAKEN) for one in (*candidates.singles, *others)]
-            candidates = search(mod, costs.corrected(factors), limits=limits)
+            candidates = searched(costs.corrected(factors))
             candidates = replace(
                 candidates, notes=tuple(f"{n} (corrected by a run)" for n in candidates.notes)
             )
@@ -404,14 +410,13 @@ def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None
     if few is None:
         return None
     say(f"searching with {KEPT} of {few.run.count} equal layers")
-    found = _measure(replace(job, mod=few.mod, observer=Observer()), site, limits)
-    decision = few.decision(found, job)
-    if decision is None:
-        say("that plan does not repeat from layer to layer: searching with all of them")
-    return decision
+    own = replace(job, mod=few.mod, observer=Observer())
+    return few.decision(_measure(own, site, limits, few.repeats), job)
 
 
-def _measure(job: Job, site: Site, limits: Limits) -> Decision:
+def _measure(
+    job: Job, site: Site, limits: Limits, may_use: Callable[[Plan], bool] = lambda _: True
+) -> Decision:
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
     is_usual = limits.scheduler is schedule_heft and limits.objective == LATENCY
     may_remember = site.identity and is_usual
@@ -439,7 +444,7 @@ def _measure(job: Job, site: Site, limits: Limits) -> Decision:
         return Model.from_parts(build_parts(replace(own, mod=network, observer=seen)))
 
     try:
-        return decide(job, site, built, limits, memory)
+        return decide(job, site, built, limits, memory, may_use)
     except MeasureError as error:
         if site.device and isinstance(error.__cause__, DeviceError):
             raise error.__cause__ from error

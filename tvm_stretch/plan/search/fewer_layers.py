@@ -71,6 +71,14 @@ class FewerLayers:
         rows = [replace(one, what=f"{one.what} ({note})") for one in found.considered or ()]
         return replace(found, job=own, considered=rows or None, trial=None).noted(note)
 
+    def repeats(self, plan: Plan) -> bool:
+        """Whether the plan is one for all layers, too."""
+        try:
+            self._repeated(plan)
+        except (PlanError, UnsupportedError):
+            return False
+        return True
+
     def _repeated(self, plan: Plan) -> Plan:
         """The plan for all layers.
 
