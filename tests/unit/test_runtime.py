@@ -26,6 +26,7 @@ from helpers.small_models import (
 from tvm import relax, topi
 
 from tvm_stretch.base.errors import ArtifactError, InputError, TargetError
+from tvm_stretch.run.benchmark import KernelTime, ProfileResult
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.values import TensorInfo
 
@@ -312,3 +313,16 @@ def test_other_targets_are_refused() -> None:
     mod = kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((4,), "float32")})
     with pytest.raises(TargetError, match="expected an llvm target"):
         build_model(mod, tvm.target.Target("c"))
+
+
+def test_a_profile_prints_the_slowest_kernels_and_the_sum_of_the_others() -> None:
+    kernels = tuple(
+        KernelTime(f"n{i}", f"k{i}", "float32[1]", i * 1e-6, i / 210) for i in range(21)
+    )
+    profile = ProfileResult(kernels)
+    lines = repr(profile).splitlines()
+    assert len(lines) == 1 + 15 + 2
+    assert lines[1].split()[2] == "k20" and lines[-3].split()[2] == "k6"
+    assert lines[-2].split()[:2] == ["15.0", "7.1%"] and "6 others" in lines[-2]
+    assert len(profile.table().splitlines()) == 1 + 21 + 1 and "others" not in profile.table()
+    assert "others" not in repr(ProfileResult(kernels[:15]))

@@ -41,12 +41,11 @@ class BenchmarkResult:
         return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
     def __repr__(self) -> str:
-        """Median, how far runs are apart, percentiles, fastest and slowest, in milliseconds."""
-        p90, p99 = (self.percentile(percent) * 1e3 for percent in (90, 99))
+        """Median, percentiles, fastest and slowest, in milliseconds."""
+        p25, p75, p90, p99 = (self.percentile(percent) * 1e3 for percent in (25, 75, 90, 99))
         return (
-            f"median {self.median * 1e3:.3f} ms (the middle half of the runs lies within "
-            f"{self.spread * 1e3:.3f} ms), p90 {p90:.3f} ms, p99 {p99:.3f} ms, "
-            f"{min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms in "
+            f"median {self.median * 1e3:.3f} ms (p25 {p25:.3f}, p75 {p75:.3f}, p90 {p90:.3f}, "
+            f"p99 {p99:.3f}), {min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms in "
             f"{len(self.samples)} runs" + (f"; {self.energy}" if self.energy else "")
         )
 
@@ -63,6 +62,10 @@ class KernelTime:
     packets: int = 0  # that a DSP executed for it; 0 on processors that do not count packets
 
 
+_SLOWEST = 15
+"""Rows of a profile that is printed."""
+
+
 @dataclass(frozen=True, repr=False)
 class ProfileResult:
     """The kernels, in the order they run."""
@@ -75,12 +78,28 @@ class ProfileResult:
         return sum(kernel.seconds for kernel in self.kernels)
 
     def __repr__(self) -> str:
-        """A table, slowest kernel first; with packets where a DSP counted them."""
+        """The table of the slowest kernels."""
+        return self.table(_SLOWEST)
+
+    def table(self, most: int | None = None) -> str:
+        """A table, slowest kernel first; with packets where a DSP counted them.
+
+        Args:
+            most: how many kernels have rows of their own; by default all.
+        """
+        slowest = sorted(self.kernels, key=lambda k: -k.seconds)
+        rest = slowest[most:] if most is not None else []
         rows = [
             (f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.packets}", k.kernel, k.output, k.name)
-            for k in sorted(self.kernels, key=lambda k: -k.seconds)
+            for k in slowest[:most]
         ]
         packets = sum(kernel.packets for kernel in self.kernels)
+        if rest:
+            seconds, share, count = (
+                sum(getattr(k, name) for k in rest) for name in ("seconds", "share", "packets")
+            )
+            others = f"{len(rest)} others: table() has them"
+            rows.append((f"{seconds * 1e6:.1f}", f"{share:.1%}", f"{count}", others, "", ""))
         rows.append((f"{self.total * 1e6:.1f}", "100.0%", f"{packets}", "total", "", ""))
         head = ("µs", "share", "packets", "kernel", "output", "node")
         shown = [i for i, name in enumerate(head) if packets or name != "packets"]

@@ -198,7 +198,7 @@ def bench(args: argparse.Namespace) -> None:
     if args.kernels:
         profile = model.profile()
         data["kernels"] = [vars(kernel) for kernel in profile.kernels]
-        lines.append(f"\n{profile}")
+        lines.append(f"\n{profile.table()}")
     _show(args, data, "\n".join(lines))
 
 
