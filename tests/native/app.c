@@ -13,6 +13,9 @@
  *   app MODEL trace INPUT OUTPUT            events of a run, then statistics
  *   app MODEL faults INPUT OUTPUT           each step fails in turn (tests/faults/injector.cc)
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* memfd_create and memmem */
+#endif
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
