@@ -260,7 +260,7 @@ def plan_front(
         | ms | mJ | plan |
         | --- | --- | --- |
         ...
-        | 13.23 | 20.5 | hexagon alone on hexagon |
+        | 13.19 | 20.4 | hexagon alone on hexagon |
     """
     with reporting(progress), compiling():
         mod, _, site = to_predict(source, targets, device, shapes)

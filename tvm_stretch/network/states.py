@@ -57,7 +57,7 @@ class Greedy:
     Examples:
         >>> states = {"token": ts.Greedy("logits"), "past.*": "present.*"}  # of ts.compile
         >>> states["token"]
-        Greedy(output='logits')
+        Greedy(output='logits', length='')
     """
 
     output: str  # name of the output, such as ``logits``

@@ -133,7 +133,7 @@ def read_gguf(
         >>> language = ts.read_gguf("small.gguf", places=32)
         >>> model = ts.compile(language, lengths={"n": [1, 4]})
         >>> model(np.array([[17, 5, 80, 3]])).shape
-        (1, 1, 96)
+        (1, 4, 96)
     """
     if isinstance(places, bool) or not isinstance(places, int) or not 2 <= places <= 2**20:
         raise InputError(
