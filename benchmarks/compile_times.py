@@ -51,11 +51,11 @@ def measured(name: str, targets: list[str], effort: str) -> tuple[float, float, 
         if not times and line.startswith(("building", "searching")):
             times.append(time.process_time())
 
-    given = {"targets": targets, "cpu_threads": 1, "effort": effort, "progress": note}
+    settings = {"targets": targets, "cpu_threads": 1, "effort": effort, "progress": note}
     begin = time.process_time()
-    ts.compile(program, **given)
+    ts.compile(program, **settings)
     end = time.process_time()
-    ts.compile(program, **given)
+    ts.compile(program, **settings)
     return (times or [end])[0] - begin, end - begin, time.process_time() - end
 
 
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     named = (("--targets", "llvm"), ("--effort", "full"), ("--here", ""))
     args = options(__doc__, arguments, words, *named)
     if args.here:
-        found = measured(args.here, args.targets.split(","), args.effort)
-        print(*(f"{seconds:.1f}" for seconds in found))
+        times = measured(args.here, args.targets.split(","), args.effort)
+        print(*(f"{seconds:.1f}" for seconds in times))
         return
     table, seconds = Table("network", "read, CPU s", "compile, CPU s", "again, CPU s"), []
     for name in args.words:

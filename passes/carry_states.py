@@ -101,13 +101,16 @@ def carry_states(
     hidden = [name for name in wanted if name not in greedy]
     order = [*greedy, *hidden]
     fields = [*(outputs[name] for name in shown), *(following[name] for name in order)]
-    read = {math.prod(shape_of(params[name])) for name in greedy}
+    values_read = {math.prod(shape_of(params[name])) for name in greedy}
+    bound = {binding.var: binding.value for binding in body.bindings}
     kept = [
         Kept(
             len(shown) + order.index(name),
             *growth[name],
             *_drawing(name, source, outputs, shown),
-            rewind=-1 if growth[name][1] else body.rewind(params[name], following[name], read),
+            rewind=-1
+            if growth[name][1]
+            else _rewind(bound, params[name], following[name], values_read),
         )
         for name, source in wanted.items()
     ]
@@ -188,31 +191,6 @@ class _Body(Bindings):
         best = self._emit(relax.op.reshape(self.greatest(scores), shape))
         return self._emit(relax.op.astype(best, dtype))
 
-    def rewind(self, param: relax.Var, value: relax.Expr, read: set[int]) -> int:
-        """By how much a state falls for each of the `read` values that is taken back, or -1."""
-        bound = {binding.var: binding.value for binding in self.bindings}
-
-        def source(expr: relax.Expr) -> relax.Expr:
-            while True:
-                made = bound.get(expr)
-                if made is not None and kind_of(made) == "reshape":
-                    expr = made.args[0]
-                elif isinstance(made, relax.Var):
-                    expr = made
-                else:
-                    return expr
-
-        made = bound.get(source(value))
-        if made is None or kind_of(made) not in ("add", "scatter_nd"):
-            return -1
-        operands = [source(arg) for arg in made.args[:2]]
-        if kind_of(made) == "scatter_nd":
-            return 0 if operands[0] == param else -1
-        values = (constant_value(arg, lambda expr: bound.get(expr, expr)) for arg in operands)
-        steps = {int(value.item()) for value in values if value is not None and value.size == 1}
-        counts = "int" in str(param.ty.dtype)  # the executor takes back steps of integers only
-        return 1 if counts and param in operands and steps == read else -1
-
     def _size(self, param: relax.Var, name: str) -> int:
         """The size of a dimension of `lengths=`."""
         if name not in self._sizes:
@@ -280,6 +258,33 @@ class _Body(Bindings):
         types = relax.TupleType([result.ty for result in results])
         body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], relax.Tuple(results))
         return relax.Function(params, self.builder.normalize(body), types, self._main.is_pure)
+
+
+def _rewind(
+    bound: Mapping[relax.Var, relax.Expr],
+    param: relax.Var,
+    following: relax.Expr,
+    values_read: set[int],  # by each chosen state
+) -> int:
+    """By how much a state falls for each value that is taken back, or -1; see `Kept`."""
+
+    def source(expr: relax.Expr) -> relax.Expr:
+        value = bound.get(expr)
+        while isinstance(value, relax.Var) or (value is not None and kind_of(value) == "reshape"):
+            expr = value if isinstance(value, relax.Var) else value.args[0]
+            value = bound.get(expr)
+        return expr
+
+    call = bound.get(source(following))
+    if call is None or kind_of(call) not in ("add", "scatter_nd"):
+        return -1
+    operands = [source(arg) for arg in call.args[:2]]
+    if kind_of(call) == "scatter_nd":
+        return 0 if operands[0] == param else -1
+    values = (constant_value(arg, lambda expr: bound.get(expr, expr)) for arg in operands)
+    steps = {int(value.item()) for value in values if value is not None and value.size == 1}
+    counts = "int" in str(param.ty.dtype)  # the executor takes back steps of integers only
+    return 1 if counts and param in operands and steps == values_read else -1
 
 
 def _drawing(

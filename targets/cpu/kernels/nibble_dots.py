@@ -113,11 +113,11 @@ class BlockProducts:
         size = _EXACT // word_size(self.own) if self.is_narrow else count
         whole, rest = divmod(count, size)
 
-        def some(start: Expr, words: int) -> tirx.Stmt:
+        def few_words(start: Expr, words: int) -> tirx.Stmt:
             return self.apart(start, words, worth, digits)
 
-        steps = [loop(whole, lambda i: some(first + i * size, size), "i")] if whole else []
-        return steps + ([some(first + whole * size, rest)] if rest else [])
+        steps = [loop(whole, lambda i: few_words(first + i * size, size), "i")] if whole else []
+        return steps + ([few_words(first + whole * size, rest)] if rest else [])
 
     def apart(self, first: Expr, count: int, worth: int, digits: list[_Digit]) -> tirx.Stmt:
         """Add the products of a few words to sums of each part, and these to those of the block."""
@@ -163,11 +163,11 @@ class BlockProducts:
             bits = tirx.bitwise_and(bits, number(0x0F0F0F0F, self.width))
         k = part * self.own.depth + word * word_size(self.own) + digit.first
         inputs = load(self.q, self.row(one.pixel), tirx.Ramp(k, const(1), WORD))
-        given = every(tirx.reinterpret("int32", inputs), self.width)
+        repeated = every(tirx.reinterpret("int32", inputs), self.width)
         kinds = ("uint8", "int8") if self.is_narrow else (self.dot.pixel, "int8")
         left, right = (
             tirx.reinterpret(f"{kind}x{WORD * self.width}", value)
-            for kind, value in zip(kinds, (bits, given), strict=True)
+            for kind, value in zip(kinds, (bits, repeated), strict=True)
         )
         if not self.is_narrow:
             lane = tirx.Ramp(const(0), const(1), self.width)

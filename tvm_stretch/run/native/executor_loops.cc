@@ -160,16 +160,16 @@ ffi::Any Executor::RunSteps(Args args) {
 ffi::Any Executor::Feed(Args args) {
   RequireCount(args, 1, 1, "feed");
   const DLTensor& values = *args[0].cast<DLTensor*>();
-  const size_t input = spec_.states[ChosenState(spec_)].input;
+  const StateSpec& chosen = spec_.states[ChosenState(spec_)];
+  const size_t input = chosen.input;
   const DLDataType type = spec_.input(input).dtype;
+  const int64_t item = type.bits / 8;
   const int64_t count = Product(values.shape, values.shape + values.ndim);
   CheckTensor(values, {values.shape, values.shape + values.ndim}, type, "input",
               spec_.inputs[input].name);
-  std::vector<char> copy(Times(count, type.bits / 8));
+  std::vector<char> copy(Times(count, item));
   CopyToContiguous(values, copy.data());
-  for (int64_t i = 0; i < count; ++i) {
-    guesses_.Note(IntegerAt(copy.data() + i * (type.bits / 8), type.bits / 8));
-  }
+  for (int64_t i = 0; i < count; ++i) guesses_.Note(IntegerAt(copy.data() + i * item, item));
   const std::vector<size_t> pieces = PiecesOf(spec_, input, static_cast<int64_t>(copy.size()));
   Interrupts interrupts;
   const char* next = copy.data();
@@ -182,8 +182,7 @@ ffi::Any Executor::Feed(Args args) {
     staging_.RunOwn(instance_.get(), i + 1 == pieces.size(), true);
     interrupts.Check();
   }
-  const StateSpec& chosen = spec_.states[ChosenState(spec_)];
-  guesses_.Note(IntegerAt(instance_->output(chosen.output), type.bits / 8));
+  guesses_.Note(IntegerAt(instance_->output(chosen.output), item));
   return ffi::Any();
 }
 
@@ -238,7 +237,9 @@ std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& s
   const int64_t begin = Now();
   try {
     staging_.RunOwn(&own, false, false);
-  } catch (const ffi::Error&) {  // the last places of a cache have no room for guesses
+  } catch (const ffi::Error& error) {
+    if (error.kind() != kInputError) throw;  // cancelled, or a processor failed
+    // the last places of a cache have no room for guesses
     guesses_.RanGuessing(Now() - begin, 0);
     own.UseLength(before);
     own.StateIsSet(chosen.input);
