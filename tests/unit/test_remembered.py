@@ -173,7 +173,9 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     measured = []
 
-    def decide(job: Job, site: Site, build: Any, _: Any, memory: Any, *_: Any) -> Decision:
+    def decide(
+        job: Job, site: Site, build: Any, _limits: Any, memory: Any, _may_use: Any
+    ) -> Decision:
         measured.append(memory)
         plan = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", ("relu",)),), reason="won")
         if memory is not None:
