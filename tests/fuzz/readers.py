@@ -41,7 +41,7 @@ def _design(content: bytes) -> None:
 
 
 def _language(content: bytes) -> None:
-    """The input is the head of a file; zeros stand for its weights, so that mutations hit the head."""
+    """The input is the head of a file; zeros stand for its weights: mutations hit the head."""
     path = _FOLDER / "net.gguf"
     path.write_bytes(content)
     os.truncate(path, len(content) + (2 << 20))
