@@ -349,22 +349,27 @@ def compare(args: argparse.Namespace) -> None:
 
 def devices(args: argparse.Namespace) -> None:
     """List what the kinds of processors mean here."""
-    from tvm_stretch.targets.processors import kinds, make_processors
+    from tvm_stretch.targets.processors import describe, processors_here
 
     data: dict[str, Any] = {}
     lines = []
-    for kind in kinds():
-        try:
-            (processor,) = make_processors(kind, None)[1]
-        except StretchError as error:
-            data[kind] = {"absent": str(error)}
-            lines.append(f"{kind:13}absent: {error}")
+    for kind, found in processors_here():
+        if isinstance(found, StretchError):
+            data[kind] = {"absent": str(found)}
+            lines.append(f"{kind:13}absent: {found}")
             continue
-        name = processor.hardware.driver or str(processor.target.attrs.get("mcpu", kind))
-        threads, lanes = processor.threads, processor.machine.lanes
-        data[kind] = {"name": name, "threads": threads, "lanes": lanes}
-        lines.append(f"{kind:13}{name}, {counted(threads, 'thread')}, {lanes} float lanes")
+        name = found.hardware.driver or str(found.target.attrs.get("mcpu", kind))
+        data[kind] = {"name": name, "threads": found.threads, "lanes": found.machine.lanes}
+        lines.append(f"{kind:13}{describe(found)}")
     _show(args, data, "\n".join(lines))
+
+
+def doctor(args: argparse.Namespace) -> None:
+    """Look at this machine."""
+    from tvm_stretch.api.doctor import examine
+
+    findings = examine()
+    _show(args, [vars(finding) for finding in findings], "\n".join(map(str, findings)))
 
 
 def phone(args: argparse.Namespace) -> None:
