@@ -27,8 +27,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.baselines import schedule_mulayer
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
-from benchmarks.baselines.bounds import gap_of, lower_bound
-from benchmarks.baselines.parts import check_schedule
+from benchmarks.baselines.bounds import check_schedule, gap_of, lower_bound
 from benchmarks.commands import Rows, markdown, options
 from benchmarks.scheduling_profiles import (
     PHONE,

@@ -22,13 +22,15 @@ from dataclasses import replace
 import tvm
 
 from benchmarks import mi9
-from benchmarks.baselines.parts import check_schedule, splittable
+from benchmarks.baselines.bounds import check_schedule
 from tutorials import zoo
 from tvm_stretch.network.operator_graph import Group, OperatorGraph
 from tvm_stretch.plan.scheduling import FREE, Problem, TransferCost, linear_transfer
-from tvm_stretch.plan.scheduling.of_network import problem_of
+from tvm_stretch.plan.scheduling.of_network import problem_of, splittable
 from tvm_stretch.plan.scheduling.result import Scheduler
 from tvm_stretch.plan.search.costs import Costs, planning_costs
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.scheduled import whole_problem
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.processors import make_processors
 
@@ -136,16 +138,7 @@ def host_costs() -> Costs:
 
 def host_problem(mod: tvm.IRModule, costs: Costs) -> Problem:
     """The problem of a network on this machine."""
-    graph = costs.kernels.lower(mod)
-    costs.ask_for(graph.groups)
-    places = range(len(costs.processors))
-    names = [processor.name for processor in costs.processors]
-
-    def nanoseconds(group: Group) -> list[int | None]:
-        return [costs.whole(group, place) for place in places]
-
-    launch = [costs.start(place) for place in places]
-    return splittable(problem_of(graph, names, nanoseconds, costs.transfers()), graph, launch)
+    return whole_problem(Network(mod, costs.kernels), costs)
 
 
 def whole(problem: Problem) -> Problem:

@@ -1,17 +1,18 @@
 """Published schedulers, for comparison and as starting points of `benchmarks.baselines.anneal`.
 
-No compilation imports them; `ilp.py` needs SciPy.
+HOPE is part of the package (`tvm_stretch/plan/scheduling/hope.py`); ``ts.compile(..., scheduler=)``
+takes each of the others as a function.
 """
 
 from __future__ import annotations
 
 from benchmarks.baselines.exhaustive import schedule_exhaustive
-from benchmarks.baselines.hope import schedule_hope_gs, schedule_hope_lp, schedule_ilp
 from benchmarks.baselines.mosaic import schedule_mosaic
 from benchmarks.baselines.single import schedule_single
 from benchmarks.baselines.split import schedule_codl, schedule_mulayer
 from benchmarks.baselines.starpu import schedule_starpu
 from tvm_stretch.plan.scheduling.heft import schedule_heft
+from tvm_stretch.plan.scheduling.hope import schedule_hope_gs, schedule_hope_lp, schedule_ilp
 from tvm_stretch.plan.scheduling.result import Scheduler
 
 __all__ = [

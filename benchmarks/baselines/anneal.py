@@ -22,8 +22,8 @@ from benchmarks.baselines import (
 )
 from benchmarks.baselines.bounds import lower_bound
 from benchmarks.baselines.local_search import anneal
-from benchmarks.baselines.merge import merge_short_operators
 from tvm_stretch.plan.scheduling.heft import schedule_heft
+from tvm_stretch.plan.scheduling.merge import merge_short_operators
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.plan.scheduling.simulate import Simulation, simulate

@@ -24,6 +24,8 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
+from tvm_stretch.plan.scheduling import check
+from tvm_stretch.plan.scheduling.check_parts import require
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.result import Result
 
@@ -38,6 +40,13 @@ def lower_bound(problem: Problem) -> int:
         bound = max(critical_path(problem), _segments(problem)) if problem.operators else 0
         problem.__dict__["_lower_bound"] = bound  # the problem is frozen, so this stays true
     return bound
+
+
+def check_schedule(problem: Problem, result: Result) -> None:
+    """Like ``scheduling.check_schedule``; the lower bounds have to hold, too."""
+    check.check_schedule(problem, result)
+    bound = bound_of(result)
+    require(bound <= result.makespan, f"expected at least {bound} for makespan, got less")
 
 
 def bound_of(result: Result) -> int:

@@ -19,10 +19,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from benchmarks.baselines.hope import schedule_hope_gs, schedule_hope_lp
 from benchmarks.commands import markdown, options
 from benchmarks.scheduling_profiles import RATIOS, graph_of, spans, synthetic_problem, whole
 from tvm_stretch.plan.scheduling import Problem
+from tvm_stretch.plan.scheduling.hope import schedule_hope_gs, schedule_hope_lp
 from tvm_stretch.plan.scheduling.result import Scheduler
 
 Variant: TypeAlias = tuple[str, Scheduler | None, Scheduler | None, bool]

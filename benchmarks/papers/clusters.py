@@ -30,7 +30,7 @@ from benchmarks.baselines import (
     schedule_single,
     schedule_starpu,
 )
-from benchmarks.baselines.parts import check_schedule
+from benchmarks.baselines.bounds import check_schedule
 from benchmarks.carried_out import Carrier, in_turns
 from benchmarks.commands import markdown, options
 from benchmarks.harness import check

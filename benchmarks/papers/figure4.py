@@ -27,7 +27,6 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
-from benchmarks.baselines.hope import schedule_hope_gs
 from benchmarks.carried_out import TARGETS, Carrier
 from benchmarks.commands import Table, beside, options, turns
 from benchmarks.harness import check
@@ -35,6 +34,7 @@ from benchmarks.scheduling_profiles import whole
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.scheduling.hope import schedule_hope_gs
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network

@@ -11,14 +11,12 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from benchmarks.baselines.anneal import schedule
-from benchmarks.baselines.parts import splittable
 from benchmarks.baselines.split import layers_of
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.make.kernels import kernels_alone
 from tvm_stretch.network.operator_graph import OperatorGraph
-from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.scheduling import FREE, check_schedule
-from tvm_stretch.plan.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.plan.scheduling.of_network import problem_of, splittable
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
@@ -145,17 +143,6 @@ def test_parts_of_an_operator_know_what_they_need_of_others():
     }
     layers = [[given.operators[i].name for i in layer] for layer in layers_of(given)]
     assert sorted(layers) == [["dense", "act"], ["pool"], ["small"], ["wide", "bias"]]
-
-
-def test_processors_of_operators_by_a_schedule():
-    graph = kernels(Branches).graph
-    costs = {"relu": (50, 20), "pool": (30, None), "out": (5, 50)}
-    result = schedule(problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2))
-    placed = processors_of(graph, result)
-    assert {name for name, p in placed.items() if p == "gpu"} == {"conv", "bias", "relu"}
-    assert {name for name, p in placed.items() if p == "cpu"} == {"pool", "both", "gate", "out"}
-    regions = form_regions(Branches["main"], placed)
-    assert sorted(op for region in regions for op in region.operators) == sorted(placed)
 
 
 def test_missing_costs_are_named():

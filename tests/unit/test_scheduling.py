@@ -11,7 +11,6 @@ from helpers.scheduling_problems import chain, fan, problem
 from scipy.optimize import OptimizeResult
 
 from benchmarks.baselines import (
-    ilp,
     schedule_exhaustive,
     schedule_hope_gs,
     schedule_hope_lp,
@@ -22,10 +21,7 @@ from benchmarks.baselines import (
     schedule_starpu,
 )
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
-from benchmarks.baselines.bounds import bound_of, gap_of, lower_bound
-from benchmarks.baselines.hope_partition import partition
-from benchmarks.baselines.merge import merge_short_operators
-from benchmarks.baselines.parts import check_schedule
+from benchmarks.baselines.bounds import bound_of, check_schedule, gap_of, lower_bound
 from benchmarks.baselines.split import schedule_codl
 from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.scheduling import (
@@ -34,10 +30,13 @@ from tvm_stretch.plan.scheduling import (
     Problem,
     Tensor,
     TransferCost,
+    ilp,
     linear_transfer,
     run_sequence,
     simulate,
 )
+from tvm_stretch.plan.scheduling.hope_partition import partition
+from tvm_stretch.plan.scheduling.merge import merge_short_operators
 from tvm_stretch.plan.scheduling.result import result_of
 from tvm_stretch.plan.scheduling.simulate import Simulation
 

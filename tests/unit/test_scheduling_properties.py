@@ -14,14 +14,13 @@ from benchmarks.baselines import (
     schedule_ilp,
 )
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
-from benchmarks.baselines.bounds import gap_of, lower_bound
-from benchmarks.baselines.hope_partition import PIECE, partition
+from benchmarks.baselines.bounds import check_schedule, gap_of, lower_bound
 from benchmarks.baselines.local_search import searched
-from benchmarks.baselines.parts import check_schedule
 from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.scheduling import FREE, Problem, Tensor, TransferCost, run_sequence, simulate
 from tvm_stretch.plan.scheduling.clock import Clock, Step
 from tvm_stretch.plan.scheduling.heft import reordered
+from tvm_stretch.plan.scheduling.hope_partition import PIECE, partition
 from tvm_stretch.plan.scheduling.result import result_of
 
 # The solver may take a second for an awkward program, and machines differ.

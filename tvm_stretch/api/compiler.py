@@ -28,7 +28,7 @@ from tvm_stretch.make.reading import Reader
 from tvm_stretch.network.properties.integer_summary import has_integers
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
-from tvm_stretch.plan.scheduling import Scheduler
+from tvm_stretch.plan.scheduling.named import SchedulerLike, read_scheduler
 from tvm_stretch.plan.search.candidates import PlanFront, front_of
 from tvm_stretch.plan.search.choose import WrongAnswerError, find, predict
 from tvm_stretch.plan.search.decision import PlansLike, with_plans
@@ -66,7 +66,7 @@ def compile(
     objective: str | Objective = "latency",
     effort: str = "full",
     precision: str = "float32",
-    scheduler: Scheduler | None = None,
+    scheduler: SchedulerLike | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
     progress: Progress | None = None,
@@ -124,9 +124,11 @@ def compile(
             processors that support it; operators that need more precision stay in float32, and the
             plan names them. ``"float16+float32"`` accumulates the sums of layers in float32.
             ``"bfloat16"`` multiplies in layers with the tiles of CPUs that have AMX.
-        scheduler: schedules segments whose operators may run at the same time: a function that
-            takes a ``scheduling.Problem`` and returns a ``scheduling.Result``, which is checked.
-            By default ``scheduling.schedule_heft``; what it answers competes with other options.
+        scheduler: plans the whole network, beside the search: ``"hope"``, ``"hope-greedy"`` or
+            ``"heft"``, or a function that takes a ``scheduling.Problem`` and returns a
+            ``scheduling.Result``. Its schedule is checked and becomes a plan, which is measured
+            with the others and taken only if it is the fastest. To have it in any case, give the
+            `plan` that ``ts.problems.network_problem(...).plan(result)`` makes of it.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
@@ -203,6 +205,7 @@ def plan_for(
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
     objective: str | Objective = "latency",
+    scheduler: SchedulerLike | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Predict the best plan, without building or measuring anything.
@@ -215,6 +218,7 @@ def plan_for(
         shapes: as for `compile`.
         cpu_threads: as for `compile`.
         objective: as for `compile`; energy is known of devices whose profile has powers.
+        scheduler: as for `compile`; its plan is taken only if it is predicted to be the fastest.
         progress: as for `compile`.
 
     Returns:
@@ -228,6 +232,8 @@ def plan_for(
         True
     """
     limits = replace(NO_LIMITS, objective=read_objective(objective))
+    if scheduler is not None:
+        limits = replace(limits, scheduler=read_scheduler(scheduler))
     with reporting(progress), compiling():
         mod, notes, site = to_predict(source, targets, device, shapes, cpu_threads)
         decision = predict(site.job(mod), site, limits).noted(*notes, site.note)

@@ -1,28 +1,32 @@
-"""``network_problem()``: a network as a scheduling problem, for schedulers that somebody writes.
+"""``network_problem()``: a whole network as a scheduling problem, and the plan of a schedule.
 
     found = ts.problems.network_problem("net.onnx", ["llvm", "opencl"])
-    result = my_scheduler(found.problem)
+    result = ts.problems.scheduler("hope")(found.problem)
     ts.compile("net.onnx", ["llvm", "opencl"], plan=found.plan(result))
 
-Costs are those that a search would use: measured ones (``ts.tune.measure``), or typical ones.
+Costs are those that a search would use: measured ones (``ts.tune.measure``), typical ones, or those
+that the profile of a phone predicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 
+from tvm_stretch.api.compiler import to_predict
 from tvm_stretch.base.compiling import compiling
-from tvm_stretch.network.operator_graph import Group
+from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.scheduling import Problem, Result, check_schedule
-from tvm_stretch.plan.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.plan.scheduling.named import read_scheduler as scheduler
+from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.pieces import Network
-from tvm_stretch.plan.search.site import Targets, site_of
-from tvm_stretch.read import load_network
+from tvm_stretch.plan.search.scheduled import carried_out, whole_problem
+from tvm_stretch.plan.search.site import DeviceLike, Targets
+
+__all__ = ["NetworkProblem", "network_problem", "scheduler"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,15 @@ class NetworkProblem:
 
     Attributes:
         problem: operator 0 has the network's inputs, the last one its outputs, both on the CPU; the
-            others are its kernels, named after the last operator in them.
+            others are its kernels, named after the last operator in them. Operators that
+            are ``splittable`` may be scheduled in parts.
         network: the network, as the search sees it.
+        costs: of its kernels.
     """
 
     problem: Problem
     network: Network
+    costs: Costs
 
     @property
     def module(self) -> tvm.IRModule:
@@ -44,21 +51,27 @@ class NetworkProblem:
         return self.network.mod
 
     def plan(self, result: Result) -> Plan:
-        """The plan that carries out a schedule.
+        """The plan that carries out a schedule, with times predicted from the plan's own kernels.
 
         Raises:
-            ScheduleError: the result is no schedule of the problem.
+            ScheduleError: the result is no schedule of the problem, or its parts have no plan.
         """
         check_schedule(self.problem, result)
-        placed = processors_of(self.network.graph, result)
-        regions = form_regions(self.module["main"], placed)
-        return Plan(self.problem.processors, regions, reason=f"scheduled by {result.scheduler}")
+        found = carried_out(self.network, self.costs, result)
+        if isinstance(found, str):
+            raise ScheduleError(
+                f"expected a schedule that a plan can carry out, got one where {found}; leave that "
+                "operator whole, or place it elsewhere"
+            )
+        says = f"{found.what}, which counts {result.makespan / 1e6:.6f} ms"
+        return replace(found.plan, reason=says)
 
 
 def network_problem(
     source: object,
     targets: Targets = None,
     *,
+    device: DeviceLike = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
 ) -> NetworkProblem:
@@ -67,17 +80,12 @@ def network_problem(
     Args:
         source: as for `compile`.
         targets: as for `compile`.
+        device: as for `plan_for`.
         shapes: as for `compile`.
         cpu_threads: as for `compile`.
     """
     with compiling():
-        site = site_of(None, targets, cpu_threads)
-        mod = load_network(source, shapes)
+        mod, _, site = to_predict(source, targets, device, shapes, cpu_threads)
         costs = site.costs(mod)
         network = Network(mod, costs.kernels)
-
-        def nanoseconds(group: Group) -> list[int | None]:
-            return [costs.whole(group, place) for place in range(len(site.processors))]
-
-        problem = problem_of(network.graph, site.names, nanoseconds, costs.transfers())
-        return NetworkProblem(problem, network)
+        return NetworkProblem(whole_problem(network, costs), network, costs)

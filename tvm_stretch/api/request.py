@@ -11,7 +11,7 @@ from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
-from tvm_stretch.plan.scheduling import Scheduler
+from tvm_stretch.plan.scheduling.named import SchedulerLike, read_scheduler
 from tvm_stretch.plan.search.decision import PlansLike, read_plans
 from tvm_stretch.plan.search.limits import Limits, read_limits
 from tvm_stretch.plan.search.objective import LATENCY, read_objective
@@ -40,7 +40,7 @@ class Request:
     precision: str = "float32"  # one of `PRECISIONS`
     plan: PlanLike | None = None  # the plan, or its file, if the caller chose it
     plans: PlansLike | None = None  # several plans by name, or whether there shall be several
-    scheduler: Scheduler | None = None  # schedules segments with branches; None for HEFT
+    scheduler: SchedulerLike | None = None  # plans the whole network beside the search
     max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
     share_parts: int | None = None  # the denominator of shares
     objective: object = LATENCY  # what the plan is to make small
@@ -75,11 +75,6 @@ class Request:
         if self.first_plan is not None and read_objective(self.objective) != LATENCY:
             raise InputError(
                 "expected no objective where a plan is given, got one; leave one of them out"
-            )
-        if self.scheduler is not None and not callable(self.scheduler):
-            raise InputError(
-                "expected a function from Problem to Result for scheduler, got "
-                f"{self.scheduler!r:.100}; see tutorials/03_writing_a_scheduler.py"
             )
         self._check_effort()
         if self.scheduler is not None and self.first_plan is not None:
@@ -138,7 +133,8 @@ class Request:
         objective = read_objective(self.objective)
         read = read if objective == LATENCY else replace(read, objective=objective)
         read = replace(read, searches=self.effort != "low")
-        return read if self.scheduler is None else replace(read, scheduler=self.scheduler)
+        wanted = self.scheduler
+        return read if wanted is None else replace(read, scheduler=read_scheduler(wanted))
 
     def checked(self, model: Model, limits: Limits) -> Model:
         """The model, which can pause the processors that the caller limits beside a plan.

@@ -4,9 +4,10 @@
     >>> result = schedule_heft(problem)
     >>> result.makespan, result.placement
 
-Every scheduler has this signature. A compilation runs HEFT, and brings its own plans into another
-order where that gains (`reordered`); schedulers of other papers stand beside the benchmarks that
-compare them.
+Every scheduler has this signature. A compilation runs HEFT for segments with branches, and brings
+its own plans into another order where that gains (`reordered`). ``scheduler=`` asks another one
+about the whole network. HOPE stands here (`hope.py`), schedulers of other papers beside the
+benchmarks that compare them.
 """
 
 from __future__ import annotations

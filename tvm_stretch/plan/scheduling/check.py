@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_stretch.base.errors import ScheduleError
+from tvm_stretch.plan.scheduling.check_parts import check_parts, require
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.result import Result
 
@@ -10,13 +10,18 @@ from tvm_stretch.plan.scheduling.result import Result
 def check_schedule(problem: Problem, result: Result) -> None:
     """Raise an error unless the result is a schedule of the problem that runs as predicted.
 
+    Operators that the problem calls splittable may be scheduled in parts.
+
     Raises:
         ScheduleError: names the first rule that the result breaks.
     """
-    require(
-        result.problem is problem or result.problem == problem,
-        "expected a Result for the problem that was given, got one for another",
-    )
+    if result.problem is not problem and result.problem != problem:
+        require(
+            any(operator.whole for operator in result.problem.operators),
+            "expected a Result for the problem that was given, got one for another",
+        )
+        check_parts(problem, result.problem)
+        problem = result.problem
     _check_placement(problem, result)
     received = _receive_times(problem, result)
     for processor, queue in enumerate(result.order):
@@ -97,9 +102,3 @@ def _check_dependencies(problem: Problem, result: Result) -> None:
                 f"expected {problem.operators[reader].name} to start after {tensor.name} is "
                 f"written at {result.finish[tensor.producer]}, got {result.start[reader]}",
             )
-
-
-def require(holds: bool, message: str) -> None:
-    """Raise an error unless a rule holds."""
-    if not holds:
-        raise ScheduleError(f"{message}; the scheduler is at fault")

@@ -1,15 +1,19 @@
-"""Converts a network to a scheduling problem, and a schedule to processors of operators."""
+"""Converts a network to a scheduling problem."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-from tvm import relax
+from dataclasses import replace
+from fractions import Fraction
 
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.network.operator_graph import Group, OperatorGraph
+from tvm_stretch.network.operator_graph import ANCHORS, Group, OperatorGraph
+from tvm_stretch.network.operators import POINTWISE, Operator
+from tvm_stretch.network.properties.branch_spans import why_not_by_rows, window
 from tvm_stretch.plan.scheduling.problem import Job, Problem, Tensor, TransferCost
-from tvm_stretch.plan.scheduling.result import Result
+
+# Operators whose output channels can be computed in shares.
+_SPLITTABLE = (*ANCHORS, *POINTWISE)
 
 GroupCosts = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int | None]]
 
@@ -51,31 +55,6 @@ def problem_of(
     )
 
 
-def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
-    """The processor of every operator by a schedule of `problem_of`, for `form_regions`.
-
-    A view runs on the processor of its first reader, or else on that of its source.
-    """
-    names = result.problem.processors
-    placed = {
-        job.name: names[processor]
-        for job, processor in zip(result.problem.operators, result.placement, strict=True)
-    }
-    processors = {op.name: placed[g.name] for g in graph.groups for op in g.operators}
-    views = [op for op in graph.operators if op.name not in processors]
-    for view in reversed(views):
-        readers = (processors[r] for r in graph.operators.readers[view.name] if r in processors)
-        processors[view.name] = next(readers, "")
-    for view in views:
-        sources = (processors[name] for name in view.inputs if processors.get(name))
-        processors[view.name] = processors[view.name] or next(sources, names[0])
-    return {
-        op.name: processors[op.name]
-        for op in graph.operators
-        if isinstance(op.binding.value, relax.Call)
-    }
-
-
 def _costs_of(group: Group, costs: GroupCosts) -> tuple[int | None, ...]:
     try:
         return tuple(costs(group) if callable(costs) else costs[group.name])
@@ -84,3 +63,34 @@ def _costs_of(group: Group, costs: GroupCosts) -> tuple[int | None, ...]:
             f"expected costs of the kernel {group.name} ({group.anchor.kind}), got none; "
             "measure it or leave it to a cost model"
         ) from None
+
+
+def splittable(problem: Problem, graph: OperatorGraph, launch: Sequence[int] = ()) -> Problem:
+    """The problem of a network, whose schedulers may split operators by channels.
+
+    Args:
+        problem: as `problem_of` makes it.
+        graph: the network's kernels.
+        launch: the fixed nanoseconds of every kernel, by processor.
+    """
+    groups = {group.name: group for group in graph.groups}
+
+    def marked(job: Job) -> Job:
+        group = groups.get(job.name)
+        if group is None or not group.anchor.kind.startswith(_SPLITTABLE):
+            return job
+        pointwise = all(operator.kind in POINTWISE for operator in group.operators)
+        halo = Fraction(0) if pointwise else _halo(group.anchor)
+        return replace(job, splittable=True, pointwise=pointwise, halo=halo)
+
+    return replace(problem, operators=tuple(map(marked, problem.operators)), launch=tuple(launch))
+
+
+def _halo(operator: Operator) -> Fraction:
+    """How far beyond a band of rows the operator reads, as a share of the rows of its input."""
+    if why_not_by_rows(operator) is not None:
+        return Fraction(1)
+    sliding = window(operator)
+    if sliding is None:
+        return Fraction(0)
+    return Fraction((sliding.extent - 1) // 2, operator.arg_shapes[0][2])

@@ -38,7 +38,7 @@ class Job:
     pointwise: bool = False
     # rows that it reads beyond those of a band, as a share of all rows; 1 if all of them
     halo: Fraction = Fraction(0)
-    whole: str = ""  # name of the operator that this is a part of (`baselines/split.py`)
+    whole: str = ""  # name of the operator that this is a part of, if a scheduler split one
     share: Fraction = Fraction(1)  # its share of the whole's work
 
 

@@ -18,7 +18,7 @@ class Result:
     Attributes:
         scheduler: the name of the scheduler.
         problem: the problem that was scheduled: the given one, or that problem with operators split
-            into parts (`benchmarks.baselines.split`).
+            into parts.
         placement: the processor of each operator.
         order: the operators of each processor, in the order in which they run.
         start: predicted nanoseconds at which each operator begins to receive its inputs.
@@ -26,7 +26,7 @@ class Result:
         makespan: the last finish.
         runtime_ns: the duration of scheduling.
         proved: whether the scheduler proved that no schedule is faster.
-        pieces: how a solver ended with each piece of the network (`baselines/ilp.py`).
+        pieces: how a solver ended with each piece of the network (`ilp.py`).
     """
 
     scheduler: str

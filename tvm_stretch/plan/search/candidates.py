@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.base.words import counted
 from tvm_stretch.make.branching import Branching
 from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Calls
@@ -29,6 +28,7 @@ from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.options import Option, one_by_one
 from tvm_stretch.plan.search.pieces import Network
 from tvm_stretch.plan.search.realise import Candidate, by_objective, realise
+from tvm_stretch.plan.search.scheduled import scheduled
 
 _DOUBT = (1.25, 1.02)
 """A plan is worth building if it is predicted to take at most this many times the best processor
@@ -80,6 +80,12 @@ def find_candidates(
         rivals.insert(0, designed)
     elif designed is not None:
         notes.append(f"branches as designed: {designed}")
+    if limits.scheduler is not None:
+        asked = scheduled(network, costs, limits.scheduler, limits)
+        if isinstance(asked, Candidate):
+            rivals.append(asked)
+        else:
+            passed.append(asked)
     if not ranked and not rivals:
         plain = realise(network, costs, one_by_one(network, costs, limits), "one by one", limits)
         if isinstance(plain, str):
@@ -173,12 +179,12 @@ def _describe(options: Sequence[Option]) -> str:
     """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
     splits = [option.splits[0].by for option in options if option.splits]
     counts = (
-        (sum(len(option.shares) for option in options), "layer", " in shares"),
-        (splits.count("rows"), "segment", " in rows"),
-        (splits.count("channels"), "segment", " in channels"),
-        (sum(bool(option.scheduler) for option in options), "segment", " scheduled"),
+        (sum(len(option.shares) for option in options), "layers in shares"),
+        (splits.count("rows"), "segments in rows"),
+        (splits.count("channels"), "segments in channels"),
+        (sum(bool(option.scheduler) for option in options), "segments scheduled"),
     )
-    return ", ".join(counted(*words) for words in counts if words[0]) or "one by one"
+    return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"
 
 
 def as_designed(
@@ -203,8 +209,8 @@ def as_designed(
         designed[group.name] = place
     chain = ChainSearch(network, costs, designed, limits).best(splits=False)
     shared = sum(len(option.shares) for option in chain.options)
-    parts = f", {counted(shared, 'layer', ' in shares')}" if shared else ""
-    return realise(network, costs, chain.options, f"branches as designed{parts}", limits)
+    what = f"branches as designed, {shared} layers in shares" if shared else "branches as designed"
+    return realise(network, costs, chain.options, what, limits)
 
 
 def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:

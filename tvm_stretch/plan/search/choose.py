@@ -33,7 +33,6 @@ from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.network.properties.equal_layers import KEPT
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.plan.scheduling import schedule_heft
 from tvm_stretch.plan.search import Found, search
 from tvm_stretch.plan.search.contest import (
     MeasureError,
@@ -119,7 +118,8 @@ def decide(
                 candidates, notes=tuple(f"{n} (corrected by a run)" for n in candidates.notes)
             )
             passed += candidates.passed
-            others = tuple(r for r in candidates.rivals if _choices(r) != _choices(first))[:1]
+            unlike = [r for r in candidates.rivals if _choices(r) != _choices(first)]
+            others = (*unlike[:1], *(r for r in unlike[1:] if r.is_asked))
     rivals += [(rival, build(mod, rival)) for rival in others]
     singles = candidates.singles[:1] if costs.trusted else _in_reach(candidates, limits)
     singles = candidates.singles if limits.objective.needs else singles
@@ -395,11 +395,12 @@ def find(
         )
     found = search(mod, costs, limits=limits)
     candidates = [*found.singles, *found.rivals]
-    is_free = replace(limits, objective=LATENCY) == NO_LIMITS
+    ours = replace(limits, scheduler=None)
+    is_free = replace(ours, objective=LATENCY) == NO_LIMITS
     if site.profile is not None and len(site.processors) > 2 and is_free:
         for processor in site.processors[1:]:
             with suppress(UnsupportedError):
-                fewer = search(mod, site.without(processor).costs(mod), limits=limits)
+                fewer = search(mod, site.without(processor).costs(mod), limits=ours)
                 candidates += [*fewer.singles, *fewer.rivals]
     return costs, found, candidates
 
@@ -418,7 +419,7 @@ def _measure(
     job: Job, site: Site, limits: Limits, may_use: Callable[[Plan], bool] = lambda _: True
 ) -> Decision:
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
-    is_usual = limits.scheduler is schedule_heft and limits.objective == LATENCY
+    is_usual = limits.scheduler is None and limits.objective == LATENCY
     may_remember = site.identity and is_usual
     said = f"{site.identity} {limits.caps} {limits.parts}"
     memory = memory_of(job.mod, site.processors, said) if may_remember else None

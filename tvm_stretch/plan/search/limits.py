@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.properties.meeting_points import DEFAULT_ALPHA
-from tvm_stretch.plan.scheduling import Scheduler, schedule_heft
+from tvm_stretch.plan.scheduling import Scheduler
 from tvm_stretch.plan.search.objective import LATENCY, Objective
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
@@ -39,7 +39,7 @@ class Limits:
     caps: Mapping[int, float]  # the largest share of each processor that is limited, by its place
     parts: int = 0  # shares are multiples of ``1 / parts``; 0 for as fine as kernels allow
     said: str = ""  # the same for people
-    scheduler: Scheduler = schedule_heft  # schedules segments with branches
+    scheduler: Scheduler | None = None  # the caller's, which plans the whole network too
     objective: Objective = LATENCY  # what the plan is to make small
     searches: bool = True  # whether a plan is searched and measured if none is known
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import tvm
 from tvm import relax
@@ -34,6 +35,9 @@ from tvm_stretch.plan.search.objective import Cost
 from tvm_stretch.plan.search.options import Option
 from tvm_stretch.plan.search.pieces import Network
 
+Begins: TypeAlias = Mapping[tuple[str, int], int]
+"""Nanoseconds by the name of a kernel and a place."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -46,6 +50,7 @@ class Candidate:
     branched: Branching  # the network with the plan's parts
     level: KernelLevel | None = None  # the kernels of the plan, if they are known
     least_ns: int | None = None  # a bound of the time of any plan
+    is_asked: bool = False  # whether the caller's scheduler made it, so that it is always measured
 
     @property
     def lowered(self) -> tvm.IRModule | None:
@@ -75,8 +80,14 @@ def realise(
     options: Sequence[Option],
     what: str,
     limits: Limits = NO_LIMITS,
+    begins: Begins | None = None,
 ) -> Candidate | str:
-    """The plan of these options, or why there is none: a part is refused, or a limit exceeded."""
+    """The plan of these options, or why there is none: a part is refused, or a limit exceeded.
+
+    Args:
+        begins: when each kernel, or its part, begins on each processor by a schedule, whose order
+            is then kept. Otherwise the order is ours.
+    """
     shares = {name: widths for option in options for name, widths in option.shares.items()}
     splits = tuple(split for option in options for split in option.splits)
     processors = costs.processors
@@ -96,8 +107,9 @@ def realise(
             return f"a part is refused, {name} on {processors[place].name}: {reason}"
     if not limits.allow(_work(operators, placed, costs)):
         return f"it would be more than {limits.said}"
-    schedule = _Schedule(network, branched, operators, costs, placed)
-    if len(set(placed.values())) > 1:
+    order = None if begins is None else _in_order(network, branched, operators, placed, begins)
+    schedule = _Schedule(network, branched, operators, costs, placed, order)
+    if order is None and len(set(placed.values())) > 1:
         refined = schedule.refined()
         if limits.allow(_work(operators, refined.placed, costs)):
             schedule = refined
@@ -153,10 +165,33 @@ def _reasons(
     of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
     reasons = {}
     for name in names:
-        (base,) = parts[name].operators if name in parts else (name,)
+        base = _base(name, parts)
         if base in of_operator:
             reasons[name] = of_operator[base]
     return reasons
+
+
+def _base(name: str, parts: Mapping[str, Provenance]) -> str:
+    """The operator that a part belongs to; others are whole."""
+    (base,) = parts[name].operators if name in parts else (name,)
+    return base
+
+
+def _in_order(
+    network: Network,
+    branched: Branching,
+    operators: Operators,
+    placed: Mapping[str, int],
+    begins: Begins,
+) -> list[str]:
+    """All calls in the order of a schedule; a kernel that became whole begins with its parts."""
+    first = {name: min(ns for (n, _), ns in begins.items() if n == name) for name, _ in begins}
+    start = {}
+    for name, place in placed.items():
+        group = network.group_of.get(_base(name, branched.parts))
+        if group in first:
+            start[name] = begins.get((group, place), first[group])
+    return by_start(operators, placed, start)
 
 
 class _Schedule:

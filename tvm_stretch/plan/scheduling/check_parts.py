@@ -1,70 +1,25 @@
-"""Operators in parts: which may be split, and whether a schedule splits them as the rules say."""
+"""Checks that a problem is another one with some operators in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 
-from benchmarks.baselines.bounds import bound_of
-from tvm_stretch.network.operator_graph import ANCHORS, OperatorGraph
-from tvm_stretch.network.operators import POINTWISE, Operator
-from tvm_stretch.network.properties.branch_spans import why_not_by_rows, window
-from tvm_stretch.plan.scheduling import check
-from tvm_stretch.plan.scheduling.check import require
+from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.scheduling.problem import Job, Problem
-from tvm_stretch.plan.scheduling.result import Result
-
-# Operators whose output channels can be computed in shares.
-_SPLITTABLE = (*ANCHORS, *POINTWISE)
 
 
-def splittable(problem: Problem, graph: OperatorGraph, launch: Sequence[int] = ()) -> Problem:
-    """The problem of a network, whose schedulers may split operators by channels.
-
-    Args:
-        problem: as `problem_of` makes it.
-        graph: the network's kernels.
-        launch: the fixed nanoseconds of every kernel, by processor.
-    """
-    groups = {group.name: group for group in graph.groups}
-
-    def marked(job: Job) -> Job:
-        group = groups.get(job.name)
-        if group is None or not group.anchor.kind.startswith(_SPLITTABLE):
-            return job
-        pointwise = all(operator.kind in POINTWISE for operator in group.operators)
-        halo = Fraction(0) if pointwise else _halo(group.anchor)
-        return replace(job, splittable=True, pointwise=pointwise, halo=halo)
-
-    return replace(problem, operators=tuple(map(marked, problem.operators)), launch=tuple(launch))
+def require(holds: bool, message: str) -> None:
+    """Raise an error unless a rule holds."""
+    if not holds:
+        raise ScheduleError(f"{message}; the scheduler is at fault")
 
 
-def _halo(operator: Operator) -> Fraction:
-    """How far beyond a band of rows the operator reads, as a share of the rows of its input."""
-    if why_not_by_rows(operator) is not None:
-        return Fraction(1)
-    sliding = window(operator)
-    if sliding is None:
-        return Fraction(0)
-    return Fraction((sliding.extent - 1) // 2, operator.arg_shapes[0][2])
-
-
-def check_schedule(problem: Problem, result: Result) -> None:
-    """Like ``scheduling.check_schedule``, for schedules that may split operators into parts.
+def check_parts(problem: Problem, parts: Problem) -> None:
+    """Check that ``parts`` is the network of ``problem`` with some operators in shares.
 
     Raises:
-        ScheduleError: names the first rule that the result breaks.
+        ScheduleError: names the first rule that the parts break.
     """
-    if result.problem != problem:
-        _check_split(problem, result.problem)
-    check.check_schedule(result.problem, result)
-    bound = bound_of(result)
-    require(bound <= result.makespan, f"expected at least {bound} for makespan, got less")
-
-
-def _check_split(problem: Problem, parts: Problem) -> None:
-    """Check that ``parts`` is the network of ``problem`` with some operators in shares."""
     require(
         (problem.processors, problem.transfers, problem.caching)
         == (parts.processors, parts.transfers, parts.caching),

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from benchmarks.baselines.hope_partition import BALANCE, PIECE, partition
-from benchmarks.baselines.ilp import solve_piece
-from benchmarks.baselines.merge import merge_short_operators, unmerged
+from tvm_stretch.plan.scheduling.hope_partition import BALANCE, PIECE, partition
+from tvm_stretch.plan.scheduling.ilp import solve_piece
+from tvm_stretch.plan.scheduling.merge import merge_short_operators, unmerged
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.result import Result, result_of
 from tvm_stretch.plan.scheduling.simulate import Simulation
