@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm.target import Target
 
 from tvm_stretch import targets as _targets
-from tvm_stretch.base.errors import InputError, TargetError
+from tvm_stretch.base.errors import InputError, StretchError, TargetError
+from tvm_stretch.base.words import counted
 from tvm_stretch.targets.cpu.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.registry import (
@@ -85,6 +86,22 @@ def make_processors(
 def kinds() -> list[str]:
     """The words that may occur in ``targets``."""
     return sorted(registered())
+
+
+def processors_here() -> Iterator[tuple[str, Processor | StretchError]]:
+    """What each kind means on this machine, or why it is absent."""
+    for kind in kinds():
+        try:
+            yield kind, make_processors(kind, None)[1][0]
+        except StretchError as error:
+            yield kind, error
+
+
+def describe(processor: Processor) -> str:
+    """A processor in words: ``znver3, 2 threads, 8 float lanes``."""
+    name = processor.hardware.driver or processor.target.attrs.get("mcpu", processor.kind)
+    lanes = processor.machine.lanes
+    return f"{name}, {counted(processor.threads, 'thread')}, {counted(lanes, 'float lane')}"
 
 
 def _as_list(targets: Any) -> Sequence[TargetLike]:

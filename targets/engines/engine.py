@@ -351,11 +351,10 @@ def _any(given: Attributes) -> Provider:
     """The provider that a target of kind ``engine`` names."""
     unknown = sorted(set(given) - {*_COMMON, *_OWN})
     if unknown or "provider" not in given:
-        listed = ", ".join((*_OWN, *_COMMON[1:]))
-        fault = repr(unknown[0]) if unknown else "no provider"
+        expected = ", ".join((*_OWN, *_COMMON[1:])) if unknown else "a provider of ONNX Runtime"
         raise TargetError(
-            f"expected {listed} in target {KIND}, got {fault}; write "
-            '{"kind": "engine", "provider": "CPUExecutionProvider"}, or "npu"'
+            f"expected {expected} in target {KIND}, got {repr(unknown[0]) if unknown else 'none'}; "
+            'write {"kind": "engine", "provider": "CPUExecutionProvider"}, or "npu"'
         )
     provider, package, library, hardware = (
         _text(given, name, KIND) if name in given else "" for name in _OWN[:-1]

@@ -105,7 +105,10 @@ def test_a_hanging_engine_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({"provider": "NoneSuch", "library": "libnone_such.so"}, "success of the library libnone_"),
+        (
+            {"provider": "NoneSuch", "library": "libnone_such.so"},
+            "libnone_such.so for NoneSuch, got none",
+        ),
         ({"library": "libc.so.6", "provider": "C"}, "the library libc.so.6 of C, got: "),
         ({"colour": "red"}, "in target engine, got 'colour'"),
         ({"provider": 3}, "expected a word for provider of target engine, got 3"),

@@ -2,8 +2,8 @@
 
     python tests/fuzz/fuzz_readers.py onnx CORPUS -max_total_time=60
 
-Readers: onnx, tflite, pt2, plan, design, profile. An input is read, or refused by one error of
-ours. Anything else is a finding: another error, no end, more memory than libFuzzer's limit.
+Readers: onnx, tflite, pt2, gguf, plan, design, profile. An input is read, or refused by one error
+of ours. Anything else is a finding: another error, no end, more memory than libFuzzer's limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _functions() -> Iterator[types.FunctionType]:
 
 def _instrument() -> None:
     """Count edges; the import hook of atheris does not see packages that are installed editable."""
-    for module in pkgutil.iter_modules(tvm_stretch.read.__path__, "tvm_stretch.read."):
+    for module in pkgutil.walk_packages(tvm_stretch.read.__path__, "tvm_stretch.read."):
         importlib.import_module(module.name)
     seen: set[int] = set()
     for function in _functions():

@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 NATIVE = ("graph", "network_data", "artifact", "frames", "dsp_program", "c_interface")
-READERS = ("onnx", "tflite", "pt2", "plan", "design", "profile")
+READERS = ("onnx", "tflite", "pt2", "gguf", "plan", "design", "profile")
 _GRACE = 120
 """Seconds beyond its time after which a fuzzer is ended: it hangs."""
 

@@ -112,6 +112,17 @@ def archives() -> Iterator[bytes]:
     yield packed.getvalue()
 
 
+def language_models() -> Iterator[bytes]:
+    """The heads of files of two families, up to the first weights."""
+    from gguf import GGUFReader
+    from helpers.gguf_files import write_model
+
+    with tempfile.TemporaryDirectory() as text:
+        for family in ("llama", "gemma3"):
+            path = write_model(Path(text, f"{family}.gguf"), family)
+            yield path.read_bytes()[: GGUFReader(path).data_offset]
+
+
 def plans() -> Iterator[bytes]:
     """One with regions, splits and prices."""
     from helpers.small_models import compiled
@@ -154,6 +165,7 @@ CORPORA = {
     "onnx": onnx_models,
     "tflite": tflite_models,
     "pt2": archives,
+    "gguf": language_models,
     "plan": plans,
     "design": designs,
     "profile": profiles,

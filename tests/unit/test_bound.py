@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tvm.relax import op
 
 import tvm_stretch as ts
+from tvm_stretch.base.words import counted
 from tvm_stretch.plan.considered import Considered, considered_lines
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Plan, Refusal, refusal_rows
 from tvm_stretch.plan.search.candidates import least_ns
 
 MS = 1_000_000
@@ -68,3 +69,38 @@ def test_a_candidate_without_bound_has_no_gap() -> None:
     assert Considered("cpu alone", 5).gap is None
     assert Considered("impossible", least_ns=5).gap is None
     assert "above least" not in "\n".join(considered_lines([Considered("cpu alone", 5)]))
+
+
+def test_candidates_are_told_once() -> None:
+    """A repeated search considers each processor again; what was measured is always told."""
+    again = "not built: the search was repeated"
+    candidates = (
+        Considered("cpu alone", 7, "corrected", 8, "chosen"),
+        Considered("1 segment in rows", 8, "typical", 9, "not faster"),
+        Considered("1 segment in rows", 5, "corrected", 6, "not faster"),
+        Considered("cpu alone", 11, "typical", None, again),
+        Considered("opencl alone", 14, "typical", None, again),
+        Considered("opencl alone", 9, "corrected", None, "not built"),
+    )
+    told = [line.split("  ")[0] for line in considered_lines(candidates)][1:5]
+    assert told == ["cpu alone", "1 segment in rows", "1 segment in rows", "opencl alone"]
+
+
+def test_counts_have_their_number() -> None:
+    assert [counted(n, "layer", " in shares") for n in (1, 2)] == [
+        "1 layer in shares",
+        "2 layers in shares",
+    ]
+
+
+def test_a_reason_is_told_once_for_operators_of_all_kinds() -> None:
+    steps = "its steps need each other, which no kernel of a DSP computes"
+    refusals = [
+        Refusal("hexagon", "sum", f"running.sum: {steps}"),
+        Refusal("hexagon", "top_k", f"ordering.top_k: {steps}"),
+        Refusal("hexagon", "take", "take: gathers are wrong there"),
+    ]
+    assert refusal_rows(refusals) == [
+        ("hexagon", "2 operators (sum, top_k)", steps),
+        ("hexagon", "take", "take: gathers are wrong there"),
+    ]

@@ -95,8 +95,8 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(bench)["p99_ms"] >= json.loads(bench)["p90_ms"] > 0
     assert json.loads(bench)["first_ms"] > 0 and json.loads(bench)["memory_most_mib"] > 1
     lines = said(capsys, "bench", artifact, "--repeat", "3").splitlines()
-    names = ["load", "first", "median", "p90", "p99", "fastest", "spread", "memory"]
-    assert [line.split()[0] for line in lines] == names  # of tvm_stretch_bench, and the spread
+    names = ["start", "load", "first", "median", "p90", "p99", "fastest", "spread", "memory"]
+    assert [line.split()[0] for line in lines] == names  # start: of Python alone
     trace = files / "trace.json"
     text = said(capsys, "timeline", artifact, "-o", str(trace))
     assert "critical path" in text
@@ -144,7 +144,7 @@ def test_measure_and_probe_get_their_options(
     assert measured == "cpu: learned conv\n"
     network = str(files / "net.onnx")
     assert said(capsys, "probe", network, "-t", "opencl").splitlines() == [
-        "2 kinds of operators tried, 1 do not run",
+        "2 kinds of operators tried: 1 refused",
         "nn.conv2d: compile: no",
     ]
     assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), (network, "opencl")]

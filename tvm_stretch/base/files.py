@@ -109,7 +109,7 @@ def cache_folder(part: str) -> Path | None:
     It is in ``$TVM_STRETCH_CACHE_DIR``, which may be empty for no cache, or by default in the
     user's cache. A folder that other users may write to is not used, with one warning.
     """
-    folder = _named_folder(part)
+    folder = named_folder(part)
     reason = why_not_trusted(folder) if folder is not None else None
     if reason is None:
         return folder
@@ -117,7 +117,7 @@ def cache_folder(part: str) -> Path | None:
     return None
 
 
-def _named_folder(part: str) -> Path | None:
+def named_folder(part: str) -> Path | None:
     """The folder by environment variables."""
     own = os.environ.get("TVM_STRETCH_CACHE_DIR")
     if own is not None:

@@ -108,7 +108,7 @@ def connected(serial: str | None) -> Adb:
     Raises:
         DeviceError: there is no adb, no such phone, or it does not let us in.
     """
-    program = _program()
+    program = find_adb()
     code, said = _run([program, "devices"])
     if code:
         raise failed("adb", "to list phones", repr(said.strip()[-200:]), "adb kill-server")
@@ -132,7 +132,7 @@ def connected(serial: str | None) -> Adb:
     return adb
 
 
-def _program() -> str:
+def find_adb() -> str:
     """The path of adb: in ``$PATH``, or in Android's SDK."""
     homes = [os.environ.get("ANDROID_HOME", ""), str(Path.home() / "Android/Sdk")]
     places = [os.environ.get("PATH", ""), *(f"{home}/platform-tools" for home in homes if home)]

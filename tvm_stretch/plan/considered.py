@@ -49,8 +49,22 @@ class Considered:
         return self.predicted_ns / self.least_ns - 1
 
 
-def considered_lines(candidates: Sequence[Considered]) -> Iterator[str]:
+def told_once(candidates: Sequence[Considered]) -> list[Considered]:
+    """The candidates without those that are listed above, or were built and run below.
+
+    A search that is repeated by other costs considers each processor alone again.
+    """
+    told: list[Considered] = []
+    ran = {one.what for one in candidates if one.measured_ns is not None}
+    for one in candidates:
+        if one.measured_ns is not None or one.what not in ran | {other.what for other in told}:
+            told.append(one)
+    return told
+
+
+def considered_lines(considered: Sequence[Considered]) -> Iterator[str]:
     """The table of the module docstring."""
+    candidates = told_once(considered)
     sources = list(dict.fromkeys(one.costs for one in candidates if one.predicted_ns is not None))
     heads = ("candidate", "predicted ms", "above least", "predicted mJ", "costs", "measured ms")
     rows = [(*heads, "measured mJ", "verdict")]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,7 @@ from typing import Any, TypeAlias
 from tvm_stretch.base.errors import PlanError
 from tvm_stretch.base.files import as_path, is_finite, write_whole, writing
 from tvm_stretch.base.formats import Format
+from tvm_stretch.base.words import counted
 from tvm_stretch.plan.considered import Considered, align, considered_lines
 from tvm_stretch.plan.splits import ChannelSplit, Split, splits_to_data
 
@@ -159,7 +161,8 @@ class Plan:
         rows = [tuple(row[column] for column in kept) for row in [heads, *body]]
         lines = [*align(rows), ""]
         if self.shares:
-            lines.append(f"{len(self.shares)} layers are computed in shares of their channels")
+            layers = counted(len(self.shares), "layer")
+            lines.append(f"computed in shares of their channels: {layers}")
         lines += [f"split by {_split_text(split)}" for split in self.splits]
         if self.predicted_ns is not None:
             energy = "" if self.predicted_mj is None else f", {self.predicted_mj:.3g} mJ"
@@ -183,6 +186,10 @@ class Plan:
 PlanLike: TypeAlias = Plan | Mapping[str, Any] | str | os.PathLike[str]
 
 
+_KIND = re.compile(r"^[a-z_]+(\.\w+)+: ")
+"""The kind of an operator at the start of a reason: ``relax.nn.conv2d: ``."""
+
+
 def abbreviate(names: tuple[str, ...], most: int = 6) -> str:
     """Names as a list; of many names the first and the last."""
     if len(names) <= most:
@@ -194,8 +201,7 @@ def by_reason(refusals: Sequence[Refusal]) -> dict[tuple[str, str], tuple[str, .
     """The operators that a processor refuses for the same reason, without the operator's kind."""
     groups: dict[tuple[str, str], tuple[str, ...]] = {}
     for refusal in refusals:
-        kind, _, reason = refusal.reason.partition(": ")
-        key = refusal.processor, reason if kind.startswith("relax.") else refusal.reason
+        key = refusal.processor, _KIND.sub("", refusal.reason)
         groups[key] = (*groups.get(key, ()), refusal.operator)
     return groups
 

@@ -43,7 +43,7 @@ def linker_for(triple: str) -> Linker:
     is_android = "android" in system
     if machine in ("", platform.machine()) and not is_android and "musl" not in system:
         return lambda output, files: cc.create_shared(output, list(files))
-    ndk = _clang_of_ndk(machine) if is_android else None
+    ndk = clang_of_ndk(machine) if is_android else None
     if ndk is not None:
         clang = [str(ndk), "-O2", "-s", "-shared", "-fPIC", "-Wl,-z,defs", f"-Wl,-z,{_PAGE}"]
         return lambda output, files: _run([*clang, "-o", output, *files], triple)
@@ -102,7 +102,7 @@ def _stubs(target: str) -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def _clang_of_ndk(machine: str) -> Path | None:
+def clang_of_ndk(machine: str) -> Path | None:
     """The compiler in ``$ANDROID_NDK_HOME``; None if the variable is not set."""
     home = os.environ.get("ANDROID_NDK_HOME")
     if not home:

@@ -17,6 +17,7 @@ import tvm
 from tvm_stretch.base.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.base.files import as_path
 from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.base.words import counted
 from tvm_stretch.make.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.run.artifact import (
@@ -570,7 +571,7 @@ class Model:
         return (
             f"Model(({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))}), "
             f"{len(graph.nodes)} kernels, {graph.weights_bytes / 1e6:.1f} MB weights, "
-            f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
+            f"{graph.arena_bytes / 1e6:.1f} MB arena, {counted(graph.threads, 'thread')})"
         )
 
     @property

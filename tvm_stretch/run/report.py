@@ -21,8 +21,10 @@ import numpy as np
 
 from tvm_stretch.base.errors import ArtifactError, InputError
 from tvm_stretch.base.files import as_path, is_finite, write_whole, writing
+from tvm_stretch.base.words import counted
 from tvm_stretch.make.lowering.executor_graph import Graph, Node, Tensor
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.considered import told_once
+from tvm_stretch.plan.plan import Plan, refusal_rows
 from tvm_stretch.plan.splits import splits_to_data
 from tvm_stretch.run.advice import CoreSpeed, advise, flops_of, limit_of, measure_core
 from tvm_stretch.run.timeline import Timeline
@@ -222,8 +224,7 @@ def render(data: Mapping[str, Any]) -> str:
 def _machine(graph: Graph) -> str:
     """The machine that ran it: its name, its CPU, and the cores that the model uses."""
     cpu = str(graph.target.get("mcpu", "")) or platform.machine()
-    cores = "1 core" if graph.threads == 1 else f"{graph.threads} cores"
-    return f"{platform.node()} ({cpu}, {cores} for the CPU)"
+    return f"{platform.node()} ({cpu}, {counted(graph.threads, 'core', ' for the CPU')})"
 
 
 def _node_data(graph: Graph, node: Node, core: CoreSpeed | None) -> dict[str, Any]:
@@ -272,14 +273,15 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     execution = plan.execution
     return {
         "reason": plan.reason,
-        "candidates": [asdict(one) for one in plan.considered],
+        "candidates": [asdict(one) for one in told_once(plan.considered)],
         "costs": plan.costs,
         "predicted": plan.predicted_ns,
         "millijoules": plan.predicted_mj,
         "processors": list(plan.processors),
         "shares": {name: list(widths) for name, widths in plan.shares.items()},
         "splits": splits_to_data(plan.splits),
-        "refusals": [[r.processor, r.operator, r.reason] for r in plan.refusals],
+        "refusals": [list(row) for row in refusal_rows(plan.refusals)],
+        "refused": len(plan.refusals),
         "execution": "" if execution is None else str(execution),
         "without_kernel": [] if execution is None else list(execution.without_kernel),
     }

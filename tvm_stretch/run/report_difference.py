@@ -140,7 +140,7 @@ def _facts(data: Mapping[str, Any]) -> dict[str, float | None]:
         "kernels": len(data["nodes"]),
         "regions": len(data["regions"]),
         "arena_bytes": data["memory"]["arena"],
-        "refused": None if plan is None else len(plan["refusals"]),
+        "refused": None if plan is None else plan.get("refused", len(plan["refusals"])),
     }
 
 

@@ -136,6 +136,10 @@ Runtime::Runtime(const EngineSpec& spec) : spec_(spec) {
   Check(api_.CreateEnv(kOrtLogFatal, "tvm_stretch", &env_), "ONNX Runtime's start");
   if (!spec.is_built_in()) {
     const std::string library = Find(spec.package, spec.library);
+    if (library == spec.library && !dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      Refuse("expected " + library + " for " + spec.provider + ", got none; install it, or name " +
+             "its folder in " + kFolders);
+    }
     Check(api_.RegisterExecutionProviderLibrary(env_, spec.provider.c_str(), library.c_str()),
           "the library " + library + " of " + spec.provider);
     FindDevice();

@@ -397,6 +397,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _output("write the plan that is best for all there (.json)"),
     ),
     "devices": ("list the processors of this machine",),
+    "doctor": ("say what works on this machine, what slows it down, and what a fix costs",),
     "phone": (
         "prepare a phone on the cable: server, tracker, a try of each processor",
         _option("--serial", help="its serial number (default: $ANDROID_SERIAL, or the only one)"),

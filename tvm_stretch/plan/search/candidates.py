@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.base.words import counted
 from tvm_stretch.make.branching import Branching
 from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Calls
@@ -179,12 +180,12 @@ def _describe(options: Sequence[Option]) -> str:
     """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
     splits = [option.splits[0].by for option in options if option.splits]
     counts = (
-        (sum(len(option.shares) for option in options), "layers in shares"),
-        (splits.count("rows"), "segments in rows"),
-        (splits.count("channels"), "segments in channels"),
-        (sum(bool(option.scheduler) for option in options), "segments scheduled"),
+        (sum(len(option.shares) for option in options), "layer", " in shares"),
+        (splits.count("rows"), "segment", " in rows"),
+        (splits.count("channels"), "segment", " in channels"),
+        (sum(bool(option.scheduler) for option in options), "segment", " scheduled"),
     )
-    return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"
+    return ", ".join(counted(*words) for words in counts if words[0]) or "one by one"
 
 
 def as_designed(
@@ -209,8 +210,8 @@ def as_designed(
         designed[group.name] = place
     chain = ChainSearch(network, costs, designed, limits).best(splits=False)
     shared = sum(len(option.shares) for option in chain.options)
-    what = f"branches as designed, {shared} layers in shares" if shared else "branches as designed"
-    return realise(network, costs, chain.options, what, limits)
+    parts = f", {counted(shared, 'layer', ' in shares')}" if shared else ""
+    return realise(network, costs, chain.options, f"branches as designed{parts}", limits)
 
 
 def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:

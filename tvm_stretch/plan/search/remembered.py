@@ -61,7 +61,7 @@ class Memory:
 
     def store(self, plan: Plan) -> None:
         """Remember that this plan won just now; of one processor unless the machine is busy."""
-        if not _has_several(plan) and _is_busy():
+        if not _has_several(plan) and is_busy():
             return
         entry = [time.time(), json.loads(plan.to_json())]
         self.cache.store(self.key, json.dumps(entry).encode())
@@ -71,7 +71,7 @@ def _has_several(plan: Plan) -> bool:
     return len({region.processor for region in plan.regions}) > 1
 
 
-def _is_busy() -> bool:
+def is_busy() -> bool:
     """Whether more threads want to run than a compile has: one a core, and one that measures."""
     return os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1
 
