@@ -186,3 +186,25 @@ def test_speech(cache: str) -> None:
     text = _run(cache, "12_speech.py")
     assert "all 64 tokens are equal to the reference's" in text
     assert "the first sound again has its tokens again" in text
+
+
+@pytest.mark.full
+def test_the_first_ten_minutes(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook runs in a kernel of Jupyter, from an empty folder."""
+    pytest.importorskip("ipykernel")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", cache)
+    notebook = nbformat.read(ROOT / "tutorials/first_ten_minutes.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute()  # raises the error of a cell
+    written = [
+        output.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
+    assert "operators fell back" in "".join(written)
+    assert (tmp_path / "net.so").stat().st_size > 0
