@@ -125,6 +125,17 @@ def carry_states(
     return updated
 
 
+@tvm.transform.module_pass(opt_level=0, name="CarryStates")
+class CarryStates:
+    """`carry_states` as a pass."""
+
+    def __init__(self, states: States, rooms: Rooms | None = None) -> None:
+        self.states, self.rooms = states, rooms
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return carry_states(mod, self.states, self.rooms)
+
+
 def _expand(states: States, inputs: list[str], outputs: list[str]) -> dict[str, Source]:
     """What each state's input gets, patterns expanded and checked; in the order of the inputs."""
     attributes: dict[str, Source] = {}

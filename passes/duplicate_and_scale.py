@@ -69,6 +69,19 @@ def duplicate_and_scale(
     return with_sources(mod, design, warm, seed, noise)[0]
 
 
+@tvm.transform.module_pass(opt_level=0, name="DuplicateAndScale")
+class DuplicateAndScale:
+    """`duplicate_and_scale` as a pass."""
+
+    def __init__(
+        self, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
+    ) -> None:
+        self.arguments = design, warm, seed, noise
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return duplicate_and_scale(mod, *self.arguments)
+
+
 def with_sources(
     mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
 ) -> tuple[tvm.IRModule, dict[str, Source]]:

@@ -54,6 +54,14 @@ def guard_operators(mod: tvm.IRModule) -> tvm.IRModule:
     return updated
 
 
+@tvm.transform.module_pass(opt_level=0, name="GuardOperators")
+class GuardOperators:
+    """`guard_operators` as a pass."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return guard_operators(mod)
+
+
 def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     """Check guarded values that have become constant, and drop their additional results.
 
@@ -82,6 +90,14 @@ def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     updated = mod.clone()
     updated["main"] = _returning(main, main.body.blocks, fields, count, left)
     return relax.transform.DeadCodeElimination()(updated)
+
+
+@tvm.transform.module_pass(opt_level=0, name="SettleGuards")
+class SettleGuards:
+    """`settle_guards` as a pass, after constants were folded."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return settle_guards(mod)
 
 
 class _Rewriter(Bindings):

@@ -32,14 +32,23 @@ _ARITHMETIC = {
 }
 
 
-def keep_views() -> tvm.transform.Pass:
-    """The pass described in the module docstring."""
+@tvm.transform.module_pass(opt_level=0, name="KeepViews")
+class KeepViews:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        skipped = [f"relax.{name}" for name in RESHAPES]
+        return relax.transform.LegalizeOps(_legalizers(), skip_ops=skipped)(mod)
+
+
+def _legalizers() -> dict[str, relax.transform.LegalizeFunc]:
+    """How operators become PrimFuncs where TVM's own way will not do."""
     legalizers = {f"relax.{name}": _unless_view(f"relax.{name}") for name in PIECES}
     legalizers["relax.scatter_nd"] = _marked
     legalizers["relax.scatter_elements"] = _in_order
     legalizers["relax.negative"] = _negated
     legalizers |= {f"relax.{name}": _zeros_as_tensors(f"relax.{name}") for name in _ARITHMETIC}
-    return relax.transform.LegalizeOps(legalizers, skip_ops=[f"relax.{n}" for n in RESHAPES])
+    return legalizers
 
 
 def _in_order(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -86,6 +86,17 @@ def low_rank(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[str, S
     return rewritten, {**sources, **new}
 
 
+@tvm.transform.module_pass(opt_level=0, name="LowRank")
+class LowRank:
+    """`low_rank` as a pass, for a network that can be trained."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return low_rank(mod, self.share)[0]
+
+
 def _factors(conv: Operator, share: float) -> tuple[_Factor, ...]:
     """The factors of a convolution with the smallest error; none if it stays."""
     if conv.kind != "nn.conv2d" or not isinstance(conv.call.args[1], GenericConst):

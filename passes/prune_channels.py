@@ -231,6 +231,17 @@ def prune_channels(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[
     return rewritten, sources
 
 
+@tvm.transform.module_pass(opt_level=0, name="PruneChannels")
+class PruneChannels:
+    """`prune_channels` as a pass, for a network that can be trained."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return prune_channels(mod, self.share)[0]
+
+
 def _kept(operators: Operators, group: ChannelGroup, share: float) -> Origin:
     """The channels that stay."""
     scores = np.zeros(group.channels)

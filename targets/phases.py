@@ -7,7 +7,7 @@ from tvm import relax
 
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.keep_views import KeepViews
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 from tvm_stretch.passes.round_bfloats import RoundBfloats
@@ -28,7 +28,7 @@ def kernel_phases(
         fences: whether products round before they are added; LLVM has no fence for Hexagon.
     """
     return (
-        keep_views(),  # operators without templates become PrimFuncs; views stay operators
+        KeepViews(),  # operators without templates become PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
         MarkPatterns(epilogues),  # templates take epilogues, gathers compute their indices
         MarkOperators(),

@@ -15,8 +15,13 @@ import onnx
 import onnxruntime
 import tvm
 import zoo
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
 
 import tvm_stretch as ts
+from tvm_stretch import passes
+from tvm_stretch.run.testing import fake_processor
+from tvm_stretch.targets import make_processors
 
 
 def section(title: str) -> None:
@@ -88,3 +93,21 @@ again = ts.load(artifact)
 assert np.array_equal(again(x), y)
 # Any TVM program with tvm_stretch installed can open it, Python or C++:
 print("stock TVM sees a module of kind", tvm.runtime.load_module(str(artifact)).kind)
+
+section("10. Our passes among TVM's, without a compile")
+# `help(tvm_stretch.passes)` lists all passes with a line each.  PartitionBySupport cuts a network
+# into a function for each region that a processor supports, without a plan; TVM's passes follow,
+# and its own virtual machine runs the result.
+(cpu,), _ = make_processors(["llvm"], cpu_threads=1)
+second = fake_processor("second", refuse=lambda c: "no pools" if "pool" in c.op.name else None)
+parts = [passes.Canonicalise(), passes.PartitionBySupport([second, cpu])]
+stock = [relax.transform.LegalizeOps(), relax.transform.FuseOps(), relax.transform.FuseTIR()]
+mod = from_onnx(network)
+cut = tvm.transform.Sequential(parts)(mod)
+for var, function in cut.functions.items():
+    if "processor" in (function.attrs or {}):
+        calls = [binding for block in function.body.blocks for binding in block.bindings]
+        print(f"{var.name_hint} on {function.attrs['processor']}: {len(calls)} operators")
+built = tvm.compile(tvm.transform.Sequential(stock)(cut), "llvm")
+z = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(x))
+assert np.abs(z.numpy() - expected).max() / np.abs(expected).max() < 1e-3

@@ -15,7 +15,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.network.attributes import WRITES_PLACES
-from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.keep_views import KeepViews
 from tvm_stretch.plan.cost.describe import describe
 from tvm_stretch.plan.cost.generic_features import InOrderFeatures
 from tvm_stretch.targets.kernels.top_k import Running, running_call
@@ -126,7 +126,7 @@ def test_a_tensor_is_copied_by_all_items_before_rows_are_written() -> None:
     places = relax.Var("places", relax.TensorType((3, 1, 2), "int64"))
     with bb.function("main", [cache, places, rows]):
         bb.emit_func_output(bb.emit(relax.op.scatter_nd(cache, places, rows)))
-    legal = keep_views()(bb.get())
+    legal = KeepViews()(bb.get())
     kernel = next(f for f in legal.functions.values() if WRITES_PLACES in (f.attrs or {}))
     assert is_in_order(kernel)
     assert turns(kernel) == 1 + 1 + 3  # places, the copy, a column of three rows

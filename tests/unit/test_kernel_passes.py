@@ -1,4 +1,4 @@
-"""keep_views, MarkPatterns and ScheduleKernels on small modules."""
+"""KeepViews, MarkPatterns and ScheduleKernels on small modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm import relax, tirx
 
 import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.keep_views import KeepViews
 from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -37,7 +37,7 @@ def functions(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
 
 def test_views_stay_and_the_rest_is_legalised() -> None:
     before = module(lambda x: nn.relu(op.reshape(op.concat([x, x], axis=1), (1, 72))), (1, 4, 3, 3))
-    after = keep_views()(before)
+    after = KeepViews()(before)
     assert {"relax.concat", "relax.reshape"} <= set(op_names(after))
     assert list(functions(after)) == ["relu"]
     assert_same_numerics(before, after)
@@ -45,7 +45,7 @@ def test_views_stay_and_the_rest_is_legalised() -> None:
 
 def test_a_concat_of_several_images_is_a_kernel() -> None:
     before = module(lambda x: op.concat([x, x], axis=1), (2, 4, 3, 3))
-    after = keep_views()(before)
+    after = KeepViews()(before)
     assert "relax.concat" not in op_names(after)
     assert_same_numerics(before, after)
 
@@ -60,7 +60,7 @@ def test_short_pieces_are_computed_where_they_are_read() -> None:
 
     for size, kernels in ((32, 1), (256, 2)):
         before = module(rotary, (1, 14, 2 * size))
-        after = keep_views()(before)
+        after = KeepViews()(before)
         assert ("relax.concat" in op_names(after)) == (kernels > 1)
         assert_same_numerics(before, after)
         model = ts.compile(before, ["llvm"], cpu_threads=1)
@@ -69,14 +69,14 @@ def test_short_pieces_are_computed_where_they_are_read() -> None:
 
 
 def test_a_module_of_views_is_left_alone() -> None:
-    assert_unchanged(keep_views(), module(lambda x: op.reshape(x, (12,)), (1, 3, 4)))
+    assert_unchanged(KeepViews(), module(lambda x: op.reshape(x, (12,)), (1, 3, 4)))
 
 
 def blocked_conv() -> tvm.IRModule:
     """A Winograd convolution and a relu, legalised."""
     weight = random_const(16, 16, 3, 3)
     mod = module(lambda x: nn.relu(nn.conv2d(x, weight, padding=1)), (1, 16, 8, 8))
-    legal = keep_views()(BlockChannels({"cpu": MACHINE})(mod))
+    legal = KeepViews()(BlockChannels({"cpu": MACHINE})(mod))
     return relax.transform.AnnotateTIROpPattern()(legal)
 
 
@@ -114,7 +114,7 @@ def test_what_ends_elsewhere_is_no_epilogue(move: Body, count: int) -> None:
 
 def test_functions_without_a_template_are_left_alone() -> None:
     mod = relax.transform.AnnotateTIROpPattern()(
-        keep_views()(module(lambda x: nn.relu(x), (1, 3, 4)))
+        KeepViews()(module(lambda x: nn.relu(x), (1, 3, 4)))
     )
     assert_unchanged(MarkPatterns(), mod)
 

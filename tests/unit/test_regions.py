@@ -26,7 +26,7 @@ from tvm_stretch.make.lowering.executor_graph import (
 )
 from tvm_stretch.make.lowering.lower import Lowered, lower
 from tvm_stretch.network.operators import Calls
-from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.keep_views import KeepViews
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
@@ -136,7 +136,7 @@ class Machine:
 
 
 def lower_planned(mod: tvm.IRModule, plan: Plan) -> Lowered:
-    mod = keep_views()(PartitionRegions()(TagOperators(plan)(mod)))
+    mod = KeepViews()(PartitionRegions()(TagOperators(plan)(mod)))
     return lower(mod, processors=PROCESSORS)
 
 
@@ -282,6 +282,6 @@ def test_copies_of_inputs_are_done_by_the_cpu() -> None:
 
 
 def test_regions_for_unknown_processors_are_refused() -> None:
-    mod = keep_views()(PartitionRegions()(TagOperators(plan(("gpu", ["relu"])))(chain(1))))
+    mod = KeepViews()(PartitionRegions()(TagOperators(plan(("gpu", ["relu"])))(chain(1))))
     with pytest.raises(UnsupportedError, match=r"^expected .*'r0', got 'gpu'; "):
         lower(mod)

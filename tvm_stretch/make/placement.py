@@ -12,7 +12,7 @@ from tvm_stretch.base.errors import PlanError, UnsupportedError
 from tvm_stretch.network.operators import Calls
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal, abbreviate, refusal_rows
-from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.plan.regions import form_regions, place_operators
 from tvm_stretch.targets.processor import Processor
 
 
@@ -74,23 +74,6 @@ def choose_plan(
     check_plan(plan, main)
     _check_support(plan)
     return replace(plan, remarks=tuple(_remarks(main, plan, placeable)))
-
-
-def place_operators(
-    main: relax.Function,
-    names: Sequence[str],
-    placeable: Sequence[Processor],
-    owners: Mapping[str, int],
-) -> dict[str, str]:
-    """Place parts on their owners, other operators on the first processor that supports them."""
-    placed = {}
-    for name, call in Calls(main).calls.items():
-        if name in owners:
-            placed[name] = names[owners[name]]
-            continue
-        willing = (p.name for p in placeable if p.why_not(call) is None)
-        placed[name] = next(willing, placeable[0].name)
-    return placed
 
 
 def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:

@@ -23,6 +23,7 @@ from tvm import relax
 from tvm_stretch.network.expressions import PIECES, RESHAPES
 from tvm_stretch.network.operators import Calls, kind_of
 from tvm_stretch.plan.plan import PlannedRegion
+from tvm_stretch.targets.processor import Processor
 
 
 def form_regions(
@@ -55,6 +56,25 @@ def form_regions(
         PlannedRegion(f"r{number}", processor, tuple(operators))
         for number, (processor, operators) in enumerate(forming.regions)
     )
+
+
+def place_operators(
+    main: relax.Function,
+    names: Sequence[str],
+    placeable: Sequence[Processor],
+    owners: Mapping[str, int],
+) -> dict[str, str]:
+    """Place parts on their owners, other operators on the first processor that supports them."""
+    placed, calls = {}, Calls(main).calls
+    for processor in placeable:
+        processor.operators.foresee(list(calls.values()))
+    for name, call in calls.items():
+        if name in owners:
+            placed[name] = names[owners[name]]
+            continue
+        willing = (p.name for p in placeable if p.why_not(call) is None)
+        placed[name] = next(willing, placeable[0].name)
+    return placed
 
 
 class _Forming:
