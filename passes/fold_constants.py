@@ -58,6 +58,8 @@ def is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
         return is_constant(value.tuple_value, constants)
     if isinstance(value, relax.Call):
         return all(is_constant(arg, constants) for arg in value.args)
+    if isinstance(value, relax.ShapeExpr):  # a size may come from a tensor
+        return all(isinstance(size, tvm.tirx.IntImm) for size in value.values)
     return True
 
 

@@ -17,7 +17,7 @@ import torch
 from benchmarks.conformance.torch_cases import Sample, Verdict, call, tensors, verdicts
 
 _SEED = 20260
-_TOKENS, _SIDE, _VOCABULARY, _MOST_WEIGHTS = 8, 32, 99, 10_000_000
+_TOKENS, _SIDE, _VOCABULARY, _MOST_WEIGHTS = 8, 32, 99, 30_000_000
 _SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim"), 32),
     **dict.fromkeys(("embedding_size", "d_embed", "projection_dim", "word_embed_proj_dim"), 32),
@@ -94,12 +94,14 @@ def _shrink(config: Any) -> None:
         is_size = isinstance(value, int | float) and (value > 0 or type(value) is bool)
         if is_size and meant in vars(config) and (meant == name or meant in _SIZES):
             setattr(config, name, size)
+    layers = getattr(config, "num_hidden_layers", None)
     for name in ("hidden_sizes", "embed_dims", "encoder_hidden_sizes", "depths", "layer_types"):
         sizes = getattr(config, name, None)
         if name == "depths" and isinstance(sizes, list | tuple):
             config.depths = [1] * len(sizes)
         elif name == "layer_types" and isinstance(sizes, list):
-            config.layer_types = sizes[: config.num_hidden_layers]
+            if name in vars(config):  # others derive it of their sizes
+                config.layer_types = sizes[:layers]
         elif sizes and isinstance(sizes, list | tuple) and all(type(x) is int for x in sizes):
             setattr(config, name, [8 * 2**place for place in range(len(sizes))])
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):

@@ -174,6 +174,8 @@ class _Squares:
         self, indices: Sequence[Expr], access: int, places: Sequence[Expr]
     ) -> tuple[Expr, ...]:
         """Indices at some places of the axes: the last one exceeds its extent."""
+        if not indices:
+            return ()  # a scalar
         *before, last = (
             rewrite(index, (tirx.Var, lambda var: tirx.const(0, var.ty.dtype))) for index in indices
         )

@@ -59,13 +59,14 @@ def test_the_same_numbers(name: str, lanes: int, dtype: str) -> None:
     np.testing.assert_array_equal(numbers(scheduled)[-1], numbers(func)[-1])
 
 
-def test_another_operand_is_read_where_the_result_is_stored() -> None:
-    x, y, b = (te.placeholder(s, "float32") for s in ((3, 21, 16), (3, 16, 21), (16, 1)))
+def test_other_operands_are_read_where_the_result_is_stored() -> None:
+    shapes = (3, 21, 16), (3, 16, 21), (16, 1), ()
+    x, y, b, scalar = (te.placeholder(shape, "float32") for shape in shapes)
 
     def value(n: Expr, i: Expr, j: Expr) -> Expr:
-        return x[n, j, i] * y[n, i, j] + b[i, 0]
+        return x[n, j, i] * y[n, i, j] + b[i, 0] - scalar[()]
 
-    func = te.create_prim_func([x, y, b, te.compute((3, 16, 21), value)], "int64")
+    func = te.create_prim_func([x, y, b, scalar, te.compute((3, 16, 21), value)], "int64")
     scheduled = schedule_generic(func, MACHINE)
     assert "T.Shuffle" in scheduled.script()
     np.testing.assert_array_equal(numbers(scheduled)[-1], numbers(func)[-1])

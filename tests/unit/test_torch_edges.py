@@ -163,3 +163,14 @@ def test_results_without_elements() -> None:
     check([lambda x: (*x.max(1), x.prod(1), x.norm(dim=2), *x.sort(1), x[:, :, None])], x)
     check([lambda x: F.adaptive_avg_pool1d(x, 5)], torch.ones(2, 3))
     check([lambda x: F.avg_pool1d(x, 3)], torch.rand(4, 12))  # TVM left its result unbound
+
+
+def _checked_lengths(x: torch.Tensor) -> torch.Tensor:
+    longest = (x > 0).sum().max().item()
+    torch._check(longest >= 0)
+    torch._check(longest <= 8)
+    return x + 1
+
+
+def test_numbers_that_only_assertions_read_are_left_out() -> None:
+    check([_checked_lengths], torch.linspace(-1, 1, 8))

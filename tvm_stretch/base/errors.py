@@ -29,9 +29,11 @@ def tell_tvm() -> None:
 def last_line(error: BaseException) -> str:
     """The last line of an error's message, after TVM's or torch's trace; or the error's type.
 
-    Torch's interpreter adds the node that it executed, a trace and a hint after the reason.
+    Torch adds the node that it executed, advice, a trace and a hint after the reason.
     """
-    reason = str(error).partition("\n\nWhile executing ")[0]
+    reason = str(error)
+    for addition in ("While executing ", "consider using data-dependent"):
+        reason = reason.partition(f"\n\n{addition}")[0]
     return (reason.strip().splitlines() or [type(error).__name__])[-1]
 
 

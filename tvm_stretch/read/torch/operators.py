@@ -107,6 +107,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         name = node.target.__name__ if node.op == "call_function" else ""
         if name in _ASSERTIONS:
             program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()  # what was computed for assertions alone
     return program
 
 

@@ -34,9 +34,11 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.steps import steps_call
 from tvm_stretch.read.torch.importer import as_onnx, dtype_of
+from tvm_stretch.targets.kernels.experts import experts_call
 
 _LIBRARY = torch.library.Library("tvm_stretch", "FRAGMENT")
 OWN = torch.ops.tvm_stretch
@@ -108,7 +110,22 @@ def _same_bits(node: Any, importer: Any) -> relax.Expr:
     return as_onnx(node, importer, "BitCast", [importer.env[node.args[0]]], {"to": kind})
 
 
+def _experts(node: Any, importer: Any) -> relax.Expr:
+    """Rows are sorted by expert; torch's own operator takes a summand that no network gives."""
+    given: list[Any] = [*importer.retrieve_args(node), None]
+    x, weights, ends, *others = given
+    is_routed = ends is not None and (len(shape_of(x)), len(shape_of(weights))) == (2, 3)
+    if not is_routed or any(other is not None for other in others):
+        raise UnsupportedError(
+            f"expected rows and a matrix for each expert for {node.target}, got shapes "
+            f"{shape_of(x)} and {shape_of(weights)}; write the products one by one"
+        )
+    return importer.block_builder.emit(experts_call(importer.block_builder, x, weights, ends))
+
+
 OWN_CONVERTERS = {
+    "grouped_mm_fallback.default": _experts,
+    "_grouped_mm.default": _experts,
     "dft.default": _dft,
     "factor.default": _factor,
     "factor2.default": _factor,
