@@ -27,31 +27,35 @@ export TVM_BIND_THREADS ?= 0
 # environment forbids that, as images of containers do.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
+.PHONY: setup test-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
   hexagon-emulator demo chat docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
 
-# System packages and Python's are fetched at the same time, and so are compiled what only tests
-# need: the C++ tests under sanitizers, and zig's C library for Hexagon.
+# System packages and Python's are fetched at the same time.
 setup:
-	@$(MAKE) --no-print-directory -j2 setup-parts
+	@$(MAKE) --no-print-directory -j2 $(STAMP) $(DEVICES)
 
-setup-parts: $(STAMP) native-tests zig-library
+# What only tests need takes as long again to compile: the C++ tests under sanitizers, and zig's C
+# library for Hexagon.
+test-parts: setup
+	@$(MAKE) --no-print-directory -j2 native-tests zig-library
 
 say = @echo 'setup: $(1)'
+aloud = $(PYTHON) .ci/aloud.py
 
 # A machine that has just started may be installing its own updates.
-apt_install = DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq
+apt_install = DEBIAN_FRONTEND=noninteractive $(aloud) 'system packages' \
+  apt-get -o DPkg::Lock::Timeout=300 install -y -q
 
 # Debian packages $(1), where this is Debian and we may install.
 install = \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    dpkg -s $(1) >/dev/null 2>&1 || { apt-get update -qq && \
-      $(apt_install) --no-install-recommends $(1) >/dev/null; }; \
+    dpkg -s $(1) >/dev/null 2>&1 || { $(aloud) 'lists of packages' apt-get update -q && \
+      $(apt_install) --no-install-recommends $(1); }; \
   fi
 
 # The environment, and what the package is built with. Debian's Python comes without what `venv` needs.
 $(BIN)/python:
-	$(call say,a virtual environment in $(VENV))
+	$(call say,a virtual environment in $(VENV); packages need 1 to 3 GB of it and say their sizes)
 	@$(call install,$(TOOL_PACKAGES))
 	@for tool in cmake g++; do command -v $$tool >/dev/null || echo "missing: $$tool" >&2; done
 	@$(PYTHON) -c "import ensurepip" 2>/dev/null || { $(call install,python3-venv); }
@@ -61,7 +65,7 @@ $(BIN)/python:
 # isolated one have another path each time, so that everything would be compiled again.
 # `--no-compile`: what is imported is compiled then, which is a small part.
 TVM_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
-pip = $(BIN)/python -m pip install --quiet --no-compile
+pip = $(aloud) 'Python packages' $(BIN)/python -m pip --no-input install --no-compile
 pip_install = { $(pip) 'scikit-build-core>=0.11' ninja $(TVM_PACKAGES) && \
   $(pip) --no-build-isolation --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON \
   --editable '.[$(1)]'; }
@@ -84,7 +88,8 @@ $(DEVICES): | $(BIN)/python
 
 # the C++ tests under sanitizers, which take longer to compile than to run; tests/native runs them
 native-tests: $(STAMP) $(DEVICES)
-	@test ! -e /usr/include/gtest/gtest.h || $(BIN)/python tests/native/build_native.py
+	@test ! -e /usr/include/gtest/gtest.h || \
+	  $(aloud) 'C++ tests' $(BIN)/python tests/native/build_native.py
 	@$(BIN)/python -c "from tvm_stretch.run import native_processor, testing; \
 	  native_processor.build_processor(testing.SOURCE, 'build/fake')"
 
@@ -92,7 +97,8 @@ native-tests: $(STAMP) $(DEVICES)
 zig-library: $(ZIG)
 
 $(ZIG): $(STAMP)
-	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.targets.hexagon.code.dsp_code
+	@! $(BIN)/python -c "import ziglang" 2>/dev/null || \
+	  $(aloud) 'C library for Hexagon' $(BIN)/python -m tvm_stretch.targets.hexagon.code.dsp_code
 	@touch $@
 
 setup-peers: $(VENV)/peers.stamp
@@ -258,7 +264,7 @@ chat: $(CHAT)
 # The pages as a site in build/site. RUN=0: without running the tutorials for their output.
 docs: $(STAMP)
 	@$(call pip_install,docs)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(aloud) pages $(BIN)/mkdocs build
 	@echo "open build/site/index.html"
 
 PYTEST_OPTIONS := -n 2 --dist worksteal
@@ -266,7 +272,7 @@ PYTEST_OPTIONS := -n 2 --dist worksteal
 # All tests on this machine; they also plan, lower and generate code for 4, 8 and 16 lanes
 # (cpu_targets.cpu_of). Running some of them as another x86 machine (tests/another_machine.py) takes a
 # tenth as long again and can only fail after a change of kernels or passes: `make changed` does that.
-test: setup
+test: test-parts
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=50 --durations-min=3 tests
 
 AS_ANOTHER = $(BIN)/python tests/another_machine.py $(1) $(PYTEST_OPTIONS)
@@ -283,7 +289,7 @@ test-benchmarks: setup
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(MARKS) benchmarks/tests
 
 # kernels for phones run emulated where these packages are; elsewhere those tests are skipped
-test-full: setup
+test-full: test-parts
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  dpkg -s $(FULL_PACKAGES) >/dev/null 2>&1 || \
 	  $(apt_install) $(FULL_PACKAGES) || true; \

@@ -62,8 +62,9 @@ def test_three_processors(tmp_path, capsys):
     """Each has a region, and the answer is ONNX Runtime's."""
     demo.three_processors(tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    charted = [line.split()[0] for line in lines if "[r" in line]
-    assert charted == list(demo.ALL), lines
+    rows = [line.split() for line in lines if line.split()[:1] and line.split()[0] in demo.ALL]
+    busy = [row[0] for row in rows if len(row) == 2 and {*row[1]} != {"."}]
+    assert busy == list(demo.ALL), lines
     assert lines[-1].startswith("answer: ")  # it ends the program if it is wrong
 
 
@@ -71,3 +72,18 @@ def test_three_processors(tmp_path, capsys):
 def test_a_network_that_is_too_small(tmp_path, capsys):
     lines = shown(capsys, tmp_path / "out", saved(tmp_path, 16, 8), "--size", "16")
     assert "this network is too small to be shared: both would wait for each other" in lines
+
+
+def test_disturbed_runs_are_repeated(monkeypatch, capsys):
+    """The least disturbed rounds count, and what disturbed is said."""
+    busy = iter([0.0, 1e6, 1e6, 1e6])  # in the first rounds others work, in the second nobody
+    monkeypatch.setattr(demo, "busy_seconds", lambda: next(busy))
+    samples, others = demo.measured({"one": lambda: None})
+    assert others == 0 and len(samples.of["one"]) == demo.ROUNDS
+    assert "once more" in capsys.readouterr().out
+    assert demo.disturbance(1.5).startswith("disturbed: other programs took 1.5 of ")
+
+
+def test_its_own_work_is_not_that_of_others():
+    begin = demo.busy_seconds()
+    assert begin >= 0 and demo.busy_seconds() >= begin - 0.1

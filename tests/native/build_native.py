@@ -1,4 +1,4 @@
-"""Builds the C++ tests with sanitizers; `make setup` runs it."""
+"""Builds the C++ tests with sanitizers; `make test` runs it, and tests that need them do."""
 
 from __future__ import annotations
 
