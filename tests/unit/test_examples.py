@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,22 @@ def test_examples_of_phones_alone_are_skipped() -> None:
     """A phone cannot stand in a test; anything else can."""
     skipped = {name for name, value in NAMES.items() if "+SKIP" in (inspect.getdoc(value) or "")}
     assert skipped == {"ts.Device", "ts.connect", "ts.tune.Fleet", "ts.tune.compare_plans"}
+
+
+def test_no_docstring_refers_to_another_one() -> None:
+    """The reference fills in what arguments of other functions mean."""
+    pytest.importorskip("griffe")
+    references = runpy.run_path(str(Path(__file__).parents[2] / "docs/references.py"))
+    texts = {
+        (name, member): references["filled"](inspect.getdoc(found) or "")
+        for name, value in NAMES.items()
+        for member, found in [("", value), *(vars(value).items() if inspect.isclass(value) else ())]
+        if not member.startswith("_")
+    }
+    refers = re.compile(r"as for `|module docstring")
+    assert [name for name, text in texts.items() if refers.search(text)] == []
+    progress = references["fields"](texts["ts.to_onnx", ""])["progress"]
+    assert progress.startswith("receives a line of text after every step")
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,32 +14,85 @@ from pathlib import Path
 import pytest
 
 import tvm_stretch as ts
+from tutorials import zoo
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.full
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site, without the output of tutorials."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
         cwd=ROOT,
         env={**os.environ, "RUN": "0", "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
     foreign = re.compile(
         r'<script[^>]* src="https?:|<link[^>]* rel="stylesheet"[^>]* href="https?:'
     )
-    assert not [page for page in tmp_path.rglob("*.html") if foreign.search(page.read_text())]
-    assert 'src="iframe-worker.js"' in (tmp_path / "index.html").read_text()
+    assert not [page for page in site.rglob("*.html") if foreign.search(page.read_text())]
+    assert 'src="iframe-worker.js"' in (site / "index.html").read_text()
     modules = [name for name in ts.__all__ if name in ts._MODULES]
-    reference = (tmp_path / "reference/tvm_stretch.html").read_text()
+    reference = (site / "reference/tvm_stretch.html").read_text()
     missing = [name for name in ts.__all__ if name not in modules and f">{name}<" not in reference]
     assert not missing
-    assert all((tmp_path / f"reference/{name}.html").exists() for name in modules)
+    assert all((site / f"reference/{name}.html").exists() for name in modules)
+
+
+PHONE = 400
+"""Width of a small phone's screen in pixels."""
+WIDTHS = """<!doctype html><script>onload = async () => {
+  const found = [];
+  for (const page of PAGES) {
+    const frame = document.createElement("iframe");
+    frame.style = "width: WIDTHpx; height: 800px; border: 0";
+    frame.src = page;
+    document.body.append(frame);
+    await new Promise((done) => { frame.onload = done; });
+    found.push(page + " " + frame.contentDocument.documentElement.scrollWidth);
+    frame.remove();
+  }
+  document.body.innerHTML = "<pre id='widths'>" + found.join("\\n") + "</pre>";
+}</script><body></body>"""
+
+
+def widths(folder: Path, chromium: str) -> dict[str, int]:
+    """How wide a browser of a phone's width lays out each page of a folder."""
+    pages = sorted(page.relative_to(folder).as_posix() for page in folder.rglob("*.html"))
+    program = folder / "widths.html"
+    text = WIDTHS.replace("PAGES", json.dumps(pages)).replace("WIDTH", str(PHONE))
+    program.write_text(text, encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=120000"]
+    options += ["--allow-file-access-from-files", "--dump-dom", program.as_uri()]
+    done = subprocess.run([chromium, *options], capture_output=True, text=True, timeout=600)
+    program.unlink()
+    listed = re.search('<pre id="widths">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert listed is not None, done.stderr
+    return {name: int(wide) for name, wide in (row.split() for row in listed[1].splitlines())}
+
+
+@pytest.mark.full
+def test_no_page_scrolls_sideways_on_a_phone(site: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    (site / "too_wide.html").write_text("<!doctype html><p style='width: 500px'>wide</p>")
+    show = ts.compile(zoo.build("squeezenet1_1", size=32), ["llvm"]).report
+    show(site / "report.html")
+    found = widths(site, chromium)
+    assert found.pop("too_wide.html") > PHONE and len(found) > 40
+    assert {name: wide for name, wide in found.items() if wide > PHONE} == {}
 
 
 def test_pictures_are_those_of_their_program() -> None:

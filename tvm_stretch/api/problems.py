@@ -75,7 +75,7 @@ def network_problem(
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
 ) -> NetworkProblem:
-    """A network as a scheduling problem; see the module docstring.
+    """A network as a scheduling problem, with the costs that a search would use.
 
     Args:
         source: as for `compile`.

@@ -88,7 +88,7 @@ class StretchedSegment:
 
 @dataclass(frozen=True)
 class Design:
-    """See the module docstring; segments that are not listed stay as they are.
+    """Which segments get branches, and how deep and wide each is; other segments stay as they are.
 
     Examples:
         >>> found = ts.stretch("resnet18.onnx", device="snapdragon-855")

@@ -71,7 +71,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module docstring; the first processor is the CPU.
+    """Which processor runs which operators, in which order; the first processor is the CPU.
 
     Attributes:
         processors: names of all processors of the model.

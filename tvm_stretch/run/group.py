@@ -105,7 +105,10 @@ def _urgency(job: _Job) -> tuple[float, float, int]:
 
 
 class Group:
-    """See the module docstring; several threads may submit runs.
+    """Models that share processors, by priorities and deadlines; several threads may submit runs.
+
+    A run leases the processors of its plan, so that runs of different models do not slow each other
+    down; a run of high priority waits at most for the runs in progress.
 
     Examples:
         >>> first, second = (ts.compile("resnet18.onnx", plans=True) for _ in range(2))

@@ -72,7 +72,7 @@ class LengthsOfModel(tuple[dict[str, int], ...]):
 
         Args:
             inputs: the arrays.
-            steps: as for `Model.run_steps`; 0 for one run.
+            steps: how many steps `Model.run_steps` is asked for; 0 for one run.
             present: the length that is kept if the inputs fit it.
 
         Raises:

@@ -28,7 +28,7 @@ class AccuracyTarget:
     """How much accuracy a design may lose, and the images that decide.
 
     Attributes:
-        train: a loader of images and labels, as for `ts.training.fit`.
+        train: a loader of batches, each images and labels.
         tests: a loader of other images and labels.
         training: how all designs are trained together.
         loss: the share of the tests that a design may classify worse than the original network.

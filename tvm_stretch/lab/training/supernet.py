@@ -39,7 +39,7 @@ _MIXES = ("nn.conv1d", "nn.conv2d", "nn.conv2d_transpose", "matmul", "TupleGetIt
 
 
 class Supernet(nn.Module):
-    """See the module docstring; a call computes the largest candidate.
+    """Candidates of a search that share weights; a call computes the largest one.
 
     Attributes:
         nets: the candidates; their own weights are no longer used.

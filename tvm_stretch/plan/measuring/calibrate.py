@@ -332,9 +332,9 @@ def calibrate(
     Args:
         latencies: a table (.csv) with the columns ``model``, ``processor``, ``latency_ms``, or a
             folder that `ts.tune.measure` has filled.
-        networks: the networks of the table by name, as for `compile`; not for a folder.
+        networks: the networks of the table by name, each as `compile` takes it; not for a folder.
         name: what the device is called.
-        like: a profile with the facts that latencies do not determine; see the module docstring.
+        like: a profile with the facts that latencies do not determine, such as transfers.
         progress: as for `compile`.
 
     Raises:
