@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from tvm_stretch.lab.compress import compress
     from tvm_stretch.lab.compress_within import compress_within
     from tvm_stretch.lab.stretching.stretching import stretch
+    from tvm_stretch.make.quantise import quantize
     from tvm_stretch.network.states import Counter, Greedy, Sample
     from tvm_stretch.phone.device import Device, connect
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.plan.search.objective import Objective
     from tvm_stretch.read.gguf.language_model import LanguageModel, read_gguf
     from tvm_stretch.read.lengths import Length
-    from tvm_stretch.read.quantise import quantize
     from tvm_stretch.run.group import Group
     from tvm_stretch.run.meters import Meter
     from tvm_stretch.run.model import Model, load
@@ -124,7 +124,7 @@ _LAZY = {
     "plan_for": "tvm_stretch.api.compiler",
     "plan_front": "tvm_stretch.api.compiler",
     "to_onnx": "tvm_stretch.api.compiler",
-    "quantize": "tvm_stretch.read.quantise",
+    "quantize": "tvm_stretch.make.quantise",
     "read_gguf": "tvm_stretch.read.gguf.language_model",
     "stretch": "tvm_stretch.lab.stretching.stretching",
 }

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tvm
 from helpers.quantised_networks import residual
 from helpers.relax_helpers import module, random_const
+from helpers.search_helpers import costs
+from helpers.stretch_networks import SIZE, basic, network
 from tvm import relax
 from tvm.relax import op
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import PlanError, UnsupportedError
+from tvm_stretch.network.properties.repeated_blocks import detect_stages
+from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
+from tvm_stretch.plan.design import Design
+from tvm_stretch.plan.search.candidates import as_designed
+from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.realise import Candidate
+from tvm_stretch.read import load_network
 
 SHAPE = (1, 8, 12, 12)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
@@ -68,7 +79,8 @@ def test_branches_and_processors_of_a_plan(tmp_path: Path) -> None:
     plan = ts.to_onnx(mod, path, where, device="snapdragon-855", plan=shared)
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
-    assert metadata(model)["tvm_stretch.processors"] == '["cpu", "opencl"]'
+    listed = json.loads(metadata(model)["tvm_stretch.processors"])
+    assert {who: len(names) for who, names in listed.items()} == {"cpu": 15, "opencl": 2}
     assert plan is not None
     placed = {op: region.processor for region in plan.regions for op in region.operators}
     for node in model.graph.node:
@@ -80,6 +92,71 @@ def test_branches_and_processors_of_a_plan(tmp_path: Path) -> None:
     (name,) = (value.name for value in model.graph.input)
     (answer,) = run(path, **{name: X})
     np.testing.assert_allclose(answer, ts.compile(mod)(X), rtol=1e-4, atol=1e-6)
+
+
+def stretched() -> tvm.IRModule:
+    """A network with a branch on each processor."""
+    mod = network(basic)
+    stage = detect_stages(mod)[-1]
+    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output)]
+    return duplicate_and_scale(mod, Design.of_lists(ends, ["cpu", "opencl"], [[2, 2]], [[32, 32]]))
+
+
+def designed(source: object) -> dict[str, str]:
+    """The processor of each operator in the plan with the branches as designed."""
+    known = costs(1.0, 1.0, meeting=100)
+    names = [replace(p, name=n) for p, n in zip(known.processors, ("cpu", "opencl"), strict=True)]
+    models = {"cpu": known.models["cpu"], "opencl": known.models["p1"]}
+    own = replace(known, processors=tuple(names), models=models)
+    found = as_designed(Network(load_network(source), own.kernels), own)
+    assert isinstance(found, Candidate)
+    return found.plan.processor_of()
+
+
+def without_notes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The file as tools leave it that know nothing of the metadata of nodes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        del node.metadata_props[:]
+    return copy
+
+
+def test_branches_of_a_stretched_network_are_read_back(tmp_path: Path) -> None:
+    mod, path = stretched(), tmp_path / "net.onnx"
+    ts.to_onnx(mod, path)
+    wanted, got = designed(mod), designed(path)
+    owner = {n: who for who, names in branch_operators(mod).items() for n in names}
+    placed = {name for name in owner if name in wanted}
+    assert len(placed) > 6 and {wanted[name] for name in placed} == {"cpu", "opencl"}
+    assert {name: got[name] for name in placed} == {name: wanted[name] for name in placed}
+    assert designed(without_notes(onnx.load(path))) == got
+    again = tmp_path / "again.onnx"
+    ts.to_onnx(path, again)
+    both = [metadata(onnx.load(one)) for one in (path, again)]
+    assert both[0] == both[1], "the same processors and meeting points"
+
+
+def test_branches_of_a_stretched_network_stay_in_8_bits() -> None:
+    mod = stretched()
+    images = np.random.default_rng(0).standard_normal((2, 3, SIZE, SIZE)).astype("float32")
+    small = ts.quantize(mod, images)
+    wanted = designed(mod)
+    layers = {n: who for n, who in wanted.items() if ".b" in n and n.startswith("conv")}
+    assert set(layers.values()) == {"cpu", "opencl"}
+    for one in (small, without_notes(small)):
+        got = designed(one)
+        assert {name: got[name] for name in layers} == layers
+
+
+@pytest.mark.parametrize("text", ['["cpu", "opencl"]', '{"cpu": [1]}', "{", '{"cpu": "conv"}'])
+def test_metadata_that_are_no_lists_of_nodes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "net.onnx"
+    ts.to_onnx(module(blocks, SHAPE), path)
+    model = onnx.load(path)
+    model.metadata_props.add(key="tvm_stretch.processors", value=text)
+    with pytest.raises(ts.ModelError, match="expected lists of nodes by processor"):
+        load_network(model)
 
 
 def input_of(path: Path) -> str:

@@ -33,7 +33,7 @@ DEFERRED = {
     "tvm_stretch.plan.cost.trees": "only learned cost models need xgboost",
     "tvm_stretch.api.differences": "ONNX Runtime is optional",
     "tvm_stretch.base.errors": "the executor's errors are registered when it is loaded",
-    "tvm_stretch.read.quantise": "ONNX Runtime is optional",
+    "tvm_stretch.make.quantise": "ONNX Runtime is optional",
     "tvm_stretch.read.tflite.reader": "the package tflite is optional",
     "tvm_stretch.read.torch.decomposing": "torch is optional",
     "tvm_stretch.read.torch.importer": "torch is optional",

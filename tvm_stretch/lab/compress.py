@@ -27,13 +27,11 @@ from tvm_stretch.base.files import is_finite
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.training import TrainableNetwork, imitate, load_torch, refine, to_torch
-from tvm_stretch.make.onnx_file import onnx_file
-from tvm_stretch.make.reading import Reader
+from tvm_stretch.make.quantise import quantize as in_integers
 from tvm_stretch.passes.low_rank import low_rank as decompose
 from tvm_stretch.passes.prune_channels import prune_channels
 from tvm_stretch.plan.design import Source
 from tvm_stretch.read import load_trainable
-from tvm_stretch.read.quantise import quantize as in_integers
 
 _MOST = 0.95
 _IMITATED_PIXELS = 2**21
@@ -153,8 +151,7 @@ def in_8_bits(mod: tvm.IRModule, images: np.ndarray, activations: str) -> onnx.M
     """The network in 8 bits, with ranges from some of the images."""
     say(f"quantize {activations}")
     calibrating = images[:: -(-len(images) // _CALIBRATED)]
-    floats = onnx_file(Reader(mod).at({}).mod, None)
-    return in_integers(floats, calibrating, activations=activations)
+    return in_integers(mod, calibrating, activations=activations)
 
 
 def checked_steps(steps: int) -> None:

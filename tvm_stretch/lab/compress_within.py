@@ -41,13 +41,13 @@ from tvm_stretch.lab.compress import (
     unseen,
 )
 from tvm_stretch.lab.training import to_torch
+from tvm_stretch.make.quantise import onnx_answers
 from tvm_stretch.plan.search.choose import find
 from tvm_stretch.plan.search.limits import NO_LIMITS
 from tvm_stretch.plan.search.objective import Cost, Objective
 from tvm_stretch.plan.search.site import DeviceLike, Targets
 from tvm_stretch.read import load_trainable
 from tvm_stretch.read.load import Shapes
-from tvm_stretch.read.quantise import onnx_answers
 
 _PRICED = 4
 """Images for the ranges of a network in 8 bits that is only priced."""

@@ -1,10 +1,13 @@
 """A whole network as an ONNX model, with processors and meeting points as metadata.
 
-    model      tvm_stretch.processors = ["cpu", "opencl"]
+    model      tvm_stretch.processors = {"cpu": ["conv2d7.p0", ..], "opencl": ["conv2d7.p1", ..]}
                tvm_stretch.meeting_points = ["relu", "relu3", "softmax"]
     each node  tvm_stretch.operator = conv2d7.p1, tvm_stretch.processor = opencl
 
 NN-Stretch ships its networks in this form. Engines that do not know the metadata compute the same.
+The model's lists name nodes, because tools that rewrite a file drop the metadata of nodes and keep
+their names; `read/onnx/placed.py` reads the lists back. Without a plan they have the branches of a
+stretched network.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.lowering.lower import names_of_outputs
+from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.meeting_points import detect_meeting_points
+from tvm_stretch.network.provenance import table_of
+from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.engines.code.onnx_operators import rule_of, why_not_onnx
 from tvm_stretch.targets.engines.code.onnx_region import Graph, model_of, results_of, written
@@ -40,23 +46,26 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
     names = frozenset(operator.name for operator in operators)
     inputs = [param.name for param in main.params]
     outputs = names_of_outputs(main, len(results_of(main)))
-    placed = {} if plan is None else {op: r.processor for r in plan.regions for op in r.operators}
+    placed = _designed(mod) if plan is None else plan.processor_of()
+    nodes_of: dict[str, list[str]] = {} if plan is None else {name: [] for name in plan.processors}
     graph = Graph(reserved=names.union(inputs, outputs))
     for var, nodes in written(graph, main, inputs, rule_of):
         if var.name in names.difference(outputs):
             _name_result(graph, var, nodes)
-        for node in nodes:
+        for number, node in enumerate(reversed(nodes)):
+            node.name = f"{var.name}.{number}" if number else var.name
             _note(node, "operator", var.name)
             processor = placed.get(var.name)
             if processor is not None:
                 _note(node, "processor", processor)
+                nodes_of.setdefault(processor, []).append(node.name)
     points = [point.tensor for point in detect_meeting_points(operators).points]
     called = {var.name: value for var, value in graph.names.items()}
     called |= {var.name: name for var, name in zip(results_of(main), outputs, strict=True)}
     model = model_of(graph, main, inputs, outputs, _IR_VERSION)
     _note(model, "meeting_points", json.dumps([called[point] for point in points]))
-    if plan is not None:
-        _note(model, "processors", json.dumps(plan.processors))
+    if nodes_of:
+        _note(model, "processors", json.dumps(nodes_of))
     if model.ByteSize() > _MOST_BYTES:
         raise UnsupportedError(
             f"expected at most 2 GiB for an ONNX file, got {model.ByteSize()} bytes; compile the "
@@ -64,6 +73,15 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
         )
     data: bytes = model.SerializeToString()
     return data
+
+
+def _designed(mod: tvm.IRModule) -> dict[str, str]:
+    """The processor of each operator in a branch of a stretched network."""
+    owner = {name: who for who, names in branch_operators(mod).items() for name in names}
+    sources = table_of(mod["main"], SOURCES)
+    own = {op.name: op.name for op in Operators(mod["main"])}
+    own |= {name: source.operators[0] for name, source in sources.items() if name not in owner}
+    return {name: owner[source] for name, source in own.items() if source in owner}
 
 
 def _require_forms(operators: Operators) -> None:

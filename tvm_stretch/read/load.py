@@ -25,6 +25,7 @@ from tvm_stretch.passes.name_operators import keep_names
 from tvm_stretch.read.lengths import Shape, sized
 from tvm_stretch.read.network_limits import check_sizes
 from tvm_stretch.read.onnx.importer import import_onnx
+from tvm_stretch.read.onnx.placed import with_branches
 from tvm_stretch.read.onnx.reader import read_onnx
 from tvm_stretch.read.onnx.shapes import fix_shapes, widen_halves
 from tvm_stretch.read.relax_reader import read_relax
@@ -132,7 +133,7 @@ def _read(
         network = read_onnx(source)
         fix_shapes(network, shapes, sizes)
         widened = widen and widen_halves(network)
-        mod = import_onnx(network)
+        mod = with_branches(import_onnx(network), network.model)
         if widened:
             mod["main"] = mod["main"].with_attr(WIDENED, 1)
         return mod

@@ -329,6 +329,7 @@ def _copy_without_large_weights(
     )
     if light.functions:
         light = _inlined(light)
+    light.metadata_props.extend(model.metadata_props)
     declared = {
         value.name: value.type.tensor_type.elem_type
         for value in [*graph.value_info, *graph.output]

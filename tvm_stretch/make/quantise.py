@@ -10,6 +10,9 @@ Batch normalisations are folded into the convolutions before them first:
 
 What lies between would get a scale of its own, and a kernel. ONNX
 Runtime does it from 1.31 on, versions before leave them.
+
+A network in another form, such as a stretched one after training, is written as ONNX first. The
+processors of its branches stay in the file's metadata.
 """
 
 from __future__ import annotations
@@ -20,17 +23,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import onnx.version_converter
 from onnx import helper, numpy_helper
 
+from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError, InstallError, ModelError, last_line
 from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.make.onnx_file import onnx_file
+from tvm_stretch.make.reading import Reader
 from tvm_stretch.read.onnx.node import dtype_of
 from tvm_stretch.read.onnx.reader import read_onnx
+from tvm_stretch.read.tflite.reader import is_tflite
 
 _EPSILON = 1e-5
 """Unless the node says otherwise."""
@@ -123,7 +130,7 @@ _OLDEST = 13
 
 @named_arguments
 def quantize(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: object,
     images: Images,
     *,
     activations: str = "uint8",
@@ -134,7 +141,8 @@ def quantize(
     the greatest number that ``images`` lead to.
 
     Args:
-        source: an ONNX file, its bytes or an ``onnx.ModelProto``, in float32. It is not changed.
+        source: as for ``ts.compile``, in float32, such as an ONNX file or what ``load_torch`` made
+            of a stretched network that was trained. It is not changed.
         images: typical inputs, of which a hundred are plenty: an array of many images (the
             first dimension counts them; as many at a time as the network takes, fewer at the end
             are left out), or inputs one after the other, as arrays or, where the network has
@@ -156,8 +164,9 @@ def quantize(
         raise InputError(
             f"expected 'uint8' or 'int8' for activations, got {activations!r}; see ts.quantize"
         )
-    inputs = read_onnx(source).inputs
-    model = _model(source)
+    network = _as_onnx(source)
+    inputs = read_onnx(network).inputs
+    model = _model(network)
     feeds = list(_feeds(inputs, images))
     try:
         import onnxruntime.quantization as quantiser
@@ -217,6 +226,16 @@ def onnx_answers(model: onnx.ModelProto, images: np.ndarray) -> np.ndarray:
     count = len(images) // taken * taken
     parts = np.split(images[:count], count // taken)
     return np.concatenate([session.run(None, {port.name: part})[0] for part in parts])
+
+
+def _as_onnx(source: Any) -> str | Path | bytes | onnx.ModelProto:
+    """The network as ONNX."""
+    is_path = isinstance(source, str | Path)
+    is_onnx = Path(source).suffix not in (".pt2", ".gguf") if is_path else False
+    if (is_onnx or isinstance(source, bytes | onnx.ModelProto)) and not is_tflite(source):
+        return cast("str | Path | bytes | onnx.ModelProto", source)
+    with compiling():
+        return onnx_file(Reader(source).at({}).mod, None)
 
 
 def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
