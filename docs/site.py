@@ -5,6 +5,7 @@
     benchmarks/                      performance
     reference/                       the docstrings of all public names
     operators.md                     operators of ONNX that are converted
+    messages.md                      every error, and what to do (messages.py)
 
 Names of files in backquotes become links where there is such a page.
 """
@@ -26,6 +27,9 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.append(str(Path(__file__).parent))
+import messages
+
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ROOT / "build" / "tutorials"
 TOP = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -46,7 +50,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             entry[title] = ["benchmarks/README.md"]
             entry[title] += [f"benchmarks/log/{path.name}" for path in _log()]
         elif title == "Reference":
-            entry[title] += [f"reference/{name}.md" for name in _public()]
+            entry[title] += [f"reference/{name}.md" for name in (*_public(), "passes")]
     return config
 
 
@@ -62,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages[server] = (ROOT / server).read_text()
     pages.update({f"reference/{name}.md": text for name, text in _public().items()})
     pages["operators.md"] = _operators()
+    pages["messages.md"] = messages.page()
+    pages["reference/passes.md"] = _passes()
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     for path in ROOT.glob("tutorials/*.*"):
@@ -173,6 +179,23 @@ def _page(title: str, module: ModuleType, words: str, names: list[str]) -> str:
         value = getattr(module, name)
         place = getattr(value, "__module__", module.__name__)
         lines += [f"::: {place}.{getattr(value, '__qualname__', name)}", ""]
+    return "\n".join(lines)
+
+
+def _passes() -> str:
+    """What the docstring of each file of `passes/` says, in the order of the package's table."""
+    from tvm_stretch import passes
+
+    table = re.findall(r"^(\w+) {3,}", passes.__doc__ or "", re.MULTILINE)
+    files = dict.fromkeys(passes.PASSES[name] for name in table if name in passes.PASSES)
+    lines = ["# Passes, before and after", ""]
+    for file in files:
+        names = [name for name, where in passes.PASSES.items() if where == file]
+        words = ast.get_docstring(ast.parse((ROOT / f"passes/{file}.py").read_text())) or ""
+        lines += [f"## {', '.join(names)}", ""]
+        for paragraph in words.split("\n\n"):
+            is_code = all(line.startswith("    ") for line in paragraph.splitlines())
+            lines += [f"```\n{textwrap.dedent(paragraph)}\n```" if is_code else paragraph, ""]
     return "\n".join(lines)
 
 
