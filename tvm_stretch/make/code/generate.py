@@ -213,7 +213,9 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def plain(node: Any) -> Any:
         if isinstance(node, Var):
-            return seen.setdefault(node, Var(f"{_letter(node)}{len(seen)}", node.ty))
+            if node not in seen:  # making a Var costs more than finding one
+                seen[node] = Var(f"{_letter(node)}{len(seen)}", node.ty)
+            return seen[node]
         if node.name_hint == "root":
             return node
         return changed_block(node, name_hint=f"block{next(blocks)}")
