@@ -22,11 +22,13 @@ from tvm_stretch.passes.join_tables import JoinTables
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.return_tuple import ReturnTuple
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
+from tvm_stretch.passes.store_small_types import StoreSmallTypes
 from tvm_stretch.passes.template_layers import TemplateLayers
 from tvm_stretch.passes.write_places import WritePlaces
 
 PHASES = [
     ReturnTuple(),
+    StoreSmallTypes(),
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     WritePlaces(),

@@ -9,7 +9,7 @@ operators, so its constants are folded and kernels fuse it.
 
 from __future__ import annotations
 
-import numpy as np
+import ml_dtypes
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
@@ -65,10 +65,11 @@ def dequantised(
     x: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, dtype: str
 ) -> relax.Expr:
     """``(x - zero) * scale``; the subtraction is exact, in integers."""
-    wide = relax.op.astype(x, "int32")
-    if zero is not None:
-        wide = relax.op.subtract(wide, _zero_as(zero, "int32"))
     kind = str(scale.ty.dtype)
+    exact = kind if "float" in str(x.ty.dtype) else "int32"
+    wide = relax.op.astype(x, exact)
+    if zero is not None:
+        wide = relax.op.subtract(wide, _zero_as(zero, exact))
     result = relax.op.multiply(relax.op.astype(wide, kind), scale)
     return relax.op.astype(result, dtype) if dtype != kind else result
 
@@ -80,7 +81,7 @@ def quantised(x: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, dtype: 
 
 def saturated(x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
     """Round to even, add the zero point, clip to the range of ``dtype``."""
-    limits = np.iinfo(dtype)
+    limits = ml_dtypes.iinfo(dtype)
     wide = relax.op.astype(relax.op.round(x), "float32")
     if zero is not None:
         wide = relax.op.add(wide, _zero_as(zero, "float32"))

@@ -21,6 +21,7 @@ from tvm import relax
 from tvm_stretch.base.errors import ModelError, UnsupportedError
 from tvm_stretch.network.expressions import constant
 from tvm_stretch.network.provenance import from_source
+from tvm_stretch.passes.store_small_types import STORED
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
@@ -162,18 +163,24 @@ def as_expr(value: Any) -> relax.Expr:
     """``value`` as a Relax expression."""
     if not isinstance(value, np.ndarray):
         return value
+    if str(value.dtype) in STORED:
+        raise _not_plain("a constant", str(value.dtype))
     check_dtype(str(value.dtype), "a constant")
     return constant(value)
 
 
 def check_dtype(dtype: str, what: str) -> str:
     """Refuse element types that no kernel handles."""
-    if dtype not in DTYPES:
-        raise UnsupportedError(
-            f"expected a plain number type for {what}, got {dtype}; "
-            "convert the model to float, bfloat16 or integers of 8 bits or more"
-        )
+    if dtype not in DTYPES and dtype not in STORED:
+        raise _not_plain(what, dtype)
     return dtype
+
+
+def _not_plain(what: str, dtype: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected a plain number type for {what}, got {dtype}; "
+        "convert the model to float, bfloat16 or integers of 8 bits or more"
+    )
 
 
 def dtype_of(elem_type: int) -> str:

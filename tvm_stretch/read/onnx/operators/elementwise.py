@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_stretch.passes.store_small_types import STORED
 from tvm_stretch.read.onnx.node import (
     Node,
     Value,
@@ -155,7 +157,21 @@ def _is_inf(node: Node) -> relax.Expr:
 @converter("Cast", "CastLike")
 def _cast(node: Node) -> relax.Expr:
     dtype = node.dtype(1) if node.op == "CastLike" else dtype_of(node.attr("to"))
-    return cast(node, node[0], check_dtype(dtype, f"the result of {node.op} {node.name!r}"))
+    check_dtype(dtype, f"the result of {node.op} {node.name!r}")
+    if dtype not in STORED or "int" in dtype:
+        return cast(node, node[0], dtype)
+    return to_small_float(node, node[0], dtype, saturate=bool(node.attr("saturate", 1)))
+
+
+def to_small_float(node: Node, x: relax.Expr, dtype: str, *, saturate: bool) -> relax.Expr:
+    """``x`` in a float of 4 or 8 bits, clipped to its largest number if it shall ``saturate``."""
+    if str(x.ty.dtype) == "float64" or dtype == "float8_e8m0fnu":
+        raise node.refuse("a cast of float32 or less, not to e8m0", f"{x.ty.dtype} to {dtype}")
+    wide = node.emit(relax.op.astype(x, "float32"))
+    if saturate:
+        most = float(ml_dtypes.finfo(dtype).max)
+        wide = relax.op.clip(wide, relax.prim_value(-most), relax.prim_value(most))
+    return relax.op.astype(wide, dtype)
 
 
 def cast(node: Node, x: relax.Expr, dtype: str) -> relax.Expr:
@@ -164,6 +180,8 @@ def cast(node: Node, x: relax.Expr, dtype: str) -> relax.Expr:
     if source == dtype:
         return x
     if dtype == "bool":
+        if source in STORED:
+            x, source = node.emit(relax.op.astype(x, "float32")), "float32"
         return relax.op.not_equal(x, node.scalar(0, source))
     return relax.op.astype(x, dtype)
 

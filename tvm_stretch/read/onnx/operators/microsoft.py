@@ -18,9 +18,10 @@ from tvm import relax
 
 from tvm_stretch.network.expressions import constant
 from tvm_stretch.passes.decompose_quantisation import dequantised, quantised
+from tvm_stretch.passes.store_small_types import STORED
 from tvm_stretch.read.onnx.block_weights import check_scale
 from tvm_stretch.read.onnx.node import CONVERTERS, Node, Value, check_dtype, converter, dtype_of
-from tvm_stretch.read.onnx.operators.elementwise import cast
+from tvm_stretch.read.onnx.operators.elementwise import cast, to_small_float
 from tvm_stretch.read.onnx.operators.layers import add_bias, convolve, not_empty
 
 
@@ -40,6 +41,16 @@ def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
     return node.emit(relax.op.reshape(node[index], lined_up))
 
 
+def _zero(node: Node, axis: int) -> relax.Expr | None:
+    """The zero point, of a plain type if it is constant; None if there is none."""
+    if not node.has(2):
+        return None
+    if node.is_const(2) and node.dtype(2) in STORED:
+        plain = "float32" if "float" in node.dtype(2) else STORED[node.dtype(2)]
+        node.inputs[2] = node.const(2, "zero point").astype(plain)
+    return _along_axis(node, 2, axis)
+
+
 @converter("DequantizeLinear")
 def _dequantize(node: Node) -> relax.Expr:
     axis = node.axis(1) if node.rank() > 1 else 0
@@ -50,7 +61,7 @@ def _dequantize(node: Node) -> relax.Expr:
     if is_plain(node, node.dtype(0), dtype):
         scale, zero = _constants(node, node.dtype(0))
         return relax.op.dequantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
-    zero = _along_axis(node, 2, axis) if node.has(2) else None
+    zero = _zero(node, axis)
     return dequantised(node[0], _along_axis(node, 1, axis), zero, dtype)
 
 
@@ -65,8 +76,13 @@ def _quantize(node: Node) -> relax.Expr:
     if is_plain(node, dtype, node.dtype(0)):
         scale, zero = _constants(node, dtype)
         return relax.op.quantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
-    zero = _along_axis(node, 2, axis) if node.has(2) else None
     scale = relax.op.astype(_along_axis(node, 1, axis), node.dtype())
+    if dtype in STORED and "float" in dtype:  # its zero point is 0
+        saturate = bool(node.attr("saturate", 1))
+        return to_small_float(
+            node, node.emit(relax.op.divide(node[0], scale)), dtype, saturate=saturate
+        )
+    zero = _zero(node, axis)
     return quantised(node[0], scale, zero, dtype)
 
 
