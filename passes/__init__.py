@@ -3,6 +3,7 @@
 Networks
 Canonicalise            the form from which all others start: the phases down to NameOperators
 ReturnTuple             results as a tuple of variables, not as a variable that holds a tuple
+StoreSmallTypes         numbers of 2 to 8 bits lie in bytes, and their casts are arithmetic
 SimplifyOperators       equal computations are written equally
 WritePlaces             places of a cache are written where they lie
 ChannelsFirst           feature maps of TensorFlow Lite with channels first
@@ -97,6 +98,7 @@ PASSES = {
     "SimplifyOperators": "simplify_operators",
     "SplitExtremes": "split_extremes",
     "SplitOutputs": "split_outputs",
+    "StoreSmallTypes": "store_small_types",
     "TagOperators": "tag",
     "TemplateLayers": "template_layers",
     "UseFixedPoint": "use_fixed_point",
