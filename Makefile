@@ -300,6 +300,7 @@ test-full: test-parts
 	$(call AS_ANOTHER,avx2)
 	$(call AS_ANOTHER,16-lanes)
 	$(BIN)/python tests/planted.py
+	$(BIN)/python tests/newcomers.py
 
 # mypy sees the package as the wheel installs it, with passes/ and targets/ inside.
 lint: $(STAMP)
