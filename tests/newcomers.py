@@ -1,4 +1,4 @@
-"""Three newcomers, each a shell session with an empty cache: what README and pages tell, in its order.
+"""Three newcomers, each a shell session with an empty cache, in the order of README and pages.
 
     python tests/newcomers.py             # prints how many minutes each took
     python tests/newcomers.py phone       # one of them
@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent)]
 from helpers.rpc_processes import Phone, Tracker
 
 ROOT = Path(__file__).resolve().parents[1]
