@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,15 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return names
 
 
+NETWORK = """
+import numpy as np, torch
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+for values in net.parameters():
+    values.data = torch.linspace(-1, 1, values.numel()).reshape(values.shape)
+tensor = torch.from_numpy(np.load("image.npy"))
+"""
+
+
 def from_onnxruntime(image: np.ndarray) -> dict[str, Any]:
     return run(blocks("docs/migration.md", 0, 1), image=image)
 
@@ -80,10 +91,17 @@ def from_litert(_image: np.ndarray) -> dict[str, Any]:
 
 
 def from_executorch(image: np.ndarray) -> dict[str, Any]:
-    pytest.importorskip("executorch")
-    torch = pytest.importorskip("torch")
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
-    return run(blocks("docs/migration.md", 4, 5), net=net, tensor=torch.from_numpy(image))
+    """ExecuTorch has an environment of its own, as `make setup-phone-peers` makes it."""
+    beside = ROOT / ".venv-phone/bin/python"
+    python = Path(os.environ.get("TVM_STRETCH_PHONE_PYTHON") or beside)
+    if not python.exists():
+        pytest.skip("make setup-phone-peers has not installed ExecuTorch")
+    pytest.importorskip("torch")
+    np.save("image.npy", image)
+    there = f"{NETWORK}{blocks('docs/migration.md', 4)}np.save('theirs.npy', theirs.detach())\n"
+    subprocess.run([python, "-c", there], check=True, env={**os.environ, "PYTHONPATH": ""})
+    names = run(NETWORK + blocks("docs/migration.md", 5))
+    return {"theirs": np.load("theirs.npy"), "ours": names["ours"]}
 
 
 def from_tvm(image: np.ndarray) -> dict[str, Any]:
