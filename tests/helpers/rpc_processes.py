@@ -94,6 +94,12 @@ def native_server() -> tuple[list[str], dict[str, str]]:
     return command, {**os.environ, "LD_LIBRARY_PATH": found, "TVM_NUM_THREADS": "1"}
 
 
+def _is_frozen(pid: int) -> bool:
+    """Whether no thread runs: until the first one takes SIGSTOP, the others go on."""
+    states = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(text.rpartition(") ")[2][0] == "T" for text in states)
+
+
 class Phone:
     """`tvm_stretch_rpc`: a phone of this machine, up in milliseconds."""
 
@@ -137,6 +143,8 @@ class Phone:
         for pid in (self._process.pid, self.session()):
             if pid is not None:
                 os.kill(pid, number)
+                while number == signal.SIGSTOP and not _is_frozen(pid):
+                    time.sleep(0.001)
 
     def kill(self) -> None:
         """End it at once, and its session."""
