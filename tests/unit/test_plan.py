@@ -99,7 +99,7 @@ def test_explain_shows_choices_and_what_they_are_worth() -> None:
     region = PlannedRegion("r0", "cpu", ("conv2d.p0",), (0, 3_250_000), "40 of 64 channels")
     text = replace(PLAN, regions=(region,), refusals=(), reason="faster than cpu alone").explain()
     assert "r0      cpu        1          3.250         40 of 64 channels  conv2d.p0" in text
-    assert "1 layers are computed in shares of their channels" in text
+    assert "computed in shares of their channels: 1 layer" in text
     assert "split by rows: relu -> relu3 as 3 : 2.5" in text
     assert "predicted: 3.250 ms\ncosts: measured\nfaster than cpu alone" in text
 

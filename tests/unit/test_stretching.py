@@ -281,7 +281,7 @@ def test_what_has_no_branches_is_shared():
     candidate = as_designed(Network(mod, known.kernels), known)
     first = next(op.name for op in Operators(mod["main"]) if op.kind == "nn.conv2d")
     assert set(candidate.plan.shares) == {first}
-    assert candidate.what == "branches as designed, 1 layers in shares"
+    assert candidate.what == "branches as designed, 1 layer in shares"
     for processor, names in branch_operators(mod).items():
         placed = candidate.plan.processor_of()
         assert {placed[name] for name in names if name in placed} == {processor}

@@ -181,7 +181,7 @@ class Format:
 
     def value(self, kind: Any, data: Any, key: str, where: str) -> Any:
         """A value of a type, from the field ``key`` of parsed JSON."""
-        if kind is Any or (kind in _PLAIN and _is_plain(kind, data)):
+        if kind in (Any, object) or (kind in _PLAIN and _is_plain(kind, data)):
             return data
         if is_dataclass(kind):
             return data if isinstance(data, kind) else self.build(kind, data, f"{key} of {where}")  # type: ignore[arg-type]

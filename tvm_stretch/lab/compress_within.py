@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -60,7 +59,7 @@ _JUDGED = 320
 def compress_within(
     source: object,
     objective: Objective,
-    data: Any,
+    data: object,
     *,
     targets: Targets = None,
     device: DeviceLike = None,

@@ -11,7 +11,6 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import tvm
 from tvm.target import Target, codegen
@@ -114,7 +113,7 @@ class Description:
     cores: tuple[Core, ...]
     memory: int
     free: int
-    opencl: tuple[dict[str, Any], ...]
+    opencl: tuple[dict[str, object], ...]
     why_no_opencl: str
     dsp: Chip
 
@@ -132,7 +131,7 @@ class Description:
         return Description.build({**data, "name": name}, where)
 
     @staticmethod
-    def build(data: dict[str, Any], where: str) -> Description:
+    def build(data: dict[str, object], where: str) -> Description:
         """Like `read`, for plain data."""
         description = FORMAT.build(Description, data, where)
         _require_numbers(description, where)
@@ -154,7 +153,7 @@ class Description:
         """Whether it may be the machine that this process runs on."""
         return (self.triple, self.cpu, self.features) == _this_machine()
 
-    def target(self) -> dict[str, Any]:
+    def target(self) -> dict[str, object]:
         """TVM's target of its CPU, with the features that programs can really use.
 
         LLVM assumes that a named core has all features of its kind. If the system hides some, or
@@ -197,7 +196,7 @@ class Description:
             lines.append(f"  cores {','.join(map(str, numbers))}: {name}, {size}{clock}{caches}")
         lines.append(f"  features: {' '.join(self.features) or 'none that kernels use'}")
         for device in self.opencl:
-            limit = int(device.get("max_buffer_bytes", 0)) / 2**20
+            limit = int(str(device.get("max_buffer_bytes", 0))) / 2**20
             lines.append(
                 f"  opencl: {device.get('name')}, {device.get('compute_units')} units, "
                 f"{device.get('memory')} memory, tensors up to {limit:.0f} MiB"
@@ -210,7 +209,7 @@ class Description:
 
 def _require_numbers(found: Description, where: str) -> None:
     """Refuse negative numbers, and a device without cores; a device's answer is not trusted."""
-    numbers = [found.memory, found.free, found.dsp.soc]
+    numbers: list[object] = [found.memory, found.free, found.dsp.soc]
     for core in found.cores:
         numbers += (core.number, core.mhz, core.capacity, core.l1, core.l2)
     numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)

@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tvm
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 120.0  # seconds
 _SUMMARY_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class Device:
@@ -95,7 +97,9 @@ class Device:
             _remember(self._description)
         return self._description
 
-    def call(self, what: str, function: str, *arguments: Any, seconds: float | None = None) -> Any:
+    def call(
+        self, what: str, function: str, *arguments: object, seconds: float | None = None
+    ) -> Any:
         """Call a global function on the device.
 
         Args:
@@ -112,10 +116,10 @@ class Device:
     def ask(
         self,
         what: str,
-        action: Callable[[Link], Any],
+        action: Callable[[Link], T],
         seconds: float | None = None,
         session: int | None = None,
-    ) -> Any:
+    ) -> T:
         """The result of an action that uses the link; it runs on a separate thread.
 
         Args:

@@ -44,7 +44,7 @@ from tvm_stretch.run.meters import (
 )
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.parts import Parts
-from tvm_stretch.run.values import PresentAll
+from tvm_stretch.run.values import Answer, PresentAll
 
 if TYPE_CHECKING:
     from tvm_stretch.phone.device import Device, RemoteModule
@@ -295,7 +295,7 @@ class RemoteModel(Model):
         """The device that it runs on."""
         return self.module.device
 
-    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
+    def run_async(self, /, *args: object, **kwargs: object) -> Future[Answer]:
         """See `Model.run_async`."""
         run = RemoteRun()
         bound = self._bind(args, kwargs)

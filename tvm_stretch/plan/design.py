@@ -160,7 +160,7 @@ class Design:
             return source
         return FORMAT.build(Design, *FORMAT.read_any(source, "Design"))
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, object]:
         """The design as data for JSON."""
         return {**FORMAT.head, "segments": [asdict(segment) for segment in self.segments]}
 

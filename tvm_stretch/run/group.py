@@ -35,6 +35,7 @@ from tvm_stretch.base.files import as_path, cache_folder, is_finite, reason_of
 from tvm_stretch.plan.considered import align
 from tvm_stretch.run.group_plans import Member, Way, choose_plans, loads_of
 from tvm_stretch.run.model import Model
+from tvm_stretch.run.values import Answer
 
 
 class Leases:
@@ -168,11 +169,11 @@ class Group:
         self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(len(self.processors), "tvm_stretch_group")
 
-    def __call__(self, member: str | int, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self, member: str | int, /, *args: object, **kwargs: object) -> Answer:
         """Run a member, and wait for its answer; see `submit`."""
         return self.submit(member, *args, **kwargs).result()
 
-    def submit(self, member: str | int, /, *args: object, **kwargs: object) -> Future[Any]:
+    def submit(self, member: str | int, /, *args: object, **kwargs: object) -> Future[Answer]:
         """Run a member as soon as its turn comes.
 
         Args:

@@ -46,6 +46,7 @@ from tvm_stretch.run.states_of_model import (
 )
 from tvm_stretch.run.stream import Stream
 from tvm_stretch.run.values import (
+    Answer,
     PresentAll,
     TensorInfo,
     like,
@@ -173,7 +174,7 @@ class Model:
         """
         return str(self.module["lost"]()) or None if self.graph.spare else None
 
-    def health(self) -> dict[str, dict[str, Any]]:
+    def health(self) -> dict[str, dict[str, object]]:
         """How each processor beside the CPU is, by its name; also while a run is in progress.
 
         A DSP says whether it runs (``state``), its process, how often it was started and failed,
@@ -182,7 +183,7 @@ class Model:
         names = [processor.name for processor in self.graph.processors[1:]]
         return dict(zip(names, json.loads(self.module["health"]()), strict=False))
 
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Answer:
         """Run the network.
 
         Args:
@@ -265,7 +266,7 @@ class Model:
         self._load()
         self.module["reset"]()
 
-    def feed(self, values: object) -> Any:
+    def feed(self, values: object) -> Answer:
         """Run with given values of the state that `Greedy` or `Sample` chooses: a prompt.
 
         Any number of values is read in pieces, the longest lengths of the model first. The next
@@ -303,7 +304,7 @@ class Model:
 
     def run_steps(
         self, count: int, /, *args: object, stop: Iterable[int] = (), **kwargs: object
-    ) -> Any:
+    ) -> Answer:
         """Run the network several times, without Python in between.
 
         Args:
@@ -330,7 +331,7 @@ class Model:
 
     def steps(
         self, count: int, /, *args: object, stop: Iterable[int] = (), **kwargs: object
-    ) -> Iterator[Any]:
+    ) -> Iterator[Answer]:
         """Run the network several times; yields the outputs of each step as soon as it is done.
 
         Args:
@@ -408,7 +409,7 @@ class Model:
         stop = [stops] if stops else []
         return self.module["run_steps"](count, *inputs, *outputs, *stop), outputs
 
-    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
+    def run_async(self, /, *args: object, **kwargs: object) -> Future[Answer]:
         """Run the network in the background; arguments and result as for a call.
 
         Runs of one model follow each other; the inputs must not change before theirs is done.

@@ -9,12 +9,13 @@ stream.last.computed  # the share of the work
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tvm
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.named_arguments import is_count, is_number
+from tvm_stretch.run.values import Answer
 
 if TYPE_CHECKING:
     from tvm_stretch.run.model import Model
@@ -68,7 +69,7 @@ class Stream:
         self._keyframes = keyframes
         self._frames = 0
 
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Answer:
         """The network's outputs for the next frame; arguments as for a call of the model.
 
         Raises:

@@ -129,7 +129,7 @@ class Timeline:
             ]
         return tuple(reversed(path))
 
-    def to_chrome(self) -> dict[str, Any]:
+    def to_chrome(self) -> dict[str, object]:
         """The run in the trace-event format of Chrome and Perfetto."""
         return {"displayTimeUnit": "ms", "traceEvents": list(_events(self))}
 

@@ -14,7 +14,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -22,6 +22,10 @@ import tvm_ffi
 
 from tvm_stretch.base.errors import InputError, RunError
 from tvm_stretch.make.lowering.executor_graph import Tensor
+
+Answer: TypeAlias = Any
+"""An array of the kind that the caller gave (NumPy's, PyTorch's), or a tuple of several. A union of
+these would make each caller ask which one came, although the model's outputs say it."""
 
 
 @dataclass(frozen=True)

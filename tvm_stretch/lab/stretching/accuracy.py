@@ -11,8 +11,9 @@ so, networks are worse than alone, so designs are compared with the original and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.progress import say
@@ -41,8 +42,8 @@ class AccuracyTarget:
         True
     """
 
-    train: Any
-    tests: Any
+    train: Iterable[object]
+    tests: Iterable[object]
     training: Training
     loss: float = 0.0
 

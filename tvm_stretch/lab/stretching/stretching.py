@@ -81,7 +81,7 @@ class Stretching:
     places: tuple[int, ...] = ()
     merge: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate:
@@ -303,7 +303,7 @@ def stretch_network(
     places: Sequence[int],
     rules: Rules,
     merge: str | None = None,
-    where: Mapping[str, Any] | None = None,
+    where: Mapping[str, object] | None = None,
 ) -> Stretching:
     """Like `stretch`, for a module of `load_trainable` and with known costs.
 

@@ -36,7 +36,7 @@ BATCH = 128
 def refine(
     net: TrainableNetwork,
     teacher: TrainableNetwork,
-    images: Any,
+    images: object,
     *,
     steps: int = STEPS,
     rate: float = 4e-3,
@@ -130,7 +130,7 @@ class _Several:
                 yield batch
 
 
-def _endless(images: Tensor | _Several) -> Iterator[Tensor]:
+def _endless(images: object) -> Iterator[Tensor]:
     """Batches of images without end, an array's in another order each time."""
     if isinstance(images, _Several):
         given = True

@@ -258,8 +258,8 @@ def _require(holds: bool, operator: Operator, got: str) -> None:
 
 
 def to_torch(
-    source: Any,
-    design: Mapping[str, Any] | None = None,
+    source: object,
+    design: Mapping[str, object] | None = None,
     sources: Mapping[str, Source] | None = None,
 ) -> TrainableNetwork:
     """Convert a network to a torch module with its weights and batch normalisations, for training.
@@ -281,7 +281,7 @@ def to_torch(
     return TrainableNetwork(*graph_of(mod), design, sources)
 
 
-def load_torch(source: Any, net: object) -> tvm.IRModule:
+def load_torch(source: object, net: object) -> tvm.IRModule:
     """Put the weights of a torch module that `to_torch` made back into the Relax network.
 
     Args:

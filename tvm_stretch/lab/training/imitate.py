@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ RIDGE = 1e-3
 def imitate(
     net: TrainableNetwork,
     teacher: TrainableNetwork,
-    images: Any,
+    images: object,
     progress: Progress | None = None,
 ) -> None:
     """Fit the weights of a stretched network to the given one's activations; nothing is trained.

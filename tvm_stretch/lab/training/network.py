@@ -56,7 +56,7 @@ class TrainableNetwork(nn.Module):
         self,
         graph: Graph,
         weights: Mapping[str, np.ndarray | Tensor],
-        design: Mapping[str, Any] | None = None,
+        design: Mapping[str, object] | None = None,
         sources: Mapping[str, Source] | None = None,
     ) -> None:
         super().__init__()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class _Moments:
 
 
 @torch.no_grad()
-def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -> None:
+def recalibrate(net: nn.Module, images: object, progress: Progress | None = None) -> None:
     """Set the statistics of batch normalisations to those of these images; no weight changes.
 
     Args:

@@ -62,7 +62,7 @@ class MeasuredModel(CostModel):
         launching: what runs on a GPU take beside their kernels; None on other processors.
     """
 
-    device: dict[str, Any]
+    device: dict[str, object]
     base: AnalyticModel
     families: dict[str, FamilyModel]
     together_ratio: float = 1.0

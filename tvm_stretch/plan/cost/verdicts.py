@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import tvm
 from tvm import relax
@@ -54,7 +53,7 @@ class Verdicts:
             text if it does.
     """
 
-    device: dict[str, Any]
+    device: dict[str, object]
     reasons: dict[str, str]
 
     @property
@@ -85,7 +84,7 @@ class Verdicts:
         FORMAT.write(path, {"device": self.device, "reasons": reasons}, indent=1)
 
     @staticmethod
-    def read(path: Path, device: Mapping[str, Any]) -> Verdicts:
+    def read(path: Path, device: Mapping[str, object]) -> Verdicts:
         """The verdicts in a file; none if there is no file."""
         if not os.access(path, os.F_OK):  # true as well for a folder that is not readable
             return Verdicts(dict(device), {})
