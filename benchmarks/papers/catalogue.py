@@ -13,7 +13,7 @@ from pathlib import Path
 
 PAPERS = {
     "nn-stretch": "NN-Stretch (Wei et al., MobiSys 2023)",
-    "hope": "HOPE (heuristics and integer programs for operators on heterogeneous processors)",
+    "hope": "HOPE, a heterogeneity-oriented parallel execution engine for inference on mobiles",
     "pitfalls": "Potentials and Pitfalls of inference on heterogeneous mobile processors",
 }
 

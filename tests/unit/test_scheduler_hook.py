@@ -23,7 +23,7 @@ from tvm_stretch.plan.scheduling.hope import schedule_hope_gs, schedule_hope_lp
 from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.limits import NO_LIMITS
 
-PHONE = "snapdragon-855"
+PHONE, TEAM = "snapdragon-855", ["cpu", "opencl"]
 
 
 class Asked:
@@ -84,8 +84,8 @@ def test_schedulers_by_name(name: str) -> None:
 def require_equal_plans(source: object, scheduler: Scheduler) -> Plan:
     """The plan of a whole network is the scheduler's own: the same places, order and makespan."""
     asked = Asked(scheduler)
-    ts.plan_for(source, device=PHONE, scheduler=asked)
-    found = ts.problems.network_problem(source, device=PHONE)
+    ts.plan_for(source, TEAM, device=PHONE, scheduler=asked)
+    found = ts.problems.network_problem(source, TEAM, device=PHONE)
     assert asked.problems[0] == found.problem
     own = scheduler(found.problem)
     assert [asked.results[0].makespan, asked.results[0].order] == [own.makespan, own.order]

@@ -21,11 +21,9 @@ from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.lowering.lower import names_of_outputs
-from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.meeting_points import detect_meeting_points
-from tvm_stretch.network.provenance import table_of
-from tvm_stretch.passes.duplicate_and_scale import branch_operators
+from tvm_stretch.passes.duplicate_and_scale import processors_of_branches
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.engines.code.onnx_operators import rule_of, why_not_onnx
 from tvm_stretch.targets.engines.code.onnx_region import Graph, model_of, results_of, written
@@ -46,7 +44,7 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
     names = frozenset(operator.name for operator in operators)
     inputs = [param.name for param in main.params]
     outputs = names_of_outputs(main, len(results_of(main)))
-    placed = _designed(mod) if plan is None else plan.processor_of()
+    placed = processors_of_branches(mod) if plan is None else plan.processor_of()
     nodes_of: dict[str, list[str]] = {} if plan is None else {name: [] for name in plan.processors}
     graph = Graph(reserved=names.union(inputs, outputs))
     for var, nodes in written(graph, main, inputs, rule_of):
@@ -73,15 +71,6 @@ def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
         )
     data: bytes = model.SerializeToString()
     return data
-
-
-def _designed(mod: tvm.IRModule) -> dict[str, str]:
-    """The processor of each operator in a branch of a stretched network."""
-    owner = {name: who for who, names in branch_operators(mod).items() for name in names}
-    sources = table_of(mod["main"], SOURCES)
-    own = {op.name: op.name for op in Operators(mod["main"])}
-    own |= {name: source.operators[0] for name, source in sources.items() if name not in owner}
-    return {name: owner[source] for name, source in own.items() if source in owner}
 
 
 def _require_forms(operators: Operators) -> None:

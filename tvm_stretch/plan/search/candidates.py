@@ -17,10 +17,8 @@ import numpy as np
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.base.words import counted
 from tvm_stretch.make.branching import Branching
-from tvm_stretch.network.attributes import SOURCES
 from tvm_stretch.network.operators import Calls
-from tvm_stretch.network.provenance import table_of
-from tvm_stretch.passes.duplicate_and_scale import branch_operators
+from tvm_stretch.passes.duplicate_and_scale import branch_operators, processors_of_branches
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.search.chain import CLEARLY_LESS, Chain, ChainSearch
@@ -196,15 +194,12 @@ def as_designed(
     names = [processor.name for processor in costs.processors]
     if not recorded or not set(recorded) <= set(names):
         return None
-    owner = {name: names.index(who) for who, listed in recorded.items() for name in listed}
-    sources = table_of(network.mod["main"], SOURCES)
+    owner = processors_of_branches(network.mod)
     designed: dict[str, int] = {}
     for group in network.graph.groups:
-        # a normalisation may have been folded into the bias of a convolution
-        (source,) = sources[group.name].operators if group.name in sources else (group.name,)
-        place = owner.get(group.name, owner.get(source))
-        if place is None:
+        if group.name not in owner:
             continue
+        place = names.index(owner[group.name])
         if costs.whole(group, place) is None:
             return f"{group.name} on {names[place]}: {_refusal(network, costs, group.name, place)}"
         designed[group.name] = place
