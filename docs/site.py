@@ -102,6 +102,11 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     return re.sub(r"\]\(docs/", "](", text) if page.file.src_uri == "index.md" else text
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search for screen readers, which the theme leaves without one."""
+    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+
+
 # --- tutorials ------------------------------------------------------------------------------------
 
 
