@@ -108,8 +108,8 @@ def fallen_back(name: str, team: Sequence[str]) -> tuple[int, int] | str:
 
 def _as_run(operator: Operator) -> Iterator[str]:
     """The operators of TFLite that NN-Stretch's runs have for one."""
-    depthwise = operator.groups == operator.arg_shapes[0][1] if operator.arg_shapes else False
-    if operator.kind == "nn.conv2d" and operator.groups > 1 and not depthwise:
+    is_conv = operator.kind == "nn.conv2d"
+    if is_conv and operator.groups > 1 and operator.groups < operator.arg_shapes[0][1]:
         yield from ("SPLIT", *["CONV_2D"] * operator.groups, "CONCATENATION")
     elif name := _name(operator):
         yield name

@@ -247,10 +247,14 @@ def _cells(row: Row, own: Figures) -> Iterator[str]:
 
 
 def on_the_phone(made: Mapping[Form, Network]) -> Iterator[str]:
-    """What the phone's profile predicts for each form, in ms."""
+    """The predictions of the phone's profile for each form, in ms.
+
+    The profile prices networks of floats in 8 bits, too: their rows are those of quantised networks
+    without the operators that quantise, and no gain of 8 bits can be read from them.
+    """
     rows = (
         (
-            form.name or "given",
+            f"{form.name or 'given'}{'' if form.is_quantised else ', priced in 8 bits'}",
             *(
                 f"{ts.plan_for(made[form], targets, device=_PHONE).predicted_ns / 1e6:.1f}"
                 for targets in _TEAMS.values()

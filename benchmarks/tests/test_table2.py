@@ -57,6 +57,15 @@ def test_forms_in_8_bits_answer_nearly_the_same() -> None:
     assert 0 < np.abs(whole - floats).max() < 0.2 * np.abs(floats).max()
 
 
+def test_the_phone_says_which_rows_are_priced_in_8_bits() -> None:
+    floats = network()
+    small = in_8_bits(load_network(floats), np.repeat(IMAGE, 4, axis=0))
+    made = {form: small if form.is_quantised else floats for form in FORMS}
+    _, _, *rows = table2.on_the_phone(made)
+    said = ["priced in 8 bits" in row for row in rows]
+    assert said == [not form.is_quantised for form in FORMS] and len(set(said)) == 2
+
+
 def test_rows_have_names_of_their_own_and_all_levels() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert BASELINE in ROWS and {row.form for row in ROWS} == set(FORMS)
