@@ -42,6 +42,7 @@ class ProcessorKind:
         on_device: makes the processor that a target describes on a device that has described
             itself (native/machine.cc), beside its CPU. Raises TargetError if the device has none.
             None for kinds that devices do not describe.
+        cost: the sizes of the downloads that it needs, for who lacks it.
         by_default: whether it is used if no targets are given.
         nickname: another word that people write for it; an error then tells the name.
         stands_for: another kind, whose word means this one on devices that have this one instead.
@@ -51,6 +52,7 @@ class ProcessorKind:
     make: Callable[[Attributes, Processor], Processor]
     why_absent: Callable[[Attributes], str] = lambda _target: ""
     host_cores: Callable[[Attributes], int] = lambda _target: 0
+    cost: str = ""
     by_default: bool = True
     nickname: str = ""
     stands_for: str = ""

@@ -88,6 +88,7 @@ class Provider:
         self,
         *,
         install: str,  # the package that brings the provider
+        cost: str,  # its size
         nickname: str = "",
         stands_for: str = "",
         # the attributes that a device's description of itself adds to those of a target
@@ -114,6 +115,7 @@ class Provider:
                 self.kind,
                 make,
                 why_absent,
+                cost=cost,
                 by_default=False,
                 nickname=nickname,
                 stands_for=stands_for,

@@ -97,4 +97,4 @@ def _seen(machine: Mapping[str, Any]) -> dict[str, str]:
     return {"htp_arch": chip.version[1:]}
 
 
-PROVIDER.registered(install="onnxruntime-qnn", stands_for="hexagon", seen=_seen)
+PROVIDER.registered(install="onnxruntime-qnn", cost="98 MB", stands_for="hexagon", seen=_seen)

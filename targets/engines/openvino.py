@@ -22,4 +22,4 @@ Provider(
     ),
     speed=UNKNOWN,
     attributes=("load_config", "num_streams"),
-).registered(install="onnxruntime-ep-openvino")
+).registered(install="onnxruntime-ep-openvino", cost="53 MB")

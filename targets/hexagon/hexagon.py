@@ -296,6 +296,7 @@ register(
         "hexagon",
         hexagon_processor,
         _why_absent,
+        cost="qemu-user: 12 MB, ziglang: 100 MB",
         by_default=False,  # emulation is no gain, and no chip of a phone ran our programs yet
         nickname="dsp",
         on_device=_on_device,

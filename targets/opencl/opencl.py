@@ -226,6 +226,24 @@ def _phases(gpu: GpuMachine | None) -> tuple[tvm.transform.Pass, ...]:
     return (SplitExtremes(), *phases, joins)  # a GPU has instructions for exp
 
 
+def oddities(machine: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Notes about each device that a machine describes (native/machine.cc)."""
+    notes = {
+        "it computes on the CPU's own cores, so plans leave the CPU fewer": lambda d: (
+            d["type"] == "cpu"
+        ),
+        "it has no float16": lambda d: not d["fp16"],
+        "it has no images, so weights are read from buffers": lambda d: not d["has_images"],
+    }
+    return [
+        (
+            f"{device['name']}, memory {device['memory']}",
+            [t for t, is_so in notes.items() if is_so(device)],
+        )
+        for device in machine["opencl"]
+    ]
+
+
 def _speed(device: OpenCLDevice) -> Speed:
     if device.type != "cpu":
         scale = device.machine.cores / PHONE_GPU.machine.cores
@@ -277,7 +295,15 @@ def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -
 
 
 register(
-    ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu", on_device=_on_device)
+    ProcessorKind(
+        "opencl",
+        _make,
+        _why_absent,
+        _host_cores,
+        "PoCL, a driver for CPUs: 90 MB with what it needs",
+        nickname="gpu",
+        on_device=_on_device,
+    )
 )
 
 

@@ -73,6 +73,6 @@ def test_what_disturbs_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_a_driver_of_the_cpu_is_told_from_a_gpu() -> None:
     gpu = {"name": "Some", "type": "gpu", "memory": "mirror", "fp16": True, "has_images": True}
-    assert [one.state for one in doctor._drivers([gpu])] == ["ok"]
-    (pocl,) = doctor._drivers([{**gpu, "type": "cpu", "fp16": False}])
+    assert [one.state for one in doctor._drivers({"opencl": [gpu]})] == ["ok"]
+    (pocl,) = doctor._drivers({"opencl": [{**gpu, "type": "cpu", "fp16": False}]})
     assert pocl.state == "note" and "own cores" in pocl.found and "float16" in pocl.found

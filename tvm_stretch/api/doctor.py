@@ -1,7 +1,7 @@
 """What of this machine works with tvm_stretch, and what a fix costs: `tvm-stretch doctor`.
 
     ok       opencl   pthread-znver3 (3.1), 1 thread, 8 float lanes
-    note     opencl   it computes on the CPU's own cores: plans leave the CPU fewer
+    note     OpenCL   pthread-znver3; it computes on the CPU's own cores ..
     missing  adb      expected adb in $PATH ..; install Android's platform tools ..; 0.2 MB
 
 The processors are those of `tvm-stretch devices`; the machine describes itself as a phone does.
@@ -28,15 +28,9 @@ from tvm_stretch.base.words import counted
 from tvm_stretch.phone.adb import find_adb
 from tvm_stretch.plan.search.remembered import is_busy
 from tvm_stretch.run.linking import ANDROID_API, clang_of_ndk
+from tvm_stretch.targets.opencl.opencl import oddities
 from tvm_stretch.targets.processors import describe, processors_here
-
-_COSTS = {
-    "opencl": "PoCL, a driver for CPUs: 90 MB with what it needs",
-    "hexagon": "qemu-user: 12 MB, ziglang: 100 MB",
-    "npu": "98 MB",
-    "openvino": "53 MB",
-}
-"""What it costs to get a processor that is missing: downloads from Debian and PyPI."""
+from tvm_stretch.targets.registry import kind_of
 
 _GIB = 1 << 30
 _LITTLE_MEMORY, _LITTLE_DISK = 4 * _GIB, 2 * _GIB
@@ -70,7 +64,7 @@ def examine() -> list[Finding]:
         *_packages(),
         *_cores(machine),
         *_processors(),
-        *_drivers(machine["opencl"]),
+        *_drivers(machine),
         *_tools(),
         *_room(machine),
     ]
@@ -111,23 +105,17 @@ def _cores(machine: Mapping[str, Any]) -> Iterator[Finding]:
 def _processors() -> Iterator[Finding]:
     for kind, found in processors_here():
         if isinstance(found, StretchError):
-            cost = f"; {_COSTS[kind]}" if kind in _COSTS else ""
-            yield Finding("missing" if cost else "note", kind, f"{found}{cost}")
+            cost = kind_of({"kind": kind}).cost
+            said = f"{found}; {cost}" if cost else str(found)
+            yield Finding("missing" if cost else "note", kind, said)
         else:
             yield Finding("ok", kind, describe(found))
 
 
-def _drivers(devices: list[Mapping[str, Any]]) -> Iterator[Finding]:
+def _drivers(machine: Mapping[str, Any]) -> Iterator[Finding]:
     """Oddities of OpenCL devices."""
-    for device in devices:
-        said = [f"{device['name']}: memory is {device['memory']}"]
-        if device["type"] == "cpu":
-            said.append("it computes on the CPU's own cores, so plans leave the CPU fewer")
-        if not device["fp16"]:
-            said.append("it has no float16")
-        if not device["has_images"]:
-            said.append("it has no images, so weights are read from buffers")
-        yield Finding("ok" if len(said) == 1 else "note", "opencl", "; ".join(said))
+    for name, said in oddities(machine):
+        yield Finding("note" if said else "ok", "OpenCL", "; ".join([name, *said]))
 
 
 def _tools() -> Iterator[Finding]:
