@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path
+from tvm_stretch.base.named_arguments import is_one_of
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling.named import SchedulerLike, read_scheduler
@@ -84,7 +85,7 @@ class Request:
 
     def _check_effort(self) -> None:
         """Refuse wishes that only a search can fulfil."""
-        if self.effort not in ("full", "low"):
+        if not is_one_of(self.effort, ("full", "low")):
             raise InputError(
                 f"expected 'full' or 'low' for effort, got {self.effort!r:.100}; give one of them"
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 from tvm_stretch.base.errors import InputError
@@ -40,6 +40,11 @@ def named_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 def is_number(value: object, low: float, high: float) -> bool:
     """Whether an argument is a number of this range; integers of Python have no largest one."""
     return isinstance(value, int | float) and is_finite(value) and low <= value <= high
+
+
+def is_one_of(value: object, names: Collection[str]) -> bool:
+    """Whether an argument is one of these words; arrays and dictionaries cannot be looked up."""
+    return isinstance(value, str) and value in names
 
 
 def is_count(value: object, low: int = 1) -> bool:

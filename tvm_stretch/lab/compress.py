@@ -24,7 +24,7 @@ import tvm
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import is_finite
-from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.base.named_arguments import is_one_of, named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.training import TrainableNetwork, imitate, load_torch, refine, to_torch
 from tvm_stretch.make.quantise import quantize as in_integers
@@ -124,7 +124,7 @@ def compress(
     """
     passes = _passes(prune, low_rank, quantize)
     checked_steps(steps)
-    if quantize is not None and (quantize not in ("uint8", "int8") or data is None):
+    if quantize is not None and (not is_one_of(quantize, ("uint8", "int8")) or data is None):
         raise InputError(
             "expected 'uint8' or 'int8' for quantize, with data for the ranges of activations, got "
             f"{quantize!r} {'without' if data is None else 'with'} data; give typical inputs"

@@ -29,7 +29,7 @@ import tvm
 from tvm_stretch.api.compiler import to_predict
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError, UnsupportedError
-from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.base.named_arguments import is_one_of, named_arguments
 from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.compress import (
     checked_steps,
@@ -187,7 +187,7 @@ def _check(objective: Objective, quantize: str | None) -> None:
             f"expected a ts.Objective with a budget for objective, got {objective!r:.80}; write "
             "ts.Objective(latency_ms=20)"
         )
-    if quantize not in (None, "uint8", "int8"):
+    if quantize is not None and not is_one_of(quantize, ("uint8", "int8")):
         raise InputError(
             f"expected 'uint8', 'int8' or None for quantize, got {quantize!r}; see ts.quantize"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.named_arguments import is_one_of
 from tvm_stretch.plan.scheduling.heft import schedule_heft
 from tvm_stretch.plan.scheduling.result import Scheduler
 
@@ -26,7 +27,7 @@ def read_scheduler(given: object) -> Scheduler:
     """
     if callable(given):
         return given
-    if given not in NAMES:
+    if not is_one_of(given, NAMES):
         raise InputError(
             f"expected a function from Problem to Result, or one of {', '.join(NAMES)}, for "
             f"scheduler, got {given!r:.100}; see tutorials/03_writing_a_scheduler.py"

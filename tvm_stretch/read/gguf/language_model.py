@@ -14,7 +14,7 @@ import onnx
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path
-from tvm_stretch.base.named_arguments import named_arguments
+from tvm_stretch.base.named_arguments import is_one_of, named_arguments
 from tvm_stretch.read.gguf.decoder import Decoder
 from tvm_stretch.read.gguf.file import GgufFile, read_file, refused
 
@@ -140,7 +140,7 @@ def read_gguf(
             f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
             "token"
         )
-    if activations is not None and activations not in _LEVELS:
+    if activations is not None and not is_one_of(activations, _LEVELS):
         raise InputError(
             f"expected {', '.join(_LEVELS)} or None for activations, got {activations!r:.40}; "
             "leave it out"
