@@ -45,6 +45,7 @@ BOTH = "both"
 ALL = ("cpu", "opencl", "hexagon")
 SMALL = 64  # image height and width of the network for all three
 ROUNDS = 20
+ROWS = 10  # of the plan that are shown
 PATIENCE = 30.0  # seconds in which runs are repeated until nothing disturbs them
 DISTURBED = 0.25  # cores of other programs that make times scatter
 
@@ -227,8 +228,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name, taken in times.items():
         print(f"  {name:14} {taken:7.2f}  {min(samples.of[name]):7.2f}")
     print(f"  {disturbance(others)}")
-    table, _, _ = best.plan.explain().partition("\n\n")
-    print(f"\nthe plan\n{table}")
+    table = best.plan.explain().partition("\n\n")[0].splitlines()
+    more = [f".. and {len(table) - ROWS} more regions: the report has all"]
+    print("\nthe plan", *table[:ROWS], *(more if len(table) > ROWS else []), sep="\n")
     timeline = best.timeline(folder / "trace.json")
     print(f"\n{chart(timeline)}\n{timeline}")
     best.report(folder / "report.html")
