@@ -102,7 +102,11 @@ ON_DSP = ("relax.nn.max_pool2d", "relax.add")
 
 @contextmanager
 def control_file() -> Iterator[mmap.mmap]:
-    """The newest mailbox of this process, as the session maps it."""
+    """The newest mailbox of this process, as the session maps it.
+
+    Raises:
+        LookupError: no DSP runs at present.
+    """
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -110,6 +114,8 @@ def control_file() -> Iterator[mmap.mmap]:
                 found.append(int(entry.name))
         except OSError:
             continue
+    if not found:
+        raise LookupError("no mailbox: the DSP has ended, and is started again after a pause")
     fd = max(found)
     assert stat.S_ISREG(os.fstat(fd).st_mode)
     with mmap.mmap(fd, 0) as memory:
