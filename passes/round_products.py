@@ -53,6 +53,8 @@ def _rounded(block: s_tir.SBlock) -> s_tir.SBlock:
     value = store.value
     if not isinstance(value, tirx.Mul) or str(value.ty.dtype) not in ("float32", "float64"):
         return block
+    if any(abs(getattr(factor, "value", 0)) == 1 for factor in (value.a, value.b)):
+        return block  # a number or its negative, which is exact
     return changed_block(block, body=tirx.BufferStore(store.buffer, fence(value), store.indices))
 
 
