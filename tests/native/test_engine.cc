@@ -56,6 +56,14 @@ pid_t ProcessOf(const ffi::Module& module) {
   return std::regex_search(health, found, std::regex("\"pid\":([0-9]+)")) ? std::stoi(found[1]) : 0;
 }
 
+// An engine that never starts must fail the test and not keep it.
+void AwaitProcessOf(const ffi::Module& module) {
+  for (int turn = 0; ProcessOf(module) == 0; ++turn) {
+    if (turn > 60'000) throw std::runtime_error("no engine started: " + Health(module));
+    usleep(1000);
+  }
+}
+
 TEST(Engine, RunsItsRegions) {
   ffi::Module module = EngineExecutor("add", EngineCode(kWords));
   for (int i = 0; i < 20; ++i) {
@@ -71,7 +79,7 @@ TEST(Engine, TheOnlyRegionRunsOnItsCallersThread) {
   auto is_handed_over = [&] {
     return Health(module).find(R"("launch_ns":0,)") == std::string::npos;
   };
-  while (ProcessOf(module) == 0) usleep(1000);
+  AwaitProcessOf(module);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(Compute(module, 4.0f), 2.0f);
   EXPECT_FALSE(is_handed_over()) << Health(module);
   kill(ProcessOf(module), SIGKILL);
@@ -85,7 +93,7 @@ TEST(Engine, TheOnlyRegionRunsOnItsCallersThread) {
 
 TEST(Engine, FailuresOnTheCallersThreadAreErrorsOfTheRun) {
   ffi::Module module = EngineExecutor("exit", EngineCode(kWords), 20'000, true);
-  while (ProcessOf(module) == 0) usleep(1000);
+  AwaitProcessOf(module);
   for (int run = 0; run < 2; ++run) {
     const std::string error = ErrorOf([&] { Compute(module, 4.0f); });
     EXPECT_NE(error.find("ended with code 7"), std::string::npos) << error;

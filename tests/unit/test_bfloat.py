@@ -142,7 +142,7 @@ def has_tiles() -> bool:
 def test_kernels_compute_their_meaning(shape: tuple[int, int, int], threads: int) -> None:
     rows, depth, columns = shape
     network = module(dense(depth, columns), (rows, depth))
-    model = ts.compile(network, ["llvm"], precision="bfloat16", cpu_threads=threads)
+    model = ts.compile(network, [AMX], precision="bfloat16", cpu_threads=threads)
     x = np.random.default_rng(0).standard_normal((rows, depth)).astype("float32")
     weight, bias = (
         c.value.numpy() for c in (random_const(depth, columns), random_const(columns, seed=1))
@@ -159,7 +159,7 @@ def test_convolutions_compute_their_meaning(case: tuple[Any, ...], threads: int)
     channels, outputs, size, kernel = case[:4]
     weight = random_const(outputs, channels, kernel, kernel)
     network = module(convolved(weight, *case[4:]), (2, channels, *size))
-    model = ts.compile(network, ["llvm"], precision="bfloat16", cpu_threads=threads)
+    model = ts.compile(network, [AMX], precision="bfloat16", cpu_threads=threads)
     assert any("bfloat_conv" in node.kernel for node in model.graph.nodes)
     x = np.random.default_rng(0).standard_normal((2, channels, *size)).astype("float32")
     np.testing.assert_allclose(model(x), answer(case, x, weight), rtol=1e-4, atol=1e-4)

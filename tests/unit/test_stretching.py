@@ -19,7 +19,7 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.base.errors import InputError, ModelError, PlanError, UnsupportedError
 from tvm_stretch.lab.stretching.block_layers import count
-from tvm_stretch.lab.stretching.design_rules import Rules, space_of_table_2
+from tvm_stretch.lab.stretching.design_rules import Rules, judge, space_of_table_2
 from tvm_stretch.lab.stretching.front import Front, _thinned, find_candidates
 from tvm_stretch.lab.stretching.judge import Candidate
 from tvm_stretch.lab.stretching.predict import Chain
@@ -432,3 +432,11 @@ def test_for_a_phone_that_is_connected(tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert set(three.alone_ns) == {"cpu", "opencl", "little"}
     assert "little-cores" in registered() and "little-cores" not in used_unasked()
+
+
+def test_a_segment_that_multiplies_nothing_is_judged() -> None:
+    """Its branches have no work to divide."""
+    whole = np.array([10.0, 0, 0])
+    branch = [np.array([5.0]), np.zeros(1), np.zeros(1)]
+    judged = judge([branch, branch], [whole, whole], Rules(), 0.0)
+    assert all(kept.all() for kept in judged.keeps.values())

@@ -136,12 +136,15 @@ Runtime::Runtime(const EngineSpec& spec) : spec_(spec) {
   Check(api_.CreateEnv(kOrtLogFatal, "tvm_stretch", &env_), "ONNX Runtime's start");
   if (!spec.is_built_in()) {
     const std::string library = Find(spec.package, spec.library);
-    if (library == spec.library && !dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    OrtStatus* status =
+        api_.RegisterExecutionProviderLibrary(env_, spec.provider.c_str(), library.c_str());
+    // ONNX Runtime tells at length all places where it looked.
+    if (status && library == spec.library && !dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      api_.ReleaseStatus(status);
       Refuse("expected " + library + " for " + spec.provider + ", got none; install it, or name " +
              "its folder in " + kFolders);
     }
-    Check(api_.RegisterExecutionProviderLibrary(env_, spec.provider.c_str(), library.c_str()),
-          "the library " + library + " of " + spec.provider);
+    Check(status, "the library " + library + " of " + spec.provider);
     FindDevice();
     const std::string& driver = spec.memory.library;  // of the device: emulators have none
     shares_memory_ = !driver.empty() && dlopen(driver.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr;

@@ -120,6 +120,8 @@ def judge(
     straggling = np.logical_and.reduce([t <= rules.beta * alone for t in np.broadcast_arrays(*ns)])
     aligned = [
         np.abs(own / total_work - speed / sum(speeds)) <= rules.tolerance
+        if any(speeds)
+        else np.full(total_work.shape, fill_value=True)  # a segment that multiplies nothing
         for own, speed in zip(work, speeds, strict=True)
     ]
     enough = rules.capacity * originals[0]
