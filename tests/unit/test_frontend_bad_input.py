@@ -340,8 +340,8 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
         ["Frobnicate"],
     ),
     "operator that we lack": (
-        lambda: model(helper.make_node("Unique", ["x"], ["y"])),
-        ["Unique", "extract_model"],
+        lambda: model(helper.make_node("TfIdfVectorizer", ["x"], ["y"])),
+        ["TfIdfVectorizer", "supported"],
     ),
     "unknown domain": (
         lambda: model(

@@ -93,6 +93,55 @@ def test_places_that_are_not_zero(shape) -> None:
     _assert_right(model, x=np.ones(shape, "float32"))
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "count"),
+    [((3, 4), 1, 4), ((5, 2), 0, 3), ((2, 3, 4), -2, 3), ((3, 4), None, 7)],
+)
+def test_slices_where_a_condition_holds(shape, axis, count) -> None:
+    given = {} if axis is None else {"axis": axis}
+    nodes = [
+        helper.make_node("Cast", ["given"], ["condition"], to=TensorProto.BOOL),
+        helper.make_node("Compress", ["x", "condition"], ["y"], **given),
+    ]
+    rank = 1 if axis is None else len(shape)
+    model = _model(nodes, {"x": shape, "given": (count,)}, {"y": (TensorProto.FLOAT, rank)})
+    x = np.random.default_rng(0).standard_normal(shape, "float32")
+    for pattern in (np.arange(count) % 3 == 1, np.zeros(count), np.ones(count)):
+        _assert_right(model, x=x, given=pattern.astype("float32"))
+
+
+@pytest.mark.parametrize("in_order", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((9,), None), ((3, 4), None), ((6, 2), 0), ((2, 5, 2), 1)]
+)
+def test_numbers_and_slices_once(shape, axis, in_order) -> None:
+    given = {} if axis is None else {"axis": axis}
+    names = ["y", "indices", "inverse", "counts"]
+    node = helper.make_node("Unique", ["x"], names, sorted=in_order, **given)
+    outputs = {"y": (TensorProto.FLOAT, 1 if axis is None else len(shape))}
+    outputs |= dict.fromkeys(names[1:], (TensorProto.INT64, 1))
+    model = _model([node], {"x": shape}, outputs)
+    for most in (1, 2, 9):
+        x = np.random.default_rng(most).integers(-1, most, shape).astype("float32")
+        _assert_right(model, x=x)
+
+
+def test_nan_is_one_number() -> None:
+    node = helper.make_node("Unique", ["x"], ["y", "", "", "counts"])
+    model = _model([node], {"x": (6,)}, {"y": (1, 1), "counts": (TensorProto.INT64, 1)})
+    x = np.array([np.nan, 3, -np.inf, np.nan, 3, np.inf], "float32")
+    values, counts = ts.compile(model, [CPU], cpu_threads=1)(x=x)
+    np.testing.assert_array_equal(values, [-np.inf, 3, np.inf, np.nan])
+    np.testing.assert_array_equal(counts, [1, 2, 1, 2])
+
+
+def test_too_many_pairs_are_refused() -> None:
+    node = helper.make_node("Unique", ["x"], ["y"])
+    model = _model([node], {"x": (5000,)}, {"y": (1, 1)})
+    with pytest.raises(ts.UnsupportedError, match="pairs of them, or fewer for Unique, got 5000"):
+        ts.compile(model, [CPU])
+
+
 def _detector() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """What exporters write after NonMaxSuppression: boxes and scores of the chosen rows."""
     model, inputs = _suppression(1, 2, 30, **_limits(4, 0.5, 0.3))

@@ -154,9 +154,7 @@ _CHEAP = {
     "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
     "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
-COUNTING = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
-"""Operators whose results are as large as the data say."""
-_BOUNDED = COUNTING | {"Constant"}
+_BOUNDED = {"Compress", "Constant", "NonMaxSuppression", "NonZero", "Unique"}
 """ONNX may not know their results' shapes before, but they are no larger than what they read."""
 _INTEGERS = ("int8", "uint8", "int32")
 _RANDOM = {
