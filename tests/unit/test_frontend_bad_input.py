@@ -340,8 +340,8 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
         ["Frobnicate"],
     ),
     "operator that we lack": (
-        lambda: model(helper.make_node("TfIdfVectorizer", ["x"], ["y"])),
-        ["TfIdfVectorizer", "supported"],
+        lambda: model(helper.make_node("Det", ["x"], ["y"])),
+        ["Det", "supported"],
     ),
     "unknown domain": (
         lambda: model(
