@@ -339,10 +339,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
         lambda: model(helper.make_node("Frobnicate", ["x"], ["y"])),
         ["Frobnicate"],
     ),
-    "operator that we lack": (
-        lambda: model(helper.make_node("Det", ["x"], ["y"])),
-        ["Det", "supported"],
-    ),
     "unknown domain": (
         lambda: model(
             helper.make_node("Fuse", ["x"], ["y"], domain="com.acme"),
