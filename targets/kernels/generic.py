@@ -46,6 +46,8 @@ _WORTH_THREADS = 50_000  # elements that take about as long as waking another co
 _CHEAP_CALLS = {"prim.if_then_else", "prim.likely"}
 _ROUND = "tirx.nearbyint"
 """TVM calls it for each lane of a vector; LLVM makes vectors of a plain loop with it."""
+_FENCE = "tirx.call_llvm_pure_intrin"
+"""Around a product that is rounded before a sum, LLVM makes no vectors."""
 
 
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
@@ -230,11 +232,18 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
         sizes[-2] //= block
         sch.reorder(*loops, part)
         sch.unroll(part)
-    elif _is_vector(axes[-1], lanes) and _ROUND not in _calls(statement.body):
+    elif _ROUND not in (calls := _calls(statement.body)) and (
+        _is_vector(axes[-1], lanes) or (_FENCE in calls and _is_contiguous(axes[-1], lanes))
+    ):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
-        sizes[-1] //= lanes
+        sizes[-1] = -(-sizes[-1] // lanes)
     _parallelize(sch, loops, sizes, _points(statement), machine)
+
+
+def _is_contiguous(axis: Axis, lanes: int) -> bool:
+    """Whether the axis is made of vectors in one piece of memory, and a part of one at its end."""
+    return axis.vectorizable and axis.extent > lanes and axis.strides[0] == 1 and not jumps(axis)
 
 
 def _is_vector(axis: Axis, lanes: int) -> bool:

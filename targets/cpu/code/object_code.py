@@ -38,7 +38,7 @@ from tvm_stretch.make.code.generate import generate
 from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.rewriting import rewrite, without_scopes
-from tvm_stretch.targets.cpu.code.vector_conditions import same_for_all_lanes
+from tvm_stretch.targets.cpu.code.vector_conditions import same_for_all_lanes, whole_vectors_first
 from tvm_stretch.targets.kernels.machine import CORES
 
 _t, _s = tirx.transform, s_tir.transform
@@ -55,7 +55,13 @@ _FROM_BLOCKS = (
 )
 _FLAT = (_t.FlattenBuffer(), widen_bfloats)
 _NARROW = (_t.NarrowDataType(32), _s.LoopPartition())
-_VECTORS = (same_for_all_lanes, _t.VectorizeLoop(True), round_bfloats, _t.StorageRewrite())
+_VECTORS = (
+    whole_vectors_first,
+    same_for_all_lanes,
+    _t.VectorizeLoop(True),
+    round_bfloats,
+    _t.StorageRewrite(),
+)
 _UNROLLED = (_t.UnrollLoop(),)  # late: earlier, every pass would visit each unrolled statement
 _SIMPLE = (
     simplify_integers(_s.RenormalizeSplitPattern(), _t.StmtSimplify(), _t.RemoveNoOp()),
