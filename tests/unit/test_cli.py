@@ -154,12 +154,13 @@ def test_limits_are_those_of_compile(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compiled(*_network: object, **options: object) -> None:
-        asked = {"max_share": {"opencl": 0.7, "cpu": 1.0}, "share_parts": 8}
+        asked = {"max_share": {"opencl": 0.7, "cpu": 1.0}, "share_parts": 8, "scheduler": "heft"}
         assert {name: options[name] for name in asked} == asked
         raise ts.PlanError("expected nothing else, got this; done")
 
     monkeypatch.setattr(ts, "compile", compiled, raising=False)
     limits = ["--max-share", "opencl=0.7", "--max-share", "cpu=1", "--share-parts", "8"]
+    limits += ["--scheduler", "heft"]
     assert main(["explain", str(files / "net.onnx"), *limits]) == 1
     assert capsys.readouterr().err == "tvm-stretch: expected nothing else, got this; done\n"
 
@@ -180,6 +181,8 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["compare", str(files / "net.onnx"), "--device", "snapdragon-855"],
         ["quantize", str(files / "net.onnx"), "--images", "/no/images.npy", "-o", "/dev/null"],
         ["explain", str(files / "net.onnx"), "-t", "openCL"],
+        ["plan", str(files / "net.onnx"), *TARGET[:2], "--scheduler", "greedy"],
+        ["explain", str(files / "net.so"), "--scheduler", "hope"],
         ["explain", str(files / "net.onnx"), "--shape", f"x={'9' * 30}"],
         ["explain", str(files / "net.onnx"), "--max-share", "opencl=70", *TARGET],
         ["run", str(files / "net.so"), "-i", str(files / "damaged.npz")],

@@ -190,12 +190,18 @@ _LENGTHS = _several(
     metavar="NAME=N,N,..",
     help="the sizes that a named dimension may have in runs: n=64,128, or n=1..512 for any",
 )
+_SCHEDULER = _option(
+    "--scheduler",
+    metavar="NAME",
+    help="plans the whole network beside the search: hope, hope-greedy or heft",
+)
 _NETWORK = _file("network", help="an ONNX file, a .tflite file, or a .pt2 of torch.export")
 _COMPILING = (
     _TARGETS,
     _THREADS,
     _PROFILE,
     _file("--plan", metavar="FILE", help="the plan to follow, instead of a search"),
+    _SCHEDULER,
     _SHAPES,
     _LENGTHS,
     _several(
@@ -232,6 +238,7 @@ ONLY_NETWORKS = {
     "targets": "--target",
     "threads": "--threads",
     "plan": "--plan",
+    "scheduler": "--scheduler",
     "shapes": "--shape",
     "lengths": "--length",
     "max_shares": "--max-share",
@@ -323,7 +330,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     ),
     "plan": (
         "predict the fastest plan, without building anything",
-        *(_NETWORK, _TARGETS, _PROFILE, _SHAPES),
+        *(_NETWORK, _TARGETS, _PROFILE, _SCHEDULER, _SHAPES),
         _output("write the plan there (.json)"),
     ),
     "stretch": (

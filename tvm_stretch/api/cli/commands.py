@@ -58,6 +58,7 @@ def _compiled(args: argparse.Namespace, network: str, device: Any, **options: An
         args.targets or (None if device is not None else ["llvm"]),
         device=device,
         plan=args.plan,
+        scheduler=args.scheduler,
         shapes=_by_name(args.shapes, "--shape") or None,
         lengths={
             name: ts.Length(sizes.start, sizes.stop) if isinstance(sizes, slice) else sizes
@@ -256,8 +257,9 @@ def diff(args: argparse.Namespace) -> None:
 def plan(args: argparse.Namespace) -> None:
     """Predict the fastest plan."""
     network, device = _network(args.network), _device(args.device)
+    shapes = _by_name(args.shapes, "--shape") or None
     plan = ts.plan_for(
-        network, args.targets, device=device, shapes=_by_name(args.shapes, "--shape") or None
+        network, args.targets, device=device, shapes=shapes, scheduler=args.scheduler
     )
     if args.output is not None:
         plan.write(args.output)
