@@ -12,9 +12,10 @@
 
 The function changes: this is a new network that has to be trained. Its weights start from those of
 the given network (scale_operators.py), each branch from other channels. Batch normalisations stay,
-since they have to learn new statistics. A branch keeps the first block of a segment and others at
-even distances. Where a block adds its input, which has become wider or narrower, a 1x1 convolution
-is inserted, as networks have one where their stages end.
+since they have to learn new statistics. A branch keeps the first block of each stage and others at
+even distances; where a segment joins stages, widths of earlier ones stay in proportion. Where a
+block adds its input, which has become wider or narrower, a 1x1 convolution is inserted, as networks
+have one where their stages end.
 
 The attribute `BRANCHES` of ``main`` lists the operators of each processor's branches.
 """
@@ -22,9 +23,10 @@ The attribute `BRANCHES` of ``main`` lists the operators of each processor's bra
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import lcm
 
 import numpy as np
 import tvm
@@ -117,28 +119,44 @@ def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tup
             f"expected a segment between two ends of blocks, got {segment.start!r} -> "
             f"{segment.end!r}; name two of {known}"
         )
-    if len({block.shape for block in run}) > 1:
-        raise PlanError(
-            f"expected a segment within one stage, got {segment.start!r} -> {segment.end!r}, whose "
-            "blocks compute images of several shapes; end it where a stage ends"
-        )
     return run
 
 
-def kept_blocks(count: int, depth: int) -> list[int]:
-    """Which of ``count`` blocks a branch of ``depth`` keeps: first, last and evenly between.
+def stage_sizes(shapes: Iterable[tuple[int, ...]]) -> list[int]:
+    """Numbers of consecutive blocks whose results have one shape: the stages of a segment."""
+    return [len(list(blocks)) for _, blocks in groupby(shapes)]
 
-    >>> kept_blocks(6, 3)
-    [0, 2, 5]
+
+def kept_blocks(stages: Sequence[int], depth: int) -> list[int]:
+    """Which blocks a branch of ``depth`` keeps: the first of each stage, others evenly.
+
+    >>> kept_blocks([6], 3), kept_blocks([3, 5], 4)
+    ([0, 2, 5], [0, 2, 3, 7])
     """
-    return [0, *(round(i * (count - 1) / max(1, depth - 1)) for i in range(1, depth))]
+    more, spare = depth - len(stages), max(1, sum(stages) - len(stages))
+    kept, first, done = [], 0, 0
+    for count in stages:
+        before, done = (2 * more * done + spare) // (2 * spare), done + count - 1
+        own = (2 * more * done + spare) // (2 * spare) - before + 1
+        kept += [first + round(i * (count - 1) / max(1, own - 1)) for i in range(own)]
+        first += count
+    return kept
+
+
+def width_of_block(block: BlockWidths, last: BlockWidths, width: int) -> int:
+    """A block's width in a branch whose last block has ``width``, in proportion to the original."""
+    if block.width == last.width:
+        return width
+    unit = block.unit if block.width % 8 else lcm(block.unit, 8)
+    return min(block.width, max(unit, unit * round(width * block.width / last.width / unit)))
 
 
 def check_segment(segment: StretchedSegment, blocks: Sequence[BlockWidths]) -> None:
     """Refuse invalid depths and widths."""
     where = f"the segment {segment.start!r} -> {segment.end!r}"
     width, depth = blocks[-1].width, len(blocks)
-    least = (max(1, round(depth * LEAST_RATIO)), max(1, round(width * LEAST_RATIO)))
+    stages = stage_sizes(block.shape for block in blocks)
+    least = (max(len(stages), round(depth * LEAST_RATIO)), max(1, round(width * LEAST_RATIO)))
     for branch in segment.branches:
         if not least[0] <= branch.depth <= depth:
             raise PlanError(
@@ -248,8 +266,9 @@ class _Stretcher:
         value = source
         if count > 1 and segment.merge == "project":
             value = self._enter(segment, blocks[-1], source, index)
-        for number in kept_blocks(len(blocks), branch.depth):
-            value = self._emit_block(blocks[number], value, branch.width, index, count)
+        for number in kept_blocks(stage_sizes(block.shape for block in blocks), branch.depth):
+            width = width_of_block(blocks[number], blocks[-1], branch.width)
+            value = self._emit_block(blocks[number], value, width, index, count)
         if count > 1 and segment.merge != "concat":
             value = self._restore(segment, blocks[-1], value, index)
         self.scaler.weights.noise = 0.0

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,7 +36,6 @@ from benchmarks.accuracy import (
 from benchmarks.accuracy_networks import NETWORKS, Small
 from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, shapes
 from benchmarks.commands import Table, options
-from benchmarks.papers.meetings import branched, predicted
 from benchmarks.stretched import equal_capacity
 from tutorials.zoo.shufflenet import unit
 from tvm_stretch.lab.stretching.judge import Candidate
@@ -45,7 +45,6 @@ from tvm_stretch.lab.training import Training, fit
 from tvm_stretch.lab.training.exchange import graph_of
 from tvm_stretch.lab.training.torch_graph import Graph
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
-from tvm_stretch.read import load_trainable
 
 DEVICE, TEAM = "snapdragon-855", ("cpu", "hexagon")
 LARGE = 672
@@ -110,17 +109,28 @@ def stretched(name: str, small: Small, judged: Candidate, theirs: str) -> Row:
 
 def meetings() -> Iterator[Row]:
     """Table 3: twelve blocks in two branches, which meet after some of them."""
-    st, small = stretching(RESIDUAL, LARGE), stretching(RESIDUAL, SIZE)
+    st = stretching(RESIDUAL, LARGE)
     yield original(RESIDUAL, "")
     for points, theirs in MEETINGS:
-        made = [branched(RESIDUAL, points, percent / 100, SIZE) for percent in range(50, 81, 2)]
-        works = [predicted(network, small.task, TEAM).multiply_adds for network in made]
-        best = min(range(len(made)), key=lambda i: abs(works[i] - small.original[0]))
-        ratio = (50 + 2 * best) / 100
-        found = predicted(branched(RESIDUAL, points, ratio, LARGE), st.task, TEAM)
+        made = [(w / 100, st.judge(meeting_after(st, points, w / 100))) for w in range(50, 81, 2)]
+        ratio, best = min(made, key=lambda pair: abs(pair[1].multiply_adds - st.original[0]))
+        assert st.task.meetings(best.design)[0] == len(points)
         name = f"{len(points)} meeting points, {ratio:.0%} of the width"
-        graph = graph_of(load_trainable(made[best].model))[0]
-        yield Row(name, graph, found.ns, found.multiply_adds, found.parameters, theirs)
+        yield stretched(name, RESIDUAL, best, theirs)
+
+
+def meeting_after(st: Stretching, points: Sequence[int], ratio: float) -> Design:
+    """Two branches of all blocks, which meet after these blocks and are so wide.
+
+    A 1x1 convolution before the concatenation restores the number of channels (equation 1).
+    """
+    blocks = [block for run in st.task.chain.runs for block in run.blocks]
+    segments = []
+    for first, last in pairwise((0, *points)):
+        branches = [Branch(n, last - first, round(ratio * blocks[last - 1].width)) for n in TEAM]
+        ends = blocks[first].start, blocks[last - 1].end
+        segments.append(StretchedSegment(*ends, tuple(branches), "restore"))
+    return Design(tuple(segments))
 
 
 def bounds() -> Iterator[Row]:

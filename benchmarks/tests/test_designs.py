@@ -15,10 +15,7 @@ import pytest
 from benchmarks.accuracy import Schedule
 from benchmarks.accuracy_networks import NETWORKS, Small
 from benchmarks.papers import clocks, clusters, designs
-from benchmarks.papers.meetings import branched, predicted
-from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.design import Design
-from tvm_stretch.read import load_trainable
 
 TINY = Small(NETWORKS["resnet"].block, 8, (16, 32), (2, 2))
 QUICK = Schedule(trained=64, tested=50, epochs=1)
@@ -26,32 +23,19 @@ SIZE = 64
 
 
 def test_branches_that_meet_at_ends_of_stages_are_a_design() -> None:
-    """Figures of a network that is built here are those of the design of the same branches."""
     st = designs.stretching(TINY, SIZE)
     wide = designs.design(st, (1, 0.75), (1, 0.75)).segments
-    judged = st.judge(Design(tuple(replace(segment, merge="restore") for segment in wide)))
-    found = predicted(branched(TINY, (2, 4), 0.75, SIZE), st.task, designs.TEAM)
-    assert (found.multiply_adds, found.parameters) == (judged.multiply_adds, judged.parameters)
-    assert found.ns == pytest.approx(judged.ns, rel=0.02)
+    judged = Design(tuple(replace(segment, merge="restore") for segment in wide))
+    assert designs.meeting_after(st, (2, 4), 0.75) == judged
 
 
 def test_each_meeting_costs_a_hand_over() -> None:
     st = designs.stretching(TINY, SIZE)
     times = [
-        predicted(branched(TINY, points, 0.5, SIZE), st.task, designs.TEAM).ns
+        st.judge(designs.meeting_after(st, points, 0.5)).ns
         for points in ((4,), (2, 4), (1, 2, 3, 4))
     ]
     assert times[1] - times[0] > 400_000 and times[2] - times[1] > 800_000
-
-
-def test_parts_hold_each_operator_once() -> None:
-    network = branched(TINY, (1, 4), 0.75, SIZE)
-    operators = Operators(load_trainable(network.model)["main"])
-    parts = network.parts(operators)
-    assert sorted(parts) == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0)]
-    assert [name for part in sorted(parts) for name in parts[part]] == [op.name for op in operators]
-    convs = {part: sum(operators[n].kind == "nn.conv2d" for n in parts[part]) for part in parts}
-    assert convs[1, 0] == convs[1, 1] == 4 and convs[3, 0] == convs[3, 1] == 9
 
 
 def test_trainings_are_kept_and_belong_to_a_schedule(tmp_path: Path) -> None:

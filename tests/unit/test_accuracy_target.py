@@ -12,7 +12,7 @@ from tvm_stretch.base.errors import InputError, UnsupportedError
 from tvm_stretch.lab.stretching.accuracy import AccuracyTarget, with_accuracy
 from tvm_stretch.lab.stretching.design_rules import Rules
 from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
-from tvm_stretch.lab.training import Training
+from tvm_stretch.lab.training import TrainableNetwork, Training
 
 TRAINING = Training(epochs=1, rate=0.01, seed=3)
 
@@ -51,6 +51,28 @@ def test_the_fastest_design_that_is_accurate_enough(
     assert "right in 85.0%" in str(point) and not pruned.kept
     order = [candidate.kept for candidate in point.candidates]
     assert order == sorted(order, reverse=True)
+
+
+def test_a_function_of_the_caller_trains(found: Stretching) -> None:
+    """It gets the original network and then each design, as modules of torch."""
+    seen: list[int] = []
+
+    def train(net: TrainableNetwork) -> float:
+        seen.append(sum(weight.numel() for weight in net.parameters()))
+        return 0.9 if len(seen) == 1 else 0.8 + min(len(seen), 9) / 50
+
+    kept = [candidate for candidate in found.candidates if candidate.kept]
+    st = with_accuracy(found, AccuracyTarget(train, loss=0.03))
+    assert seen == [st.original[1], *(candidate.parameters for candidate in kept)]
+    assert st.best.accuracy == 0.88 and st.best.design == kept[2].design
+    assert st.least_meetings == min(
+        st.task.meetings(c.design)[0] for c in st.candidates if c.kept and c.accuracy
+    )
+    assert found.least_meetings is None
+    with pytest.raises(InputError, match="a share from 0 to 1 from the function for train, got 9"):
+        with_accuracy(found, AccuracyTarget(lambda _net: 9.0))
+    with pytest.raises(InputError, match="no training beside a function"):
+        AccuracyTarget(train, training=TRAINING)
 
 
 def test_no_design_is_accurate_enough(monkeypatch: pytest.MonkeyPatch, found: Stretching) -> None:

@@ -13,9 +13,9 @@ from helpers.search_helpers import emit
 
 import tvm_stretch as ts
 from tvm_stretch.api import comparing
-from tvm_stretch.api.comparing import PlanTable
 from tvm_stretch.base.errors import DeviceError, InputError
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan_table import PlanTable
 
 CORES = sorted(os.sched_getaffinity(0))
 ALONE = Plan(("cpu",), ())

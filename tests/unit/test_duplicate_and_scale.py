@@ -323,11 +323,15 @@ def test_where_channels_come_from(kind: str):
 
 
 def test_which_blocks_stay():
-    assert [kept_blocks(6, depth) for depth in (1, 2, 3, 6)] == [
+    assert [kept_blocks([6], depth) for depth in (1, 2, 3, 6)] == [
         *([0], [0, 5], [0, 2, 5]),
         [0, 1, 2, 3, 4, 5],
     ]
-    assert all(len(set(kept_blocks(n, d))) == d for n in range(1, 20) for d in range(1, n + 1))
+    for stages in ([19], [1, 1], [3, 4], [4, 1, 6], [2, 5, 5, 3]):
+        firsts = {sum(stages[:i]) for i in range(len(stages))}
+        for depth in range(len(stages), sum(stages) + 1):
+            kept = kept_blocks(stages, depth)
+            assert kept == sorted(set(kept)) and len(kept) == depth and firsts <= {*kept}
     assert [narrowed(112, width, 160) for width in (160, 128, 8)] == [112, 88, 8]
 
 

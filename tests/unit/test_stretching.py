@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,10 +22,11 @@ from tvm_stretch.base.errors import InputError, ModelError, PlanError, Unsupport
 from tvm_stretch.lab.stretching.block_layers import count
 from tvm_stretch.lab.stretching.design_rules import Rules, judge, space_of_table_2
 from tvm_stretch.lab.stretching.front import Front, _thinned, find_candidates
-from tvm_stretch.lab.stretching.judge import Candidate
+from tvm_stretch.lab.stretching.judge import Candidate, judge_design
 from tvm_stretch.lab.stretching.predict import Chain
 from tvm_stretch.lab.stretching.segments import cut_runs, find_runs
 from tvm_stretch.lab.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.lab.stretching.tables import gain_of_width
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.repeated_blocks import detect_blocks
@@ -183,6 +185,73 @@ def test_which_rule_prunes(branches: list[tuple[int, int]], rule: str):
     assert judged.rule.removeprefix("segment 1: ").startswith(rule) and judged.kept == (not rule)
 
 
+@pytest.mark.parametrize("merge", ["concat", "restore", "project"])
+@pytest.mark.parametrize("kind", ["basic", "regnet", "mb_conv"])
+def test_segments_may_join_stages(kind: str, merge: str):
+    """Counted without building: the same as counted of what is built, and structure forbids it."""
+    mod = network(BLOCKS[kind], ((24, 2), (32, 3), (64, 2)))
+    st = stretch_network(mod, costs(1, 1), (0, 1), replace(WEAK, meetings=1), merge)
+    joined = [c for c in st.candidates if not c.what and len(c.design.segments) < 3]
+    counts = {st.task.meetings(c.design)[0] for c in joined}
+    assert {1, 2} <= counts
+    for candidate in joined[:3]:
+        module = st.module(candidate.design)
+        assert counted(module) == (candidate.multiply_adds, candidate.parameters)
+        assert counted(load_network(module))[0] == candidate.multiply_adds
+    one = next(c for c in joined if st.task.meetings(c.design)[0] == 1)
+    (ended,) = one.design.segments
+    assert ended.end == st.task.chain.runs[-1].end and ended.branches[0].depth >= 3
+    for rules, rule in ((WEAK, "structure"), (replace(WEAK, meetings=2), "meeting points (at")):
+        judged = judge_design(st.task, rules, one.design)
+        assert judged.rule.startswith(rule)
+    with pytest.raises(PlanError, match="a depth from 3 to 7 blocks"):
+        st.judge(Design((replace(ended, branches=(Branch("cpu", 2, 64),)),)))
+
+
+def test_who_needs_width_gets_the_wider_branch():
+    """Depth by width of branches; the second processor loses a tenth more by narrow layers."""
+    whole, slim = np.array([10.0, 8, 8]), np.array([0.5, 1.0, 2.0])
+    branch = [np.full(3, 5.0), np.full(3, 4.0), np.full(3, 4.0)]
+    shapes = [(1.0, np.ones(3)), (1.1, slim)]
+    judged = judge([branch, branch], [whole, whole], Rules(capacity=0.9), 0.0, shapes)
+    assert judged.kept.tolist() == [True, True, False]
+    (rule,) = (rule for rule in judged.keeps if rule.startswith("shape"))
+    assert "5% more" in rule
+    free = judge([branch, branch], [whole, whole], Rules(shape=0.2), 0.0, shapes)
+    assert free.kept.all() and len(free.keeps) == len(judged.keeps) - 1
+
+
+def test_what_width_gains_is_measured():
+    """A multiply-add of a narrow branch takes longer where every layer has a fixed cost."""
+    run = find_runs(Operators(network(basic, STAGES, stem=32)["main"]))[1]
+    cheap, dear = (stretched(run_mod(), 1, speed).task.pricing for speed in (1, 8))
+    assert gain_of_width(run, cheap, 0) == pytest.approx(gain_of_width(run, dear, 0))
+    assert gain_of_width(run, cheap, 0) > 1.0
+
+
+def run_mod() -> tvm.IRModule:
+    return network(basic, STAGES, stem=32)
+
+
+def test_one_design_for_several_devices():
+    st = ts.stretch(zoo.build("resnet18"), ["cpu", "hexagon"], device="snapdragon-855")
+    devices = ["snapdragon-855", "snapdragon-8-gen-1"]
+    table = ts.stretching.judge_on(st, devices)
+    assert table.devices == ("snapdragon-855", "snapdragon-8-gen-1")
+    assert table.seconds["design 1"][0] == st.best.ns / 1e9
+    assert table.seconds["as it is"][0] == st.task.fastest_alone_ns / 1e9
+    assert table.plans["design 1"] == st.best.design and None not in table.seconds["design 1"]
+    assert any("on snapdragon-8-gen-1: segment 1: equation 5" in line for line in table.refusals)
+    npu = ts.stretch(st.mod, ["cpu", "npu"], device="snapdragon-8-gen-1")
+    again = ts.stretching.judge_on(npu, [devices[1]], [st.best.design.to_data()])
+    assert again.seconds["design 1"][0] == table.seconds["design 1"][1]
+    lost = Design((replace(st.best.design.segments[0], branches=(Branch("dla", 1, 64),)),))
+    assert ts.stretching.judge_on(st, devices, [lost]).seconds["design 1"] == (None, None)
+    for wrong in ("snapdragon-855", [], 5):
+        with pytest.raises(InputError, match="a list of devices for devices"):
+            ts.stretching.judge_on(st, wrong)
+
+
 def test_equation_4_cuts_stages():
     operators = Operators(network(basic, STAGES, stem=32)["main"])
     runs = find_runs(operators)
@@ -323,6 +392,9 @@ def test_what_cannot_be_stretched():
         Rules(tolerance=2)
     with pytest.raises(InputError, match="a positive number for alpha"):
         Rules(alpha=0)
+    for wrong in (0, 1.5, True, "2"):
+        with pytest.raises(InputError, match="a whole number from 1 for meetings"):
+            Rules(meetings=wrong)  # type: ignore[arg-type]
 
 
 def test_shared_weights_are_refused():

@@ -1,6 +1,5 @@
 """The classes of results, for annotations and ``isinstance``; ``docs/results.md`` explains them."""
 
-from tvm_stretch.api.comparing import PlanTable
 from tvm_stretch.api.differences import Differences
 from tvm_stretch.api.problems import NetworkProblem
 from tvm_stretch.lab.compress_within import Compression
@@ -14,6 +13,7 @@ from tvm_stretch.plan.cost.measured_model import MeasuredModel
 from tvm_stretch.plan.cost.verdicts import Verdicts
 from tvm_stretch.plan.measuring.calibrate import Calibration
 from tvm_stretch.plan.plan import Execution
+from tvm_stretch.plan.plan_table import PlanTable
 from tvm_stretch.plan.search.candidates import PlanFront
 from tvm_stretch.run.benchmark import BenchmarkResult, ProfileResult
 from tvm_stretch.run.meters import Energy

@@ -3,14 +3,15 @@
 latency     equation 4   a meeting point costs at most α of its segment
             equation 5   no branch takes longer than β times the fastest processor for the segment
             equation 6   multiply-adds of the branches in proportion to the processors' speeds
-accuracy    structure    ends of stages are meeting points
+            shape        who loses more by narrow layers than others gets no slimmer branch
+accuracy    structure    ends of stages are meeting points, or at least n points remain
             capacity     a segment keeps its multiply-adds and parameters
             bounds       no branch is less than a share of the depth, or of the width
 
 The paper's own designs contradict some rules (α, and the tolerance of equation 6), so users may set
 all numbers, and α has a number of its own for ends of stages: by default none is too expensive.
-Preferences (depth for one kind of processor, width for another) only decide between nearly equal
-designs.
+The shapes that processors prefer (width for GPUs and DSPs, depth for CPUs) are measured: by the
+cost models, for each segment (`tables.gain_of_width`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ Mask = NDArray[np.bool_]
 _RATIOS = 10
 """The number of ratios in table 2, 0.1 to 1.0."""
 
-PREFERENCE = 0.01
-"""The share of its time that a branch may lose for the shape that its processor prefers."""
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -50,6 +48,11 @@ class Rules:
         least_ratio: least depth and width of a branch, as a share of the original's.
         stage_alpha: the most that a meeting at the end of a stage may cost; stages that are too
             short for it get no branches.
+        shape: how much more than another processor one may lose by narrow layers, as a share of
+            its time, before its branch has to be the wider of the two for its depth.
+        meetings: the fewest meeting points of a design, so that segments may join stages; by
+            default the ends of all stages are meeting points. `Stretching.least_meetings` tells
+            how few a target of accuracy allows.
 
     Examples:
         >>> rules = ts.stretching.Rules(capacity=0.8)
@@ -63,10 +66,14 @@ class Rules:
     capacity: float = 0.9
     least_ratio: float = 0.3
     stage_alpha: float = inf
+    shape: float = 0.05
+    meetings: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "meetings":
+                continue
             most = 1.0 if field.name in ("least_ratio", "tolerance") else float("inf")
             if (
                 isinstance(value, bool)
@@ -79,6 +86,11 @@ class Rules:
                 )
         if self.alpha == 0:
             raise InputError("expected a positive number for alpha, got 0; the paper uses 0.1")
+        if self.meetings is not None and (type(self.meetings) is not int or self.meetings < 1):
+            raise InputError(
+                f"expected a whole number from 1 for meetings, got {self.meetings!r}; leave it out "
+                "to keep the ends of stages"
+            )
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ def judge(
     originals: Sequence[Array],
     rules: Rules,
     meeting: float,
+    shapes: Sequence[tuple[float, Array]] = (),
 ) -> Judged:
     """Apply the rules to combinations of branches.
 
@@ -112,6 +125,8 @@ def judge(
             broadcast against each other.
         originals: the same three numbers of the whole segment, on each processor.
         meeting: nanoseconds of the meeting at its end.
+        shapes: for each processor `tables.gain_of_width`, and depth by width of its branches, as
+            shares of the segment's.
     """
     ns, work, size = zip(*branches, strict=True)
     alone = min(float(original[0]) for original in originals)
@@ -139,7 +154,24 @@ def judge(
             ),
             f"capacity (at least {rules.capacity:.0%} of the segment)": capacity,
         }
+        | _shaped(shapes, rules, total_work.shape)
     )
+
+
+def _shaped(
+    shapes: Sequence[tuple[float, Array]], rules: Rules, size: tuple[int, ...]
+) -> dict[str, Mask]:
+    """Where no processor that needs width more than another one has the slimmer branch."""
+    pairs = [
+        slim <= other
+        for gain, slim in shapes
+        for least, other in shapes
+        if gain > least * (1 + rules.shape)
+    ]
+    if not pairs:
+        return {}
+    told = f"shape (the branch is wide where width gains {rules.shape:.0%} more)"
+    return {told: np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*pairs)), size)}
 
 
 def space_of_table_2(blocks: int, processors: int) -> float:

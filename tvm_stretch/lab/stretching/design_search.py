@@ -16,9 +16,9 @@ from math import log10
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_stretch.lab.stretching.design_rules import PREFERENCE, Judged, Rules, judge
+from tvm_stretch.lab.stretching.design_rules import Judged, Rules, judge
 from tvm_stretch.lab.stretching.segments import Run
-from tvm_stretch.lab.stretching.tables import Array, Pricing, Table
+from tvm_stretch.lab.stretching.tables import Array, Pricing, Table, gain_of_width, slimness
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.plan.search.costs import Costs
@@ -161,6 +161,7 @@ class _Segment:
         bytes_out = operators.bytes(self.run.end)
         self.meeting = costs.meeting(search.places, bytes_out)
         self.handing_over = entry + self.meeting
+        self.gains = [gain_of_width(self.run, search.pricing, place) for place in search.places]
 
     def _axis(self, values: Array, index: int) -> Array:
         """Values of one processor's options along their own axis."""
@@ -173,7 +174,12 @@ class _Segment:
             tuple(self._axis(row, index) for row in options.figures(read))
             for index, options in enumerate(self.options)
         ]
-        return branches, judge(branches, self.originals, self.search.rules, self.meeting)
+        shapes = [
+            (gain, self._axis(slimness(options.depths, options.widths, self.run), index))
+            for index, (gain, options) in enumerate(zip(self.gains, self.options, strict=True))
+        ]
+        rules = self.search.rules
+        return branches, judge(branches, self.originals, rules, self.meeting, shapes)
 
     def counts(self) -> dict[str, int]:
         """The number of combinations after each rule, for the channels that the original reads."""
@@ -189,9 +195,8 @@ class _Segment:
         if not mask.any():
             return
         ns = np.maximum.reduce(np.broadcast_arrays(*(branch[0] for branch in branches)))
-        score = ns * (1 + PREFERENCE * self._dislike())
         where = np.argwhere(mask)
-        where = where[np.argsort(score[mask], kind="stable")]
+        where = where[np.argsort(ns[mask], kind="stable")]
         outs = self._out_widths(where)
         for _ in range(_PER_WIDTH):
             _, first = np.unique(outs, return_index=True)
@@ -214,15 +219,6 @@ class _Segment:
         pricing = self.search.pricing
         more = pricing.nanoseconds(layers, home) - pricing.nanoseconds(before, home)
         return float(self.alone[0]) + more
-
-    def _dislike(self) -> Array:
-        """How far shapes are from their processors' preferences, 0 to 1."""
-        total: Array = np.zeros([1] * len(self.options))
-        for index, options in enumerate(self.options):
-            host = self.search.costs.processors[self.search.places[index]].is_host
-            ratio = options.widths / self.run.width if host else options.depths / self.run.depth
-            total = total + self._axis(ratio, index)
-        return total / len(self.options)
 
     def _out_widths(self, where: NDInt) -> NDInt:
         columns = [o.widths[where[:, i]].astype(int) for i, o in enumerate(self.options)]

@@ -25,7 +25,7 @@ from tvm_stretch.lab.stretching.design_rules import Rules, space_of_table_2
 from tvm_stretch.lab.stretching.design_search import Search
 from tvm_stretch.lab.stretching.judge import Candidate, Task, candidate_of
 from tvm_stretch.lab.stretching.predict import Chain, predict
-from tvm_stretch.lab.stretching.segments import Run, cut_runs
+from tvm_stretch.lab.stretching.segments import Run, cut_runs, join_runs
 from tvm_stretch.plan.design import Design
 
 CAPACITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
@@ -171,7 +171,7 @@ def find_candidates(
     blocks = sum(run.depth for run in task.chain.runs)
     space = {"all of them (table 2)": space_of_table_2(blocks, len(able))}
     sets = [s for size in (2, 3) for s in combinations(able, size)]
-    segmentations = list(dict.fromkeys((task.chain.runs, _cut(task, able, rules))))
+    segmentations = _segmentations(task, able, rules)
     by_design: dict[Design, Candidate] = {}
     for runs in segmentations:
         own = replace(task, chain=Chain.of(task.chain.operators, runs))
@@ -190,8 +190,8 @@ def find_candidates(
     return list(by_design.values()), space
 
 
-def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:
-    """The stages, cut further where equation 4 allows another meeting point."""
+def _segmentations(task: Task, able: Sequence[int], rules: Rules) -> list[tuple[Run, ...]]:
+    """The stages; cut further where equation 4 allows it; joined where fewer points are enough."""
     runs, costs = task.chain.runs, task.pricing.costs
     latency = {}
     for block in (block for run in runs for block in run.blocks):
@@ -199,4 +199,9 @@ def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:
         alone = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
         latency[block.end] = round(min(alone))
     cut = cut_runs(runs, latency, lambda size: costs.meeting(able, size), rules.alpha)
-    return runs if len(cut) == len(runs) else cut
+    found = [runs] if len(cut) == len(runs) else [runs, cut]
+    joined: tuple[Run, ...] | None = runs
+    while rules.meetings is not None and joined is not None and len(joined) > rules.meetings:
+        joined = join_runs(joined, latency)
+        found += [joined] if joined else []
+    return found

@@ -13,7 +13,7 @@ from tvm_stretch.lab.stretching.block_layers import channels_of, count
 from tvm_stretch.lab.stretching.design_rules import Rules, judge
 from tvm_stretch.lab.stretching.predict import Chain, Figures, predict
 from tvm_stretch.lab.stretching.segments import Run
-from tvm_stretch.lab.stretching.tables import Pricing
+from tvm_stretch.lab.stretching.tables import Pricing, gain_of_width, slimness
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths
 from tvm_stretch.network.properties.repeated_blocks import detect_blocks
@@ -75,6 +75,18 @@ class Task:
     chain: Chain  # the network in stages
     pricing: Pricing  # the costs of its layers
     home: int  # the place of the processor that runs operators outside of branches
+
+    def meetings(self, design: Design) -> tuple[int, str]:
+        """The number of meeting points, and an end of a stage that is none; empty if all are."""
+        ends = {run.end: None for run in self.chain.runs}
+        blocks = detect_blocks(self.chain.operators)
+        inside = {
+            block.output
+            for segment in design.segments
+            for block in blocks_of_segment(blocks, segment)[:-1]
+        }
+        points = ({*ends} - inside) | {segment.end for segment in design.segments}
+        return len(points), next((end for end in ends if end in inside), "")
 
     def alone_ns(self, place: int) -> int:
         """The latency of the unstretched network on one processor."""
@@ -147,8 +159,16 @@ def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Ca
             widths[run.end] = run.out_width([b.width for b in segment.branches], segment.merge)
             why = _broken_rule(task, rules, run, segment, read)
             broken += [f"segment {design.segments.index(segment) + 1}: {why}"] if why else []
-    rule = broken[0] if broken else ""
+    rule = broken[0] if broken else _structure(task, rules, design)
     return candidate_of(task, design, figures, rule, what)
+
+
+def _structure(task: Task, rules: Rules, design: Design) -> str:
+    """Why a design has too few meeting points for the rules; empty if it has enough."""
+    count, joined = task.meetings(design)
+    if rules.meetings is None:
+        return f"structure ({joined} ends a stage and no segment)" if joined else ""
+    return f"meeting points (at least {rules.meetings})" if count < rules.meetings else ""
 
 
 def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
@@ -174,7 +194,7 @@ def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
             continue
         begin = start or ties.start
         before = runs[begin].blocks if begin in runs else ()
-        runs[begin] = Run(operators, (*before, ties), len(runs))
+        runs[begin] = Run(operators, (*before, ties))
     return runs
 
 
@@ -198,14 +218,19 @@ def _broken_rule(task: Task, rules: Rules, run: Run, segment: StretchedSegment, 
     meeting = costs.meeting(places, task.chain.operators.bytes(run.end))
     if not _is_stage(task, run) and meeting > rules.alpha * alone:
         return f"equation 4 (a meeting costs at most {rules.alpha:g} of its segment)"
-    branches = []
+    branches, shapes = [], []
     for index, place in enumerate(places):
+        own = segment.branches[index]
+        slim = slimness(np.asarray([own.depth]), np.asarray([own.width]), run)
+        shapes.append((gain_of_width(run, pricing, place), slim))
         layers = run.layers(segment, index, read)
         row = (pricing.nanoseconds(layers, place), *count(layers))
         branches.append(tuple(np.asarray([value], "float64") for value in row))
-    judged = judge(branches, originals, rules, meeting)
+    judged = judge(branches, originals, rules, meeting, shapes)
     return next((rule for rule, keeps in judged.keeps.items() if not keeps.all()), "")
 
 
 def _is_stage(task: Task, run: Run) -> bool:
-    return any((r.start, r.end) == (run.start, run.end) for r in task.chain.runs)
+    """Whether a run begins and ends with stages."""
+    starts, ends = zip(*((stage.start, stage.end) for stage in task.chain.runs), strict=True)
+    return run.start in starts and run.end in ends

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.lab.stretching.block_layers import Layer, block_layers, has_norms, point_conv
@@ -24,17 +27,21 @@ from tvm_stretch.network.properties.meeting_points import (
     amortise,
 )
 from tvm_stretch.network.properties.repeated_blocks import Block, detect_stages
-from tvm_stretch.passes.duplicate_and_scale import kept_blocks, narrowed
+from tvm_stretch.passes.duplicate_and_scale import (
+    kept_blocks,
+    narrowed,
+    stage_sizes,
+    width_of_block,
+)
 from tvm_stretch.plan.design import StretchedSegment
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of blocks of one stage, from one meeting point to the next."""
+    """A run of blocks from one meeting point to the next, mostly of one stage."""
 
     operators: Operators  # the operators of the network
     blocks: tuple[BlockWidths, ...]  # its blocks, in order
-    stage: int  # the index of its stage in the network
 
     @property
     def start(self) -> str:
@@ -97,15 +104,25 @@ class Run:
         share = self.width // branches
         if branches > 1 and merge != "concat" and width != share:
             layers.append(point_conv(self.operators.shape(self.end), width, share, norm))
-        return [*layers, *block_layers(self.blocks[0], read, width)]
+        return [*layers, *block_layers(self.blocks[0], read, self._width(0, width))]
 
-    def others(self, depth: int) -> list[BlockWidths]:
-        """The blocks of a branch without the first."""
-        return [self.blocks[k] for k in kept_blocks(self.depth, depth)[1:]]
+    @cached_property
+    def stages(self) -> list[int]:
+        """The numbers of blocks of the stages that it joins; mostly it is within one."""
+        return stage_sizes(block.shape for block in self.blocks)
+
+    def _width(self, index: int, width: int) -> int:
+        """A block's width in a branch of this width."""
+        return width_of_block(self.blocks[index], self.blocks[-1], width)
+
+    def others(self, depth: int, width: int) -> list[tuple[BlockWidths, int, int]]:
+        """The blocks of a branch without the first, with the widths that they read and compute."""
+        pairs = pairwise(kept_blocks(self.stages, depth))
+        return [(self.blocks[k], self._width(b, width), self._width(k, width)) for b, k in pairs]
 
     def other_layers(self, depth: int, width: int) -> list[Layer]:
         """The layers of `others`."""
-        return [layer for b in self.others(depth) for layer in block_layers(b, width, width)]
+        return [layer for block in self.others(depth, width) for layer in block_layers(*block)]
 
     def layers(self, segment: StretchedSegment, index: int, read: int) -> list[Layer]:
         """All layers of a branch of a design."""
@@ -122,7 +139,7 @@ class Run:
 def find_runs(operators: Operators) -> tuple[Run, ...]:
     """The stages of a network, each as one run; a stage that forks inside gives several."""
     runs, reasons = [], []
-    for number, stage in enumerate(detect_stages(operators)):
+    for stage in detect_stages(operators):
         for blocks in _consecutive(stage.blocks):
             try:
                 ties = tuple(
@@ -133,7 +150,7 @@ def find_runs(operators: Operators) -> tuple[Run, ...]:
                 reasons.append(str(error))
                 continue
             if len(operators.shape(blocks[-1].output)) == 4:
-                runs.append(Run(operators, ties, number))
+                runs.append(Run(operators, ties))
     if not runs:
         raise UnsupportedError(
             "expected blocks between meeting points in the network, got "
@@ -178,5 +195,36 @@ def cut_runs(
             pieces[-1].append(block)
             if block.end in worth and block is not run.blocks[-1]:
                 pieces.append([])
-        found += [Run(operators, tuple(piece), run.stage) for piece in pieces]
+        found += [Run(operators, tuple(piece)) for piece in pieces]
     return tuple(found)
+
+
+def join_runs(runs: Sequence[Run], block_ns: Mapping[str, int]) -> tuple[Run, ...] | None:
+    """The runs with the two neighbours joined that take the least time; None if none touch.
+
+    Short segments are those whose meetings cost the most for what they compute (equation 4).
+    """
+    pairs = [i for i, (one, other) in enumerate(pairwise(runs)) if one.end == other.start]
+    if not pairs:
+        return None
+    time = [sum(block_ns[block.end] for block in run.blocks) for run in runs]
+    first = min(pairs, key=lambda i: time[i] + time[i + 1])
+    joined = Run(runs[first].operators, runs[first].blocks + runs[first + 1].blocks)
+    return (*runs[:first], joined, *runs[first + 2 :])
+
+
+def refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
+    """Refuse weights that several blocks share: stretching would make them different."""
+    block_of = {m.name: b.end for run in stages for b in run.blocks for m in b.members}
+    seen: dict[tuple[tuple[int, ...], bytes], tuple[str, str, Any]] = {}
+    for operator in operators:
+        if operator.kind != "nn.conv2d" or operator.name not in block_of:
+            continue
+        weight = operator.call.args[1].value.numpy()
+        key = (weight.shape, weight.reshape(-1)[:16].tobytes())
+        block, name, known = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
+        if block != block_of[operator.name] and np.array_equal(known, weight):
+            raise UnsupportedError(
+                f"expected weights of their own for all blocks, got {operator.name!r} with those "
+                f"of {name!r}; stretching would make them different"
+            )

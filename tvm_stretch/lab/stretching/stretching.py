@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tvm
 
 from tvm_stretch.api.compiler import compile
@@ -40,7 +39,7 @@ from tvm_stretch.lab.stretching.judge import (
     why_not_all,
 )
 from tvm_stretch.lab.stretching.predict import Chain
-from tvm_stretch.lab.stretching.segments import Run, find_runs
+from tvm_stretch.lab.stretching.segments import Run, find_runs, refuse_shared_weights
 from tvm_stretch.lab.stretching.tables import Pricing
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import with_sources
@@ -104,6 +103,16 @@ class Stretching:
                 f"{self.candidates[0].rule}; {hint}"
             )
         return kept[0]
+
+    @property
+    def least_meetings(self) -> int | None:
+        """The fewest meeting points with which a design was accurate enough, for `Rules.meetings`.
+
+        None without an `AccuracyTarget`. Search with ``Rules(meetings=1)`` to have all counts tried
+        (NN-Stretch, section 4.3: a lower bound of N_meet).
+        """
+        kept = [c for c in self.candidates if c.kept and c.accuracy is not None]
+        return min((self.task.meetings(c.design)[0] for c in kept), default=None)
 
     @cached_property
     def original(self) -> tuple[int, int]:
@@ -317,20 +326,7 @@ def stretch_network(
     """
     say("searching for designs")
     began = time.perf_counter()
-    operators = Operators(mod["main"])
-    stages = find_runs(operators)
-    _refuse_shared_weights(operators, stages)
-    reasons = {p: why_not_all(costs.processors[p], operators) for p in places}
-    able = [p for p, reason in reasons.items() if reason is None]
-    refused = {costs.processors[p].name: reason for p, reason in reasons.items() if reason}
-    if len(able) < 2:
-        raise UnsupportedError(
-            "expected two or three processors that run the network for targets, got "
-            f"{[costs.processors[p].name for p in able]}; name another target"
-            + "".join(f" ({name}: {reason})" for name, reason in refused.items())
-        )
-    task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
-    task.pricing.learn(task.chain.layers())
+    task, able, refused = task_of(mod, costs, places)
     found, space = find_candidates(task, able, rules, merge)
     simple = [
         judge_design(task, rules, design, what)
@@ -342,6 +338,31 @@ def stretch_network(
     return Stretching(
         mod, rules, candidates, space, seconds, task, tuple(able), merge, refused, where or {}
     )
+
+
+def task_of(
+    mod: tvm.IRModule, costs: Costs, places: Sequence[int]
+) -> tuple[Task, list[int], dict[str, str]]:
+    """The network in stages with costs, the places that may get branches, and why others may not.
+
+    Raises:
+        UnsupportedError: the network has no blocks, or fewer than two processors run it.
+    """
+    operators = Operators(mod["main"])
+    stages = find_runs(operators)
+    refuse_shared_weights(operators, stages)
+    reasons = {p: why_not_all(costs.processors[p], operators) for p in places}
+    able = [p for p, reason in reasons.items() if reason is None]
+    refused = {costs.processors[p].name: reason for p, reason in reasons.items() if reason}
+    if len(able) < 2:
+        raise UnsupportedError(
+            "expected two or three processors that run the network for targets, got "
+            f"{[costs.processors[p].name for p in able]}; name another target"
+            + "".join(f" ({name}: {reason})" for name, reason in refused.items())
+        )
+    task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
+    task.pricing.learn(task.chain.layers())
+    return task, able, refused
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
@@ -378,20 +399,3 @@ def _simple_designs(
     yield "branches as deep and wide as it is", design(1, 1)
     yield "branches of half the depth", design(0.5, 1)
     yield "branches of half the width", design(1, 0.5)
-
-
-def _refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
-    """Refuse weights that several blocks share: stretching would make them different."""
-    block_of = {m.name: b.end for run in stages for b in run.blocks for m in b.members}
-    seen: dict[tuple[tuple[int, ...], bytes], tuple[str, str, Any]] = {}
-    for operator in operators:
-        if operator.kind != "nn.conv2d" or operator.name not in block_of:
-            continue
-        weight = operator.call.args[1].value.numpy()
-        key = (weight.shape, weight.reshape(-1)[:16].tobytes())
-        block, name, known = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
-        if block != block_of[operator.name] and np.array_equal(known, weight):
-            raise UnsupportedError(
-                f"expected weights of their own for all blocks, got {operator.name!r} with those "
-                f"of {name!r}; stretching would make them different"
-            )

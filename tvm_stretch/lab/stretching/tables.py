@@ -48,7 +48,7 @@ class Pricing:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self._blocks: dict[tuple[BlockWidths, int, int], Array] = {}
+        self._blocks: dict[tuple[BlockWidths, int, int, int], Array] = {}
 
     def learn(self, layers: Iterable[Layer]) -> None:
         """Ask for many layers at once, which is much faster than one by one."""
@@ -67,11 +67,11 @@ class Pricing:
         """Nanoseconds on a processor, multiply-adds and parameters."""
         return np.asarray([self.nanoseconds(layers, place, together), *count(layers)], "float64")
 
-    def block(self, block: BlockWidths, width: int, place: int) -> Array:
-        """`figures` of one block that reads as many channels as it computes."""
-        key = (block, width, place)
+    def block(self, block: BlockWidths, read: int, width: int, place: int) -> Array:
+        """`figures` of one block."""
+        key = (block, read, width, place)
         if key not in self._blocks:
-            self._blocks[key] = self.figures(block_layers(block, width, width), place)
+            self._blocks[key] = self.figures(block_layers(block, read, width), place)
         return self._blocks[key]
 
 
@@ -93,8 +93,8 @@ def widths_of(run: Run, lanes: int, least: float, branches: int) -> list[int]:
 
 
 def depths_of(run: Run, least: float, branches: int) -> list[int]:
-    """Depths that a branch may have."""
-    every = [d for d in range(1, run.depth + 1) if d >= least * run.depth]
+    """Depths that a branch may have: at least a block of each stage."""
+    every = [d for d in range(len(run.stages), run.depth + 1) if d >= least * run.depth]
     return _spread(every, _MOST_DEPTHS if branches == 2 else _FEWER_DEPTHS)
 
 
@@ -149,7 +149,8 @@ class Table:
             )
             slope = (end - begin) / max(1, high - low)
             for depth in self.depths:
-                others = [self.pricing.block(b, width, place) for b in self.run.others(depth)]
+                blocks = self.run.others(depth, width)
+                others = [self.pricing.block(*block, place) for block in blocks]
                 rows.append((depth, width, sum(others, begin), slope))
         return Options(
             np.asarray([depth for depth, *_ in rows], "float64"),
@@ -162,3 +163,24 @@ class Table:
     def original(self, place: int) -> Array:
         """Nanoseconds, multiply-adds and parameters of the unstretched segment."""
         return self.pricing.figures(self.run.original(), place, together=False)
+
+
+def slimness(depth: Array, width: Array, run: Run) -> Array:
+    """Depth by width of branches, both as shares of the segment's."""
+    return depth / run.depth / (width / run.width)
+
+
+def gain_of_width(run: Run, pricing: Pricing, place: int) -> float:
+    """How much longer a multiply-add takes if a branch is as deep as the segment, but narrow.
+
+    It is compared with a branch of half the depth and the whole width; both have nearly as many
+    multiply-adds. Processors with many lanes lose the most (NN-Stretch, figure 7).
+    """
+    half = max(len(run.stages), run.depth // 2)
+    if half == run.depth:
+        return 1.0
+    times = []
+    for depth, width in ((half, run.width), (run.depth, run.rounded((half / run.depth) ** 0.5))):
+        layers = run.first_layers(run.read, width, "concat", 1) + run.other_layers(depth, width)
+        times.append(pricing.nanoseconds(layers, place) / max(1, count(layers)[0]))
+    return times[1] / times[0] if times[0] else 1.0

@@ -91,6 +91,11 @@ class BlockWidths:
         return shape[1] * shape[2] if len(shape) == 5 else shape[1]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result in the original network; it tells stages apart."""
+        return self.operators.shape(self.end)
+
+    @property
     def width(self) -> int:
         """Channels of the result in the original network."""
         return self.channels(self.end)
