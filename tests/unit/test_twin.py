@@ -187,6 +187,57 @@ def test_the_profile_says_how_many_cores() -> None:
         ts.compile(emit(["conv"]), device=PHONE, cpu_threads=2)
 
 
+def test_floats_cost_what_floats_take(phone: Profile, wide: tvm.IRModule) -> None:
+    """As built, in four bytes a value; a plan alone is for 8 bits, and its DSP takes part."""
+    known = {name: phone.processor(name) for name in ("cpu", "opencl", "hexagon")}
+    floats = phone.in_floats()
+    assert floats.processor("hexagon") == known["hexagon"]
+    for name in ("cpu", "opencl"):
+        one, slower = floats.processor(name), known[name].float32_slowdown
+        assert one.precision == "float32" and slower is not None
+        speed = known[name].multiply_adds_per_ns["dense"] / slower
+        assert one.multiply_adds_per_ns["dense"] == pytest.approx(speed)
+    for name in ("cpu", "opencl"):
+        times = [
+            ts.plan_for(wide, [name], device=PHONE, as_built=built).predicted_ns or 0
+            for built in (False, True)
+        ]
+        slower = known[name].float32_slowdown
+        assert slower is not None and 0.8 * slower < times[1] / times[0] < 1.2 * slower
+    with pytest.raises(UnsupportedError, match="vectors of v66 hold no float32"):
+        ts.plan_for(wide, ["hexagon"], device=PHONE, as_built=True)
+    said = ts.plan_for(wide, ["llvm"], device=PHONE, as_built=True).explain()
+    assert "float32 on cpu" in said and "predicts 8 bits" not in said
+    model = ts.compile(emit(["conv"], size=8, channels=8), ["llvm"], device=PHONE)
+    assert "float32 on cpu" in model.plan.explain()
+
+
+def test_traffic_waits_where_memory_is_too_slow_for_all(phone: Profile, wide: tvm.IRModule) -> None:
+    """This phone's is fast enough for its three; a fifth of it is not for two of them."""
+    names = ["cpu", "hexagon"]
+    assert [one.crowding for one in phone.crowded([*names, "opencl"])] == [1.0] * 3
+    wanted = sum(phone.processor(name).activation_bytes_per_ns for name in names)
+    narrow = replace(phone, memory_bytes_per_ns=wanted / 2)
+    assert [one.crowding for one in narrow.crowded(names)] == [2.0, 2.0]
+    assert [one.crowding for one in narrow.crowded(["cpu"])] == [max(1.0, 8.67 / (wanted / 2))]
+    processors, _ = twin_processors(phone, ["llvm", "hexagon"])
+    free, tight = (twin_costs(profile, processors) for profile in (phone, narrow))
+    tight.kernels = free.kernels
+    (layer, _) = (g for g in free.kernels.lower(wide).groups if g.multiply_adds)
+    kernels = free.kernels.whole(layer, 0)
+    cpu = phone.processor("cpu")
+    memory = sum(
+        k.device_work().values / cpu.activation_bytes_per_ns
+        + k.device_work().weights / cpu.weight_bytes_per_ns
+        for k in kernels
+    )
+    assert free.whole(layer, 0) == tight.whole(layer, 0), "alone it has the memory for itself"
+    assert free.slower(kernels, 0) == 1.0
+    assert tight.slower(kernels, 0) == pytest.approx(1 + memory / tight.of(kernels, 0), rel=1e-3)
+    parts = [costs.part(layer, 0, "outputs", 0.5) for costs in (free, tight)]
+    assert parts[1] == pytest.approx(parts[0] * tight.slower(kernels, 0), rel=1e-3)
+
+
 def test_a_network_of_8_bits_is_priced_as_one_of_floats(phone: Profile) -> None:
     """What the CPU of the profile computes in 8 bits anyway takes as long however it is written."""
     floats = Sample("conv", 64, (14, 14), 64, (3, 3), epilogue="relu")

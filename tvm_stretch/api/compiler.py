@@ -206,6 +206,7 @@ def plan_for(
     cpu_threads: int | None = None,
     objective: str | Objective = "latency",
     scheduler: SchedulerLike | None = None,
+    as_built: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Predict the best plan, without building or measuring anything.
@@ -219,6 +220,8 @@ def plan_for(
         cpu_threads: as for `compile`.
         objective: as for `compile`; energy is known of devices whose profile has powers.
         scheduler: as for `compile`; its plan is taken only if it is predicted to be the fastest.
+        as_built: a device with a profile computes the network as it is: floats in float32, which
+            some DSPs refuse. By default a plan is for its 8 bits, as `quantize` makes them.
         progress: as for `compile`.
 
     Returns:
@@ -235,7 +238,7 @@ def plan_for(
     if scheduler is not None:
         limits = replace(limits, scheduler=read_scheduler(scheduler))
     with reporting(progress), compiling():
-        mod, notes, site = to_predict(source, targets, device, shapes, cpu_threads)
+        mod, notes, site = to_predict(source, targets, device, shapes, cpu_threads, as_built)
         decision = predict(site.job(mod), site, limits).noted(*notes, site.note)
         return replace(decision.job.plan, reason=decision.reason)
 
@@ -332,9 +335,10 @@ def to_predict(
     device: DeviceLike,
     shapes: Shapes,
     cpu_threads: int | None = None,
+    as_built: bool = False,
 ) -> tuple[tvm.IRModule, list[str], Site]:
     """The network, remarks for people, and where it would run; nothing is built or measured."""
-    site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
+    site = site_of(device, targets, cpu_threads, may_drop=True, built=as_built)
     read = Reader(source, shapes, widen=site.without_float16).at({})
-    site = site.in_precision("float32", has_integers(read.mod["main"]))
+    site = site.in_precision("float32", has_integers(read.mod["main"]), as_built)
     return read.mod, [*read.notes], site

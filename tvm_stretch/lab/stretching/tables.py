@@ -60,8 +60,9 @@ class Pricing:
     def nanoseconds(self, layers: Iterable[Layer], place: int, together: bool = True) -> float:
         """The time of layers in sequence on a processor, while others work if ``together``."""
         machine = self.costs.processors[place].machine
-        total = self.costs.of([layer.features(machine) for layer in layers], place)
-        return total * (self.costs.together[place] if together else 1.0)
+        kernels = [layer.features(machine) for layer in layers]
+        total = self.costs.of(kernels, place)
+        return total * (self.costs.slower(kernels, place) if together else 1.0)
 
     def figures(self, layers: Sequence[Layer], place: int, together: bool = True) -> Array:
         """Nanoseconds on a processor, multiply-adds and parameters."""

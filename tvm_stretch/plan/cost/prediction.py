@@ -48,6 +48,10 @@ class CostModel(Protocol):
         """How much longer a run takes with a kernel that takes ``alone_ns`` alone."""
         return alone_ns
 
+    def crowded(self, kernels: Sequence[Features]) -> float:
+        """How much longer kernels take while others use the same memory, as far as it is known."""
+        return 1.0
+
 
 def analytic(latencies: Sequence[float], doubt: float, *reasons: str) -> list[Prediction]:
     """Predictions that are right up to a factor."""

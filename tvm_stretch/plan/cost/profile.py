@@ -41,25 +41,40 @@ class ProcessorProfile(CostModel):
     region_us: float = 0.0  # overhead of a region, where a vendor's runtime runs it as a whole
     threads: int = 1  # cores of a CPU that its kernels use
     mhz: tuple[float, ...] = ()  # clocks that it can have; all numbers hold at the first
+    # how many times as long a multiply-add takes in float32; None if that is not known
+    float32_slowdown: float | None = None
     # watts while it is busy, beyond the device's `idle_watts`; None if they are not known
     watts: float | None = None
     # the TVM target of its kernels; None if this version makes none
     target: Mapping[str, Any] | None = None
     # operators that it does not support, with reasons
     refuses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # how much longer memory takes while the others of a team work (`Profile.crowded`)
+    crowding: float = 1.0
 
     def nanoseconds(self, work: Work) -> float:
         """The time of a kernel."""
-        size = BYTES[self.precision]
         compute = 0.0
         if work.family in self.multiply_adds_per_ns:
             compute = work.multiply_adds / self.multiply_adds_per_ns[work.family]
+        started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
+        return compute + self._memory_ns(work) + started
+
+    def _memory_ns(self, work: Work) -> float:
+        """The time in which a kernel reads and writes."""
+        size = BYTES[self.precision]
         activations = size * work.values / self.activation_bytes_per_ns
         if work.family == "grouped":  # groups are sliced, and concatenated again
             activations *= 2
-        weights = size * work.weights / self.weight_bytes_per_ns
-        started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
-        return compute + activations + weights + started
+        return activations + size * work.weights / self.weight_bytes_per_ns
+
+    def crowded(self, kernels: Sequence[Features]) -> float:
+        """How much longer kernels take while others use the same memory: their traffic waits."""
+        if self.crowding == 1.0:
+            return 1.0
+        works = [kernel.device_work() for kernel in kernels]
+        alone, memory = (sum(map(f, works)) for f in (self.nanoseconds, self._memory_ns))
+        return 1 + (self.crowding - 1) * memory / alone if alone else 1.0
 
     @property
     def start_ns(self) -> float:
@@ -139,6 +154,35 @@ class Profile:
     together: float = 1.0  # how much longer kernels take while other processors work
     idle_watts: float = 0.0  # of the whole device while no processor is busy
     copied_pj_per_byte: float = 0.0  # picojoules of memory for each byte that is handed over
+    # what all processors together can read and write; 0 if that is not known
+    memory_bytes_per_ns: float = 0.0
+
+    def in_floats(self) -> Profile:
+        """The device while it computes a network of floats in float32, as far as that is known."""
+        known = {
+            name: replace(
+                one,
+                precision="float32",
+                multiply_adds_per_ns={
+                    family: speed / one.float32_slowdown
+                    for family, speed in one.multiply_adds_per_ns.items()
+                },
+                float32_slowdown=None,
+            )
+            for name, one in self.processors.items()
+            if one.float32_slowdown is not None
+        }
+        return replace(self, processors={**self.processors, **known})
+
+    def crowded(self, names: Sequence[str]) -> list[ProcessorProfile]:
+        """The processors of a team, each of which knows how much longer its memory takes.
+
+        Together they move at most what the memory can; each alone is below that.
+        """
+        team = [self.processor(name) for name in names]
+        wanted = sum(one.activation_bytes_per_ns for one in team)
+        limit = self.memory_bytes_per_ns or wanted
+        return [replace(one, crowding=max(1.0, wanted / limit)) for one in team]
 
     def processor(self, name: str) -> ProcessorProfile:
         """The processor with that name."""

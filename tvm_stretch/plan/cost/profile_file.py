@@ -7,6 +7,7 @@
     together = 1.0                          # how much longer kernels take while others work
     idle_watts = 0.6                        # of the device while no processor is busy
     copied_pj_per_byte = 40.0               # of memory, for each byte that is handed over
+    memory_bytes_per_ns = 34.1              # that all processors together can read and write
 
     [processors.cpu]                        # named as in plans: cpu, opencl, hexagon, ..
     target = { kind = "llvm", mtriple = "aarch64-linux-android", mcpu = "cortex-a76" }
@@ -14,6 +15,7 @@
     mhz = [2419, 1805, 1286, 710]           # clocks; the numbers here hold at the first
     watts = 5.2                             # beyond idle_watts, while it is busy
     precision = "int8"                      # or float16, float32: what its kernels compute in
+    float32_slowdown = 8.0                  # time of a multiply-add in float32 by that in it
     kernel_us = 19.0                        # overhead of a kernel
     group_us = 48.0                         # of each small convolution of a grouped one
     region_us = 0.0                         # of each region, where a runtime runs it as a whole
@@ -36,9 +38,9 @@
 
 There is a transfer from the CPU to each other processor and one back; two other processors without
 their own exchange data through the CPU. ``snapdragon-855@cpu=1286`` is a device at another clock.
-Only `threads`, `mhz`, `refuses`, `region_us`, `together`, what says powers, and the `target` of
-processors other than the CPU may be left out: this version plans for a processor without a target,
-but makes no kernels for it.
+Only `threads`, `mhz`, `refuses`, `region_us`, `together`, `memory_bytes_per_ns`, what says powers,
+`float32_slowdown`, and the `target` of processors other than the CPU may be left out: this version
+plans for a processor without a target, but makes no kernels for it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,14 @@ _ANY, _DIVISOR = (-math.inf, math.inf), (1e-6, _MOST)
 _RANGES = {
     **dict.fromkeys(("activation_bytes_per_ns", "weight_bytes_per_ns"), _DIVISOR),
     **{"multiply_adds_per_ns": _DIVISOR, "bytes_per_ns": _DIVISOR, "together": (1.0, _MOST)},
-    **{"mhz": (1.0, _MOST), "threads": (1, 1024), "watts": (0.0, 1e5), "target": _ANY},
+    **{
+        "float32_slowdown": _DIVISOR,
+        "crowding": (1.0, 1.0),
+        "mhz": (1.0, _MOST),
+        "threads": (1, 1024),
+        "watts": (0.0, 1e5),
+        "target": _ANY,
+    },
 }
 """The least and the largest values of fields that may not be from 0 to `_MOST`."""
 
@@ -239,7 +248,7 @@ def profile_text(profile: Profile) -> str:
     lines += _table(profile, "processors", "transfers")
     for name, processor in profile.processors.items():
         lines += ["", f"[processors.{_key(name)}]"]
-        lines += _table(processor, "name", "multiply_adds_per_ns")
+        lines += _table(processor, "name", "multiply_adds_per_ns", "crowding")
         lines.append(f"[processors.{_key(name)}.multiply_adds_per_ns]")
         speeds = processor.multiply_adds_per_ns
         lines += [f"{family} = {speeds[family]:.4g}" for family in Work.families]

@@ -93,6 +93,10 @@ class Costs:
         """Kernels on a processor."""
         return sum(answer.nanoseconds for answer in self._predict(place, kernels))
 
+    def slower(self, kernels: Sequence[Features], place: int) -> float:
+        """How much longer kernels take on a processor while the others work."""
+        return self.together[place] * self.models[self.processors[place].name].crowded(kernels)
+
     def ask_for(
         self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
     ) -> None:
@@ -165,7 +169,8 @@ class Costs:
             self._memo[key] = self._half(group, place, along, whole)
         half, share = self._memo[key]
         line = whole - (whole - half) * (1 - fraction) / (1 - share)
-        return round(self.together[place] * max(half * fraction, line))
+        slower = self.slower(self.kernels.whole(group, place), place)
+        return round(slower * max(half * fraction, line))
 
     def copy(self, place: int, size: int) -> int:
         """Reading and writing ``size`` bytes, as slices, concatenations and sums do."""

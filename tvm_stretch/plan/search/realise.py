@@ -253,7 +253,7 @@ class _Schedule:
             ns = self.costs.of(features[group.name], here)
             ns += self.costs.regions[here] if group.name in first else 0
             if name in owners:
-                ns = round(ns * self.costs.together[here])
+                ns = round(ns * self.costs.slower(features[group.name], here))
             whole = base.get(group.name)
             if whole is None or name in owners or not _same(whole, group):
                 return [ns if place == here else None for place in places]

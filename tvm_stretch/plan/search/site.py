@@ -120,8 +120,13 @@ class Site:
         """Whether a processor has no instructions for float16 arithmetic."""
         return not all(processor.arithmetic.half for processor in self.placeable)
 
-    def in_precision(self, precision: str, quantised: bool) -> Site:
+    def in_precision(self, precision: str, quantised: bool, is_built: bool = True) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
+
+        Args:
+            precision: of a network without integers.
+            quantised: whether the network has integers.
+            is_built: whether the network is to run as it is; a plan alone is for its 8 bits.
 
         Raises:
             InputError: a profile predicts each processor in a precision of its own.
@@ -132,6 +137,7 @@ class Site:
                 "expected no precision for a device that is not here, got one; leave it out"
             )
         note, all_of_them, able = "", self.processors, self.placeable
+        profile = self.profile
         if self.profile is not None:
             if quantised:
                 names = [p.name for p in able]
@@ -140,6 +146,8 @@ class Site:
             own = [known[p.name] for p in able if p.arithmetic.prefers_half]
             if quantised and "float16" in own:
                 precision = "float16"
+            elif not quantised and is_built and self.profile.processor("cpu").float32_slowdown:
+                profile = self.profile.in_floats()
             elif not quantised and "int8" in known.values():
                 note = (
                     "the network is not quantised, but the profile predicts 8 bits: quantise it "
@@ -152,7 +160,7 @@ class Site:
         if precision == BFLOAT:
             note = "dense layers and convolutions are computed in bfloat16, with float32 sums"
         note = "; ".join(filter(None, (self.note, note)))
-        return replace(self, processors=processors, placeable=placeable, note=note)
+        return replace(self, processors=processors, placeable=placeable, profile=profile, note=note)
 
 
 def site_of(

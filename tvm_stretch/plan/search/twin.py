@@ -68,7 +68,7 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
     Raises:
         CostModelError: the device has no such processor.
     """
-    known = [profile.processor(processor.name) for processor in processors]
+    known = profile.crowded([processor.name for processor in processors])
     names = [processor.name for processor in known]
     precisions = ", ".join(f"{p.precision} on {p.name}" for p in known)
     return Costs(
