@@ -23,7 +23,7 @@ from tvm_stretch.network.codec import target_data
 
 from .processor import Processor
 
-TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
+TargetLike: TypeAlias = str | Mapping[str, object] | Target | Processor
 Attributes: TypeAlias = Mapping[str, Any]
 """The attributes of a target, including ``kind``."""
 

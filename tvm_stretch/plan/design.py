@@ -26,7 +26,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,7 +177,7 @@ def _are_lists(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(v, list | tuple) for v in value)
 
 
-DesignLike: TypeAlias = Design | Mapping[str, Any] | str | os.PathLike[str]
+DesignLike: TypeAlias = Design | Mapping[str, object] | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

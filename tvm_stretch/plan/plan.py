@@ -183,7 +183,7 @@ class Plan:
         return "\n".join(lines)
 
 
-PlanLike: TypeAlias = Plan | Mapping[str, Any] | str | os.PathLike[str]
+PlanLike: TypeAlias = Plan | Mapping[str, object] | str | os.PathLike[str]
 
 
 _KIND = re.compile(r"^[a-z_]+(\.\w+)+: ")

@@ -14,7 +14,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -23,9 +23,19 @@ import tvm_ffi
 from tvm_stretch.base.errors import InputError, RunError
 from tvm_stretch.make.lowering.executor_graph import Tensor
 
-Answer: TypeAlias = Any
-"""An array of the kind that the caller gave (NumPy's, PyTorch's), or a tuple of several. A union of
-these would make each caller ask which one came, although the model's outputs say it."""
+if TYPE_CHECKING:
+    import torch
+
+    class Answer(np.ndarray, torch.Tensor):  # type: ignore[misc, override]  # none is both
+        """What a type checker takes an answer for, whose kind only the model's user knows.
+
+        It is an array of the kind that the caller gave (NumPy's, PyTorch's), or a named tuple of
+        several. A union of these would make each caller ask which one came.
+        """
+
+        def __getattr__(self, name: str) -> Answer: ...
+else:
+    Answer = object
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ A function of the caller trains one network after the other instead, the origina
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, SupportsFloat, TypeAlias
 
@@ -26,6 +26,7 @@ from tvm_stretch.lab.stretching.judge import Candidate, Candidates
 if TYPE_CHECKING:
     from tvm_stretch.lab.stretching.stretching import Stretching
     from tvm_stretch.lab.training import TrainableNetwork, Training
+    from tvm_stretch.lab.training.data import Loader
 
 Train: TypeAlias = "Callable[[TrainableNetwork], float]"
 
@@ -49,8 +50,8 @@ class AccuracyTarget:
         True
     """
 
-    train: Iterable[object] | Train
-    tests: Iterable[object] = ()
+    train: Loader | Train
+    tests: Loader = ()
     training: Training | None = None
     loss: float = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from tvm_stretch.base.errors import InputError
 _BATCH = 128
 """Images per batch if the caller gave one array."""
 
-Loader: TypeAlias = Iterable[Any]
+Loader: TypeAlias = Iterable[Sequence[Tensor]]
 """An iterable of (images, labels), iterated once an epoch: a ``DataLoader``, `Batches`, a list."""
 
 
