@@ -18,7 +18,7 @@ PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
 DEMO_PACKAGES := pocl-opencl-icd qemu-user
 DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev pkg-config oclgrind
-FULL_PACKAGES := default-jdk-headless gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+FULL_PACKAGES := default-jdk-headless chromium gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
@@ -28,7 +28,7 @@ export TVM_BIND_THREADS ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup test-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
-  hexagon-emulator demo chat docs test test-benchmarks test-full lint format bench bench-static papers wheel run-wheel release-check clean
+  hexagon-emulator demo chat docs test test-benchmarks test-full lint lighthouse format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time.
 setup:
@@ -295,12 +295,18 @@ test-full: test-parts
 	  $(apt_install) $(FULL_PACKAGES) || true; \
 	fi
 	@test "$$(uname -m)" != x86_64 || $(call pip_install,half)
+	@$(MAKE) --no-print-directory lighthouse
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "full or not full" --hypothesis-profile=full tests
 	$(MAKE) --no-print-directory test-benchmarks MARKS='-m "full or not full"'
 	$(call AS_ANOTHER,avx2)
 	$(call AS_ANOTHER,16-lanes)
 	$(BIN)/python tests/planted.py
 	$(BIN)/python tests/newcomers.py
+
+# What judges whether pages can be read by everyone. Its version 13 needs a later Node than Debian's.
+lighthouse:
+	@test -x build/node/node_modules/.bin/lighthouse || ! command -v npm >/dev/null || \
+	  $(aloud) 'Lighthouse, 190 MB' npm install --no-fund --no-audit --prefix build/node lighthouse@12
 
 # mypy sees the package as the wheel installs it, with passes/ and targets/ inside.
 lint: $(STAMP)

@@ -9,6 +9,10 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -93,6 +97,55 @@ def test_no_page_scrolls_sideways_on_a_phone(site: Path) -> None:
     found = widths(site, chromium)
     assert found.pop("too_wide.html") > PHONE and len(found) > 40
     assert {name: wide for name, wide in found.items() if wide > PHONE} == {}
+
+
+TYPICAL = (
+    "index.html",
+    "processors.html",
+    "conformance.html",
+    "messages.html",
+    "tutorials/01_from_onnx_to_artifact.html",
+    "reference/tvm_stretch.html",
+    "report.html",
+)
+"""A page of each kind: start, guide, wide table, generated tables, tutorial, reference, report."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address of the site and a report, since Lighthouse opens no files."""
+    ts.compile(zoo.build("squeezenet1_1", size=32), ["llvm"]).report(site / "report.html")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", TYPICAL)
+def test_lighthouse_finds_pages_accessible(page: str, served: str) -> None:
+    program = ROOT / "build/node/node_modules/.bin/lighthouse"
+    chromium = shutil.which("chromium")
+    if chromium is None or not program.exists():
+        pytest.skip("needs Chromium and Lighthouse: make lighthouse")
+    words = ["--quiet", "--only-categories=accessibility", "--output=json"]
+    words += ["--chrome-flags=--headless=new --no-sandbox --disable-gpu", f"{served}/{page}"]
+    environment = {**os.environ, "CHROME_PATH": chromium}
+    done = subprocess.run(
+        [program, *words], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    faults = [audit["title"] for audit in found["audits"].values() if audit["score"] == 0]
+    assert found["categories"]["accessibility"]["score"] >= 0.95, faults
 
 
 def test_pictures_are_those_of_their_program() -> None:
