@@ -108,6 +108,18 @@ def check_bare(version: str) -> None:
     print(f"python{version}: {said.strip()} works")
 
 
+def check_pipx() -> None:
+    """`pipx run` from the wheel, as docs/install.md says."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", f"{folder}/venv")
+        bare = f"{folder}/venv/bin/python"
+        run(bare, "-m", "pip", "install", "--quiet", "pipx")
+        own = {**os.environ, "PIPX_HOME": f"{folder}/pipx", "PIPX_BIN_DIR": f"{folder}/bin"}
+        words = ["run", "--spec", wheel_in(ROOT / "dist"), "tvm-stretch", "doctor"]
+        said = run(bare, "-m", "pipx", *words, env=own, cwd=folder)
+    print(f"pipx run: the doctor says {len(said.splitlines())} lines")
+
+
 RUN = """
 import numpy as np, sys
 import tvm_stretch_run as run
@@ -138,6 +150,7 @@ def main() -> None:
     print("linked libraries: known")
     for version in PYTHONS:
         check_bare(version)
+    check_pipx()
     check_run_only(str(ROOT / "build/relu.so"))
     check_reproducible()
     print("the wheel: the same twice")

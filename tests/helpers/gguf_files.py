@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import gguf
 import numpy as np
 
 LAYERS, WIDTH, INNER, HEADS, GROUPS, HEAD, WORDS = 2, 256, 512, 8, 4, 32, 96
+LETTERS = ("<|begin|>", "<|end|>", *map(chr, range(33, 127)))
+"""A vocabulary of the printable letters of ASCII."""
 GEMMA = ("gemma", "gemma2", "gemma3")
 
 
@@ -18,12 +21,14 @@ def write_model(
     kind: str = "Q4_1",  # of products
     table: str = "Q8_0",  # of the table of tokens, and of the head
     head: bool = False,  # whether the head is a tensor of its own
+    tokens: Sequence[str] = (),  # by default numbers in brackets
     **fields: Any,  # numbers that replace others, such as ``block_count``
 ) -> Path:
     """A file whose norms are near one, and whose answers differ between tokens."""
     rng = np.random.default_rng(3)
     writer = gguf.GGUFWriter(str(path), family)
     _fields(writer, family, fields)
+    _vocabulary(writer, tokens)
 
     def add(name: str, *sizes: int, kind: str = "F32", spread: float = 0.0) -> None:
         noise = rng.standard_normal(sizes)
@@ -82,12 +87,16 @@ def _fields(writer: Any, family: str, given: dict[str, Any]) -> None:
     for name, number in (numbers | reals | given).items():
         add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
         add(f"{family}.{name}", number)
-    tokens = [f"<{number}>" for number in range(WORDS)]
+
+
+def _vocabulary(writer: Any, letters: Sequence[str]) -> None:
+    """Letters of their own, or numbers of which one merge makes sense."""
+    tokens = letters or [f"<{number}>" for number in range(WORDS)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, *[1] * (WORDS - 1)])
-    writer.add_token_merges(["< 1", "<1 >"])
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([3, 3 if letters else 1, *[1] * (WORDS - 2)])
+    writer.add_token_merges(["no pair"] if letters else ["< 1", "<1 >"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template("{{ messages }}")

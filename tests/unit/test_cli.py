@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,6 +238,30 @@ def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     pytest.importorskip("shtab")
     script = said(capsys, "completion", "bash")
     assert "_pos_0_choices=(compile run " in script and "compile__o_COMPGEN" in script
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("tvm-stretch co", "compile compare completion"),
+        ("tvm-stretch compile --ta", "--target"),
+        ("tvm-stretch compile ne", "network.onnx"),
+        ("tvm-stretch completion z", "zsh"),
+    ],
+)
+def test_bash_completes(
+    typed: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the Tab key calls, with the words so far."""
+    pytest.importorskip("shtab")
+    (tmp_path / "network.onnx").touch()
+    words = f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}"
+    code = (
+        f"{said(capsys, 'completion', 'bash')}\n{words}\n_shtab_tvm_stretch\necho ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == expected.split(), done.stderr
 
 
 def test_an_artifact_is_compiled_already(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cpu_targets import TARGET
+from helpers.page_code import Reader, blocks
 from helpers.relax_helpers import module, random_const
 from native.build_native import ENVIRONMENT, ROOT
 from onnx import TensorProto, helper, numpy_helper
@@ -120,6 +121,34 @@ def test_the_example_classifies_pictures(java: list[str], tmp_path: Path) -> Non
         [*java, "tvm.stretch.example.ClassifyFiles", files[0], png], text=True, timeout=300
     )
     assert re.search(rf": class {model(x).argmax()}$", said.strip()), said
+
+
+PROGRAM = """
+import java.nio.ByteBuffer; import java.nio.file.Path; import java.util.List;
+import tvm.stretch.Model;
+class Page {
+  static void show(ByteBuffer scores) { System.out.println("scores: " + scores.capacity()); }
+  public static void main(String[] words) throws Exception { %s }
+}
+"""
+
+
+def test_the_code_of_the_page(
+    java: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first block, and its commands for a desktop."""
+    monkeypatch.chdir(tmp_path)
+    model = network()
+    model.export("resnet18.so")
+    _write_png(Path("picture.png"), np.zeros((32, 32, 3), "uint8"))
+    own, _, commands, _ = blocks("java/README.md")
+    Path("Page.java").write_text(PROGRAM % own.code)
+    subprocess.run(["javac", "-cp", java[-1], "-d", "classes", "Page.java"], check=True)
+    words = [*java[:-1], f"classes:{java[-1]}", "Page"]
+    said = subprocess.check_output(words, text=True, timeout=300)
+    assert f"scores: {4 * model.outputs[0].shape[1]}" in said
+    Path("java").symlink_to(ROOT / "java")
+    Reader().runs(commands)
 
 
 def _write_png(path: Path, pixels: np.ndarray) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cpu_targets import TARGET
+from helpers.page_code import blocks
+from helpers.relax_helpers import module
 from native.build_native import ROOT
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.run.autoload import find_file
@@ -98,6 +101,16 @@ def run(package: Path, script: str, *arguments: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_code_of_the_page(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ts.compile(module(relax.op.nn.relu, (1, 4)), [TARGET], cpu_threads=1).export("resnet18.so")
+    (code,) = (b.code for b in blocks("docs/install.md") if b.language == "python")
+    checked = f"import numpy as np\nx = np.full((1, 4), -1, 'f')\n{code}\nassert (y == 0).all()"
+    run(package, checked)
 
 
 def test_models_run_without_tvm(package: Path, tmp_path: Path) -> None:
