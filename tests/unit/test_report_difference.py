@@ -133,7 +133,7 @@ def test_graph_for_netron(tmp_path: Path) -> None:
         ("cpu", "b + relu"),
         ("opencl", "c"),
     ]
-    assert [output.name for output in network.graph.output] == ["2"]
+    assert [output.name for output in network.graph.output] == ["network's output 0"]
     scaled_model().report(tmp_path / "net.onnx")
     read = onnx.load(tmp_path / "net.onnx")
     assert len(read.graph.node) == len(scaled_model().graph.nodes)

@@ -58,24 +58,24 @@ def model_explorer_times(data: Mapping[str, Any]) -> str:
 
 def netron_network(data: Mapping[str, Any]) -> ModelProto:
     """An ONNX network whose operators are kernels; Netron shows domain, type and attributes."""
-    nodes, read = [], set[int]()
+    nodes, read = [], {source for node in data["nodes"] for source in node["after"]}
+    ends = [index for index in range(len(data["nodes"])) if index not in read]
+    results = {index: f"network's output {place}" for place, index in enumerate(ends)}
     for index, node in enumerate(data["nodes"]):
         processor = data["processors"][data["regions"][node["region"]]["processor"]]
-        read.update(node["after"])
         nodes.append(
             helper.make_node(
                 node["kind"],
                 [str(source) for source in node["after"]] or ["network's input"],
-                [str(index)],
+                [results.get(index, str(index))],
                 name=node["name"],
                 domain=processor,
                 **_attributes(node, processor),
             )
         )
-    ends = [str(index) for index in range(len(nodes)) if index not in read]
     inputs, outputs = (
         [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names]
-        for names in (["network's input"], ends)
+        for names in (["network's input"], results.values())
     )
     graph = helper.make_graph(nodes, data["title"], inputs, outputs)
     domains = [helper.make_opsetid(name, 1) for name in dict.fromkeys(["", *data["processors"]])]
