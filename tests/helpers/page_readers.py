@@ -44,7 +44,7 @@ def _image(size: int = 32) -> np.ndarray:
 
 def a_network(reader: Reader) -> None:
     """Small networks under the names of the pages, and images."""
-    for name in ("net", "resnet50", "resnet18", "detector", "classifier"):
+    for name in ("net", "resnet50", "resnet18", "squeezenet", "detector", "classifier"):
         net = Net()
         x = net.input("x" if name == "net" else "input", (1, 3, 32, 32))
         for _ in range(2):
