@@ -17,6 +17,7 @@ TemplateLayers          layers that kernel templates know
 NameOperators           every operator has a unique name
 CanonicaliseTrainable   as Canonicalise, but batch normalisations stay
 EmptyTensors            operators on tensors without elements are computed
+KeepConditions          conditions are results, and list the operators that they decide
 GuardOperators          indices and divisors are kept in range, and values to check are listed
 SettleGuards            guarded values that became constant are checked and dropped
 CarryStates             inputs hold what outputs had after the last run
@@ -75,6 +76,7 @@ PASSES = {
     "FoldConstants": "fold_constants",
     "FormIntegers": "form_integers",
     "FramesAsImages": "frames_as_images",
+    "KeepConditions": "keep_conditions",
     "GuardOperators": "guard_operators",
     "IntegersInHalf": "integers_in_half",
     "JoinDepthwise": "join_depthwise",

@@ -31,7 +31,7 @@ from tvm_stretch.network.expressions import bindings_of, constant, constant_valu
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.provenance import is_made_up, same_source, source_of
 from tvm_stretch.network.rewriting import Bindings
-from tvm_stretch.network.states import GUARDS, Guard, read_guards
+from tvm_stretch.network.states import GUARDS, LIMITS, Guard, read_guards
 
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
 _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
@@ -88,7 +88,7 @@ def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     left = [g if g.input else replace(g, result=kept.index(g.result)) for g in left]
     fields = [results[place] for place in kept]
     updated = mod.clone()
-    updated["main"] = _returning(main, main.body.blocks, fields, count, left)
+    updated["main"] = returning(main, main.body.blocks, fields, count, left)
     return relax.transform.DeadCodeElimination()(updated)
 
 
@@ -106,9 +106,11 @@ class _Rewriter(Bindings):
     def __init__(self, main: relax.Function) -> None:
         super().__init__()
         self.main = main
-        self.changed = False
-        self.guards: dict[tuple[Any, ...], Guard] = {}
         self.results = results_of(main)
+        count, listed = read_guards(main, LIMITS)
+        self.count = len(self.results) if count is None else count
+        self.guards: dict[tuple[Any, ...], Guard] = {(guard,): guard for guard in listed}
+        self.changed = count is not None
         self.kept: list[relax.Var] = []
         self._values: dict[relax.Var, relax.Expr] = {}
         self._name = self._hint = ""
@@ -119,7 +121,7 @@ class _Rewriter(Bindings):
         """``main`` with guards."""
         fields = [*map(self._output, self.results), *self.kept]
         blocks = [relax.DataflowBlock(self.bindings)]
-        return _returning(self.main, blocks, fields, len(self.results), [*self.guards.values()])
+        return returning(self.main, blocks, fields, self.count, [*self.guards.values()])
 
     def _output(self, result: relax.Expr) -> relax.Var:
         """A variable that can be read outside of the dataflow block."""
@@ -253,7 +255,7 @@ def _check(value: np.ndarray, low: Sequence[int], high: Sequence[int], what: str
     )
 
 
-def _returning(
+def returning(
     main: relax.Function,
     blocks: Sequence[relax.BindingBlock],
     fields: Sequence[relax.Expr],
@@ -265,8 +267,9 @@ def _returning(
     result = fields[0] if one else relax.Tuple(fields)
     ret = fields[0].ty if one else relax.TupleType([field.ty for field in fields])
     body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, result))
-    attrs = {key: value for key, value in dict(main.attrs or {}).items() if key != GUARDS}
-    if guards:
+    attrs = {key: value for key, value in dict(main.attrs or {}).items()}
+    attrs = {key: value for key, value in attrs.items() if key not in (GUARDS, LIMITS)}
+    if guards or count < len(fields):
         attrs[GUARDS] = to_text((count, list(guards)))
     function = relax.Function(main.params, body, ret, main.is_pure)
     return function.with_attrs(attrs) if attrs else function

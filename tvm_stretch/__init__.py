@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tvm_stretch.api import problems, results, tune
     from tvm_stretch.api.compiler import compile, plan_for, plan_front, to_onnx
     from tvm_stretch.api.differences import compare
+    from tvm_stretch.api.joining import join
     from tvm_stretch.lab import stretching, training
     from tvm_stretch.lab.compress import compress
     from tvm_stretch.lab.compress_within import compress_within
@@ -81,6 +82,7 @@ __all__ = [
     "compress",
     "compress_within",
     "connect",
+    "join",
     "load",
     "plan_for",
     "plan_front",
@@ -120,6 +122,7 @@ _LAZY = {
     "Model": "tvm_stretch.run.model",
     "Objective": "tvm_stretch.plan.search.objective",
     "Plan": "tvm_stretch.plan.plan",
+    "join": "tvm_stretch.api.joining",
     "load": "tvm_stretch.run.model",
     "plan_for": "tvm_stretch.api.compiler",
     "plan_front": "tvm_stretch.api.compiler",

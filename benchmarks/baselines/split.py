@@ -14,11 +14,11 @@ chain's end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 
 from tvm_stretch.plan.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.plan.scheduling.result import Result, result_of
@@ -27,6 +27,7 @@ from tvm_stretch.plan.scheduling.simulate import Simulation
 # Shares are multiples of 1/16, because channels come in blocks.
 _GRAIN = 16
 _LONGEST_CHAIN = 8
+_MOST_CHOICES = 1 << 12  # of processors for branches
 
 Layer = tuple[int, ...]
 """The operators of a layer: its anchor, then the pointwise operators that follow."""
@@ -53,11 +54,81 @@ class SplitChain:
 def schedule_mulayer(problem: Problem) -> Result:
     """µLayer (Kim et al. 2019): every layer on all processors, in shares that finish together.
 
-    A layer that no split makes faster stays whole. The estimate ignores synchronisation, so small
-    layers become slow.
+    A layer that no split makes faster stays whole, and so do layers of branches that are faster
+    each on one processor (branch distribution). The estimate ignores synchronisation, so small
+    layers become slow. Its types (8 bits on the CPU, half floats on the GPU) are in the costs.
     """
     began = time.perf_counter_ns()
-    return _carried_out("µLayer", split(problem, mulayer_chains(problem)), began)
+    chains = mulayer_chains(problem)
+    pinned = distributed_branches(problem, chains)
+    left = [chain for chain in chains if not pinned.keys() & set(chain.operators)]
+    names = {problem.operators[op].name: p for op, p in pinned.items()}
+    return _carried_out("µLayer", split(problem, left), began, names)
+
+
+def distributed_branches(problem: Problem, chains: Sequence[SplitChain]) -> dict[int, int]:
+    """The processor of each operator in branches that are faster side by side than in shares."""
+    shared = {op: chain for chain in chains for op in chain.operators}
+    pinned: dict[int, int] = {}
+    for branches in _parallel_branches(problem):
+        operators = [op for branch in branches for op in branch]
+        seen = {id(shared[op]): shared[op] for op in operators if op in shared}
+        apart = sum(max(_chain_cost(problem, c, p) for p in c.shares) for c in seen.values())
+        apart += sum(problem.cost(op, problem.fastest(op)) for op in operators if op not in shared)
+        able = [p for p in range(len(problem.processors)) if _runs(problem, operators, p)]
+        if len(able) ** len(branches) > _MOST_CHOICES:
+            continue
+        least, chosen = min(
+            (_busiest(problem, branches, places), places)
+            for places in product(able, repeat=len(branches))
+        )
+        if least < apart:
+            pairs = zip(branches, chosen, strict=True)
+            pinned |= {op: place for branch, place in pairs for op in branch}
+    return pinned
+
+
+def _runs(problem: Problem, operators: Sequence[int], processor: int) -> bool:
+    return all(processor in problem.supported[op] for op in operators)
+
+
+def _busiest(problem: Problem, branches: Sequence[Layer], places: Sequence[int]) -> int:
+    """Nanoseconds of the processor that has the most to do."""
+    busy = [0] * len(problem.processors)
+    for branch, place in zip(branches, places, strict=True):
+        busy[place] += sum(problem.cost(op, place) for op in branch)
+    return max(busy)
+
+
+def _parallel_branches(problem: Problem) -> Iterator[list[Layer]]:
+    """Between two operators that all paths pass, the sets of operators without a path between."""
+    waiting = [len(after) for after in problem.successors]
+    alive: set[int] = set()
+    inside: list[int] = []
+    for operator in problem.sequence:
+        for before in problem.predecessors[operator]:
+            waiting[before] -= 1
+            if not waiting[before]:
+                alive.discard(before)
+        alive.add(operator)
+        if alive == {operator}:
+            branches = _components(problem, inside)
+            if len(branches) > 1:
+                yield branches
+            inside = []
+        else:
+            inside.append(operator)
+
+
+def _components(problem: Problem, operators: Sequence[int]) -> list[Layer]:
+    """The operators in sets that no tensor connects."""
+    found: list[list[int]] = []
+    for operator in operators:
+        reads = set(problem.predecessors[operator])
+        joined = [one for one in found if reads & set(one)]
+        found = [one for one in found if one not in joined]
+        found.append([*(op for one in joined for op in one), operator])
+    return [tuple(one) for one in found]
 
 
 def mulayer_chains(problem: Problem) -> list[SplitChain]:
@@ -110,21 +181,28 @@ def layers_of(problem: Problem) -> list[Layer]:
     return [tuple(layer) for layer in found]
 
 
-def _carried_out(name: str, problem: Problem, began: int) -> Result:
+def _carried_out(
+    name: str, problem: Problem, began: int, pinned: Mapping[str, int] | None = None
+) -> Result:
     """Schedule parts on their processors, the rest on one processor or each where it is cheapest.
+
+    Operators that are ``pinned`` by name run there.
 
     Choosing the cheapest processor operator by operator would leave all on the processor that holds
     the network's inputs, so single processors are tried too.
     """
-    best = _with_rest_on(problem, None, None)
+    fixed = pinned or {}
+    best = _with_rest_on(problem, None, None, fixed)
     assert best is not None
     for home in range(len(problem.processors)):
         latest = max(best.finish.values(), default=0)
-        best = _with_rest_on(problem, home, latest) or best
+        best = _with_rest_on(problem, home, latest, fixed) or best
     return result_of(name, best, began)
 
 
-def _with_rest_on(problem: Problem, home: int | None, limit: int | None) -> Simulation | None:
+def _with_rest_on(
+    problem: Problem, home: int | None, limit: int | None, pinned: Mapping[str, int]
+) -> Simulation | None:
     """Run unsplit operators on ``home``, or where they are cheapest; None if over the limit."""
     simulation = Simulation(problem)
 
@@ -133,7 +211,8 @@ def _with_rest_on(problem: Problem, home: int | None, limit: int | None) -> Simu
 
     for operator in problem.sequence:
         supported = problem.supported[operator]
-        chosen = home if home in supported else min(supported, key=takes(operator))
+        wanted = pinned.get(problem.operators[operator].name, home)
+        chosen = wanted if wanted in supported else min(supported, key=takes(operator))
         finish = simulation.append(operator, chosen)
         if limit is not None and finish >= limit:
             return None

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tvm import rpc
 import tvm_stretch as ts
 from tvm_stretch.make.lowering.executor_graph import FORMAT, Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.plan.search.objective import Cost, Objective
 from tvm_stretch.run.measures_of_model import MetersOfModel
 from tvm_stretch.targets.cpu.code import object_code
 
@@ -364,3 +365,34 @@ def test_a_slow_device_is_known_by_its_pace() -> None:
     assert set(used) == {"quick"} and model.in_use == "calm"
     assert model.paces["d0"] > 3
     assert model.predicted["other"] > 2 * model.predicted["calm"]
+
+
+def test_the_plan_of_the_least_energy_is_taken() -> None:
+    """The quick one takes a quarter of the time and a hundred times the power."""
+    model = on_two({"regions": {"r0": {"latency_us": USUAL_US}}})
+    names, seconds = list(model.plans), [USUAL_US / 1e6, 4 * USUAL_US / 1e6]
+    for within_ms, wanted in ((0, "calm"), (2, "quick")):  # no plan takes 2 ms
+        assert model.parts is not None
+        within = within_ms * 1_000_000
+        parts = model.parts.named(names, seconds, watts=[100.0, 1.0], within_ns=within)
+        thrifty = ts.Model.from_parts(parts)
+        thrifty.adapt(CALM)
+        assert [plan.milliwatts for plan in thrifty.graph.plans] == [100_000, 1_000]
+        for _ in range(3):
+            check(thrifty)
+        assert thrifty.in_use == wanted
+
+
+def test_plans_are_found_with_their_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One watt, whatever runs; by latency nothing is metered."""
+
+    def measure(_: Objective, _models: object, seconds: Sequence[float]) -> list[Cost]:
+        return [Cost(round(1e9 * taken), 1e3 * taken) for taken in seconds]
+
+    monkeypatch.setattr(Objective, "measure", measure)
+    targets = [TARGET, fake_processor()]
+    wanted = Objective("energy", latency_ms=500)
+    model = ts.compile(network(), targets, plans=True, cpu_threads=1, objective=wanted)
+    assert len(model.graph.plans) > 1 and model.graph.within_ns == 500_000_000
+    assert {plan.milliwatts for plan in model.graph.plans} == {1000}
+    assert not any(plan.milliwatts for plan in several().graph.plans)

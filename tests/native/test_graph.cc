@@ -97,6 +97,30 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"\"receives\":[0]", "\"receives\":[3]", "regions[0].receives"},
         Case{"\"sends\":[1]", "\"sends\":[0]", "regions[0].sends"}));
 
+// A node may depend on a byte that is a port.
+TEST(Graph, Conditions) {
+  const char* name = "\"name\":\"a\"";
+  const auto with = [name](const std::string& when) {
+    return Changed(name, name + std::string(",\"when\":") + when);
+  };
+  const std::string flag =
+      R"({"shape":[],"dtype":"bool","kind":"KIND","buffer":0,"offset":0,"bytes":1},)";
+  const auto graph = [&](const std::string& kind, const std::string& when) {
+    std::string text = with(when), own = flag;
+    own.replace(own.find("KIND"), 4, kind);
+    const size_t at = text.find(R"({"shape":[4,4],"dtype":"float32","kind":"arena")");
+    const size_t end = text.find("}", at);
+    return text.insert(end + 1, "," + own.substr(0, own.size() - 1));
+  };
+  EXPECT_EQ(GraphSpec::FromJSON(graph("input", "[7,1]")).nodes[0].when,
+            (std::vector<int64_t>{7, 1}));
+  EXPECT_EQ(ErrorOf(graph("output", "[7,0]")), "");
+  EXPECT_NE(ErrorOf(graph("arena", "[7,1]")).find("a port"), std::string::npos);
+  for (const char* wrong : {"[7]", "[7,2]", "[8,1]", "[0,1]", "[7,1,0]"}) {
+    EXPECT_NE(ErrorOf(graph("input", wrong)).find("a tensor of one byte"), std::string::npos);
+  }
+}
+
 TEST(Graph, KernelsNeedAlignedTensors) {
   std::string json = Changed("\"arena_bytes\":128", "\"arena_bytes\":256");
   size_t at = json.find("\"offset\":64,\"bytes\":64},\n {\"shape\":[4,4]");

@@ -16,8 +16,9 @@ constexpr size_t kAll = 0, kCpu = 1, kGpu = 2;  // plans: on both processors, on
 // Runs of three plans, on processors that others keep busy.
 class Runs {
  public:
-  explicit Runs(std::vector<int64_t> usual = {10 * kMs, 18 * kMs, 17 * kMs})
-      : usual_(usual), chooser(std::move(usual)) {}
+  explicit Runs(std::vector<int64_t> usual = {10 * kMs, 18 * kMs, 17 * kMs},
+                Energies energies = {})
+      : usual_(usual), chooser(usual, Paces(0, {{}, {}, {}}), std::move(energies)) {}
 
   // Latencies while a processor is so many times slower.
   void SlowDown(double cpu, double gpu) { slow_ = {std::max(cpu, gpu), cpu, gpu}; }
@@ -61,6 +62,26 @@ TEST(PlanChooser, ChangesWithinFiveRunsAndBackWithinTwenty) {
       for (int i = 0; i < 50; ++i) EXPECT_EQ(runs.Run(), kAll);
     }
   }
+}
+
+// 50, 18 and 34 mJ: the thriftiest plan, and the next one while its processor is four times slower.
+TEST(PlanChooser, TakesThePlanOfTheLeastEnergy) {
+  Runs runs({10 * kMs, 18 * kMs, 17 * kMs}, {{5, 1, 2}});
+  runs.Run();
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(runs.Run(), kCpu);
+  runs.SlowDown(4, 1);
+  EXPECT_LE(runs.Until(kGpu), 5);
+  runs.SlowDown(1, 1);
+  EXPECT_LE(runs.Until(kCpu), 20);
+}
+
+// Where a run may take 17.5 ms; if none is as fast, the fastest.
+TEST(PlanChooser, TakesThePlanOfTheLeastEnergyThatIsFastEnough) {
+  Runs runs({10 * kMs, 18 * kMs, 17 * kMs}, {{5, 1, 2}, 17.5 * kMs});
+  runs.Run();
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(runs.Run(), kGpu);
+  runs.SlowDown(1, 1.6);
+  EXPECT_LE(runs.Until(kAll), 5);
 }
 
 TEST(PlanChooser, AGoodRunNowAndThenDoesNotHideADisturbance) {

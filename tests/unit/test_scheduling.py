@@ -259,6 +259,22 @@ def test_mulayer_splits_each_operator_and_pays_for_every_exchange():
     assert {part.share for part in result.problem.operators} == {Fraction(1, 2)}
 
 
+def test_mulayer_puts_whole_branches_side_by_side_where_that_is_faster():
+    """In shares each layer launches twice, and both branches exchange: 2 * (20 + 40) > 100."""
+    wide = fan([(0, 0), (100, 100), (100, 100), (0, 0)])
+    operators = tuple(replace(op, splittable=bool(op.costs[0])) for op in wide.operators)
+    given = replace(wide, operators=operators, launch=(20, 20))
+    result = schedule_mulayer(given)
+    check_schedule(given, result)
+    assert result.makespan == 100 and sorted(result.placement[1:3]) == [0, 1]
+    quick = replace(given, launch=(2, 2))  # 2 * (2 + 49) > 100 still, by one launch each
+    assert schedule_mulayer(quick).makespan == 100
+    unlike = [(0, 0), (100, 20), (20, 100), (0, 0)]
+    pairs = zip(operators, unlike, strict=True)
+    fast = replace(wide, operators=tuple(replace(op, costs=costs) for op, costs in pairs))
+    assert schedule_mulayer(fast).makespan == 20
+
+
 def windows(given, halo, *, pointwise=()):
     """The same chain of operators that read so many rows beyond a band; some point by point."""
     operators = [

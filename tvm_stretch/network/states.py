@@ -32,13 +32,35 @@ class Guard:
     what: str  # describes the tensor in messages
 
 
-def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
+def read_guards(main: relax.Function, key: str = GUARDS) -> tuple[int | None, list[Guard]]:
     """How many results the caller gets (None: all), and the guards."""
-    text = (main.attrs or {}).get(GUARDS)
+    text = (main.attrs or {}).get(key)
     if text is None:
         return None, []
     results, guards = from_text(tuple[int, tuple[Guard, ...]], str(text))
     return results, list(guards)
+
+
+LIMITS = "limits"
+"""As `GUARDS`, for results that a frontend wants checked."""
+
+CONDITIONS = "conditions"
+"""The attribute of ``main``: text of the `Condition` of each operator that has one."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One bool without which nothing reads what an operator computes."""
+
+    input: str  # the name of the input that it is, otherwise empty
+    result: int  # otherwise its position among the results of ``main``
+    wanted: bool  # whether it has to be true, or false
+
+
+def read_conditions(main: relax.Function) -> dict[str, Condition]:
+    """The conditions of operators, by name."""
+    text = (main.attrs or {}).get(CONDITIONS)
+    return {} if text is None else from_text(dict[str, Condition], str(text))
 
 
 STATES = "states"

@@ -21,6 +21,7 @@ from tvm_stretch.passes.carry_states import Rooms, States, carry_states
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.empty_tensors import EmptyTensors
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
+from tvm_stretch.passes.keep_conditions import KeepConditions
 from tvm_stretch.passes.name_operators import keep_names
 from tvm_stretch.read.lengths import Shape, sized
 from tvm_stretch.read.network_limits import check_sizes
@@ -41,6 +42,7 @@ Shapes = Mapping[str, Shape] | None
 
 # mypy does not see that TVM's decorator makes a pass of the class
 _empty = tvm.transform.Sequential([EmptyTensors()], name="empty_tensors")
+_keep_conditions = tvm.transform.Sequential([KeepConditions()], name="keep_conditions")
 _canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
 _trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonicalise_trainable")
 
@@ -78,7 +80,8 @@ def load_network(
             mod = carry_states(mod, states or {}, rooms, sizes)
         guarded = guard_operators(mod)  # first: folding constants runs operators right here
         step()
-        return settle_guards(_canonicalise(guarded))
+        settled = settle_guards(_canonicalise(guarded))
+        return settled if sizes else _keep_conditions(settled)  # all sizes have the same results
 
 
 def require_file(source: object) -> None:

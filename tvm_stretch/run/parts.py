@@ -109,6 +109,8 @@ class Parts:
         names: Sequence[str],
         expected: Sequence[float],
         work: Sequence[tuple[int, ...]] | None = None,
+        watts: Sequence[float] = (),
+        within_ns: int = 0,
     ) -> Parts:
         """The parts, whose plans have names.
 
@@ -116,16 +118,27 @@ class Parts:
             names: of the plans.
             expected: seconds that a run of each should take.
             work: nanoseconds that each region of each plan should take, if they are known.
+            watts: of a run of each, if plans are chosen by energy.
+            within_ns: how long a run may take then; 0: any time.
         """
         only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
+        count = len(names)
         rows = zip(
-            self.graph.plans or only, names, expected, work or [()] * len(names), strict=True
+            *(self.graph.plans or only, names, expected),
+            *(work or [()] * count, watts or [0.0] * count),
+            strict=True,
         )
         plans = tuple(
-            replace(plan, name=name, expected_ns=round(seconds * 1e9), work_ns=regions)
-            for plan, name, seconds, regions in rows
+            replace(
+                plan,
+                name=name,
+                expected_ns=round(seconds * 1e9),
+                work_ns=regions,
+                milliwatts=round(1e3 * power),
+            )
+            for plan, name, seconds, regions, power in rows
         )
-        return replace(self, graph=replace(self.graph, plans=plans))
+        return replace(self, graph=replace(self.graph, plans=plans, within_ns=within_ns))
 
     def spanning(self, spans: Sequence[Span]) -> Parts:
         """The parts of a model that pads inputs to the next of its lengths."""

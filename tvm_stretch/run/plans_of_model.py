@@ -44,7 +44,8 @@ def find_execution(
     for region in graph.regions:
         processor = graph.processors[region.processor].name
         for node in region.nodes:
-            where = processor if ran is None or node in ran else NOWHERE
+            may_skip = bool(graph.nodes[node].when)
+            where = processor if ran is None or node in ran or may_skip else NOWHERE
             for operator in graph.nodes[node].provenance.served:
                 reads.setdefault(operator, set()).add(where)
     strays = tuple(

@@ -52,7 +52,7 @@ def link_regions(
     trace = _Trace(regions)
     for index, region in enumerate(regions):
         for step in region.steps:
-            for view in step.inputs:
+            for view in step.inputs + (step.when[:1] if step.when else ()):
                 trace.read(index, view)
             for view in step.outputs:
                 trace.write(index, view)

@@ -71,6 +71,9 @@ class Node:
     # input that it reads in windows; for rows and columns the step of windows, the padding and the
     # size of a window; rows and columns that are computed together
     reach: tuple[int, ...] = ()
+    # a tensor of one byte, and 1 or 0: unless it is true, or false, nothing reads the outputs, and
+    # the CPU skips the node
+    when: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,8 @@ class PlanSpec:
     plan: dict[str, Any] = field(default_factory=dict)  # the plan from which the regions were made
     # nanoseconds of each region's kernels and transfers in such a run; empty if unknown
     work_ns: tuple[int, ...] = ()
+    # the power of such a run, if plans are chosen by energy and all are known; otherwise 0
+    milliwatts: int = 0
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,7 @@ class Graph:
     spans: tuple[Span, ...] = ()
     network: str = ""  # what the network is called, for people
     streams: bool = False
+    within_ns: int = 0  # how long a run may take if plans are chosen by energy; 0: any time
 
     def first_region(self, number: int) -> int:
         """Index of a plan's first region."""
@@ -275,8 +281,9 @@ class Graph:
         for kind in ("prepare", "nodes"):
             for node, written in zip(getattr(self, kind), data[kind], strict=True):
                 written["provenance"] = to_data(node.provenance)
-                if not node.reach:
-                    del written["reach"]
+                for name in ("reach", "when"):
+                    if not getattr(node, name):
+                        del written[name]
         return json.dumps({**FORMAT.head, **data}, separators=(",", ":"))
 
     @staticmethod

@@ -24,6 +24,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_stretch.base.errors import UnsupportedError
+from tvm_stretch.make.lowering.conditions import skip_unread
 from tvm_stretch.make.lowering.dependences import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.make.lowering.executor_graph import (
     CPU,
@@ -47,7 +48,7 @@ from tvm_stretch.make.lowering.states import Written, slide_states, write_states
 from tvm_stretch.make.lowering.walk import Walk
 from tvm_stretch.make.lowering.weights import WeightsBlob
 from tvm_stretch.network.expressions import ALIGNMENT, tensor_bytes
-from tvm_stretch.network.states import CARRIED, Kept, read_guards, read_states
+from tvm_stretch.network.states import CARRIED, Kept, read_conditions, read_guards, read_states
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,10 @@ class _Draft:
 def _visit(walk: Walk) -> list[View]:
     """Walk over one module; returns its results."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
+    if known := read_conditions(walk.mod["main"]):
+        names = [param.name for param in walk.mod["main"].params]
+        inputs = dict(zip(names, walk.inputs, strict=False))
+        skip_unread(walk.regions, inputs, outputs, known)
     walk.done.extend(walk.regions)
     return outputs
 

@@ -139,6 +139,8 @@ class DraftNode:
     provenance: Provenance
     inputs: tuple[View, ...]
     outputs: tuple[View, ...]
+    # the result that has to be true, or false, for anything to read the outputs
+    when: tuple[View, bool] | None = None
 
 
 def new_view(kind: TensorKind, shape: tuple[int, ...], dtype: str, index: int = 0) -> View:
@@ -198,7 +200,8 @@ class TensorTable:
     def add_step(self, step: DraftNode) -> Node:
         """The node of a step."""
         inputs, outputs = (tuple(map(self.add, views)) for views in (step.inputs, step.outputs))
-        return Node(step.kernel, step.name, inputs, outputs, step.provenance)
+        when = () if step.when is None else (self.add(step.when[0]), int(step.when[1]))
+        return Node(step.kernel, step.name, inputs, outputs, step.provenance, when=when)
 
     def add_window(self, view: View) -> int:
         """Number of any tensor on the same bytes, whatever its shape and type."""

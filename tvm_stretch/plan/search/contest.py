@@ -15,6 +15,7 @@ from statistics import median
 
 from tvm_stretch.base.errors import StretchError
 from tvm_stretch.base.progress import step
+from tvm_stretch.plan.search.objective import Objective
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.timeline import Timeline
 
@@ -145,18 +146,22 @@ class Usual:
 
     seconds: float = 0.0  # 0 if unknown
     work_ns: tuple[int, ...] = ()  # of each region, without waits
+    watts: float = 0.0  # 0 if unknown
 
 
-def usual_runs(model: Model, arena: Callable[[Model], Model]) -> list[Usual]:
-    """What each plan of a model takes at present, and its regions.
+def usual_runs(model: Model, arena: Callable[[Model], Model], objective: Objective) -> list[Usual]:
+    """What each plan of a model takes at present, and its regions; watts if energy counts.
 
     Raises:
         MeasureError: a plan failed while it was measured.
+        MeterError: energy counts, and no meter is usable.
     """
     pinned = list(_pinned(arena(model)))
+    seconds = [outcome.seconds for outcome in compare(pinned)]
+    costs = objective.measure(pinned, seconds)
     return [
-        Usual(outcome.seconds, _work_of(trace(one, _TRACED)))
-        for one, outcome in zip(pinned, compare(pinned), strict=True)
+        Usual(taken, _work_of(trace(one, _TRACED)), (cost.millijoules or 0.0) / 1e3 / taken)
+        for one, taken, cost in zip(pinned, seconds, costs, strict=True)
     ]
 
 

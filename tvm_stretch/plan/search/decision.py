@@ -30,6 +30,7 @@ from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.contest import Usual, usual_runs
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.limits import Limits
+from tvm_stretch.plan.search.objective import LATENCY, Objective
 from tvm_stretch.plan.search.realise import Candidate, by_objective
 from tvm_stretch.plan.search.site import Site
 from tvm_stretch.run.model import Model
@@ -51,6 +52,7 @@ class Decision:
     trial: Model | None = None  # the plan's model that was measured, if one was
     # all plans of a model that can switch between several, by name, this one first
     plans: Mapping[str, Plan] = field(default_factory=dict)
+    objective: Objective = LATENCY  # by which the model changes between them
 
     @property
     def plan(self) -> Plan | None:
@@ -82,14 +84,26 @@ class Decision:
         jobs = [job.by(plan) for plan in plans.values()] or [job]
         parts = build_parts(*jobs, streams=streams)
         if plans:
-            usual = [Usual()] * len(plans)
+            usual = [_predicted(plan) for plan in plans.values()]
             if len(plans) > 1 and self.site.take is not None:
                 say(f"measuring {len(plans)} plans in turns")
-                usual = usual_runs(Model.from_parts(parts), self.site.take)
+                usual = usual_runs(Model.from_parts(parts), self.site.take, self.objective)
+            watts = [one.watts for one in usual]
+            by_energy = self.objective.minimise == "energy" and all(watts)
             parts = parts.named(
-                list(plans), [one.seconds for one in usual], [one.work_ns for one in usual]
+                list(plans),
+                [one.seconds for one in usual],
+                [one.work_ns for one in usual],
+                watts if by_energy else (),
+                round(1e6 * (self.objective.latency_ms or 0)) if by_energy else 0,
             )
         return Model.from_parts(parts.explained(self.reason, self.considered, network=network))
+
+
+def _predicted(plan: Plan) -> Usual:
+    """The power of a plan that nothing measures, as predicted."""
+    ns, energy = plan.predicted_ns or 0, plan.predicted_mj or 0.0
+    return Usual(watts=1e6 * energy / ns if ns else 0.0)
 
 
 def decided(
@@ -134,6 +148,7 @@ def read_plans(plans: object) -> dict[str, Plan] | None:
 
 def with_plans(decision: Decision, named: Mapping[str, Plan] | None, limits: Limits) -> Decision:
     """The decision with several plans: those of the caller, or one without each processor."""
+    decision = replace(decision, objective=limits.objective)
     if named is not None:
         return replace(decision, plans=named)
     plans, notes = without_each(decision, limits)

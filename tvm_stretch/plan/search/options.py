@@ -8,6 +8,7 @@ rows, channels    `splitting.py`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -260,11 +261,12 @@ class Options:
         return work
 
     def _forks(self, piece: Piece) -> bool:
-        readers: dict[str, int] = {}
-        for group in piece.groups:
-            for name in self.network.reads(group):
-                readers[name] = readers.get(name, 0) + 1
-        return any(count > 1 for count in readers.values())
+        """Whether kernels may run at the same time: one forks, or several read no other one."""
+        reads = [self.network.reads(group) for group in piece.groups]
+        readers = Counter(name for names in reads for name in names)
+        made = {group.name for group in piece.groups}
+        first = sum(made.isdisjoint(names) for names in reads)
+        return first > 1 or any(count > 1 for count in readers.values())
 
     def _problem(self, piece: Piece) -> Problem:
         """The piece as a scheduling problem; operator 0 has the entries, on the first processor."""

@@ -23,9 +23,11 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.properties.integer_summary import with_floats
 from tvm_stretch.network.properties.quantised_values import EIGHT_BITS
 from tvm_stretch.network.provenance import from_source, same_source
+from tvm_stretch.network.states import LIMITS, Guard
 from tvm_stretch.passes.name_operators import name_inner
 from tvm_stretch.read.network_limits import MOST_OPERATORS, Constants
 from tvm_stretch.read.onnx import operators as onnx_ops  # noqa: F401  registers the converters
@@ -37,7 +39,8 @@ from tvm_stretch.read.onnx.check import (
     dtype_name,
     evaluate,
 )
-from tvm_stretch.read.onnx.functions import OPERATORS, Scope, function_body, translate_control_flow
+from tvm_stretch.read.onnx.control_flow import OPERATORS, Scope, translate_control_flow
+from tvm_stretch.read.onnx.functions import function_body
 from tvm_stretch.read.onnx.node import (
     CONVERTERS,
     Node,
@@ -152,6 +155,7 @@ class _Importer:
     floats: Floats = field(default_factory=Floats)
     sizes: TrueSizes = field(default_factory=TrueSizes)
     names: list[str] = field(default_factory=list)  # of outputs
+    zeros: list[tuple[relax.Expr, str]] = field(default_factory=list)  # of all nodes
 
     def __post_init__(self) -> None:
         self.constants = Constants(sum(w.size for w in self.network.weights.values()))
@@ -170,6 +174,11 @@ class _Importer:
             self.bb.emit_func_output(result)
         mod = with_floats(name_inner(self.bb.get()), self.floats.by_reason)
         mod["main"] = mod["main"].with_attr("output_names", self.names)
+        if self.zeros:
+            count = len(self.names)
+            named = enumerate((what for _, what in self.zeros), count)
+            limits = [Guard("", place, (0,), (0,), what) for place, what in named]
+            mod["main"] = mod["main"].with_attr(LIMITS, to_text((count, limits)))
         return mod
 
     def body(self, scope: Scope) -> relax.Expr:
@@ -179,7 +188,8 @@ class _Importer:
             self.check_declared(scope)
             names, sizes = self.sizes.outputs(self.network.outputs, values)
             self.names = [*self.network.outputs, *names]
-            outputs = [as_expr(value) for value in (*values, *sizes)]
+            zeros = [value for value, _ in self.zeros]
+            outputs = [as_expr(value) for value in (*values, *sizes, *zeros)]
             result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             return self.bb.emit_output(result, name_hint=same_source(result))
 
@@ -254,7 +264,9 @@ class _Importer:
     def control_flow(self, node: Node, scope: Scope) -> list[Value]:
         """Translate the graphs that ``node`` holds, whose inputs and outputs may be any number."""
         try:
-            return translate_control_flow(node, scope, self.graph)
+            results = translate_control_flow(node, scope, self.graph)
+            self.zeros += node.zeros
+            return results
         except StretchError:
             raise
         except Exception as error:

@@ -61,6 +61,8 @@ class Node:
     bb: relax.BlockBuilder
     # By result: the axis whose size the data decide, and that size, a vector of one int64
     sizes: dict[int, tuple[int, relax.Expr]] = field(default_factory=dict)
+    # Integers that must be zero in each run, and what they count
+    zeros: list[tuple[relax.Expr, str]] = field(default_factory=list)
 
     def __getitem__(self, index: int) -> relax.Expr:
         """Input ``index`` as an expression."""

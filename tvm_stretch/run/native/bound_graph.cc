@@ -139,8 +139,11 @@ BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int
     : nodes_(nodes) {
   for (int64_t id : ids) {
     const NodeSpec& node = nodes[id];
+    const bool always = node.when.empty();
     calls_.push_back(Call{&kernels.at(node.kernel), arguments_.size(),
-                          node.inputs.size() + node.outputs.size(), id});
+                          node.inputs.size() + node.outputs.size(), id,
+                          always ? nullptr : tensors->at(node.when[0]),
+                          !always && node.when[1] == 1});
     for (const std::vector<int64_t>* operands : {&node.inputs, &node.outputs}) {
       for (int64_t operand : *operands) arguments_.emplace_back(tensors->at(operand));
     }
@@ -150,6 +153,9 @@ BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int
 void BoundNodes::Run(const std::atomic<bool>& stop, std::vector<Span>* spans) const {
   for (const Call& call : calls_) {
     if (stop.load(std::memory_order_relaxed)) throw CancelledError();
+    if (call.when != nullptr && (*static_cast<const char*>(call.when->data) != 0) != call.wanted) {
+      continue;
+    }
     const int64_t start = spans == nullptr ? 0 : Now();
     CallKernel(*call.function, &arguments_[call.first_argument], call.num_arguments);
     if (spans == nullptr) continue;

@@ -107,6 +107,8 @@ class TVM_STRETCH_API BoundNodes {
     size_t first_argument;
     size_t num_arguments;
     int64_t id;
+    const DLTensor* when;  // has to be `wanted`; null: it always runs
+    bool wanted;
   };
 
   const std::vector<NodeSpec>& nodes_;

@@ -90,6 +90,18 @@ void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
   }
 }
 
+// What decides is an input or a result, whose memory nothing else uses during a run.
+void CheckWhen(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
+               const std::string& where) {
+  const std::vector<int64_t>& when = node.when;
+  if (when.size() != 2 || when[0] >= static_cast<int64_t>(tensors.size()) || when[1] > 1 ||
+      tensors[when[0]].bytes != 1) {
+    RefuseGraph("a tensor of one byte and 0 or 1", where);
+  }
+  const Memory memory = tensors[when[0]].memory;
+  if (memory != Memory::kInput && memory != Memory::kOutput) RefuseGraph("a port", where);
+}
+
 // Places are indices of the first axes; each holds a row of the input.
 void CheckWrite(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
                 const std::string& where) {
@@ -121,7 +133,12 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
                 reader["name"].Str(),
                 reader["inputs"].Ints(0, last),
                 reader["outputs"].Ints(0, last),
+                {},
                 {}};
+  if (reader.Has("when")) {
+    node.when = reader["when"].Ints(0, kMaxBytes);
+    CheckWhen(node, tensors, reader.where());
+  }
   if (node.kernel == kCopyKernel) {
     if (node.inputs.size() != 1 || node.outputs.size() != 1 ||
         tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
@@ -264,6 +281,9 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     if (item.Has("work_ns")) work = item["work_ns"].Ints(0, INT64_MAX);
     if (!work.empty() && work.size() != count) RefuseGraph("the work of each region", item.where());
     graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected, std::move(work)});
+    if (item.Has("milliwatts")) {
+      graph->plans.back().milliwatts = item["milliwatts"].Int(0, INT64_MAX);
+    }
     for (size_t i = next; i < next + count; ++i) {
       for (int64_t other : graph->regions[i].after) {
         if (other < static_cast<int64_t>(next)) RefuseGraph("regions of one plan", item.where());
@@ -272,7 +292,7 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     next += count;
   }
   if (graph->plans.empty()) {
-    graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}});
+    graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}, 0});
   } else if (next != graph->regions.size()) {
     RefuseGraph("a plan of every region", "plans");
   }
@@ -335,6 +355,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.prepared_bytes = root["prepared_bytes"].Int(0, kMaxBytes);
   graph.threads = static_cast<int>(root["threads"].Int(1, kMaxThreads));
   graph.spare = root.Has("spare") && root["spare"].Bool();
+  if (root.Has("within_ns")) graph.within_ns = root["within_ns"].Int(0, INT64_MAX);
   graph.streams = root.Has("streams") && root["streams"].Bool();
   for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));

@@ -50,6 +50,9 @@ struct NodeSpec {
   // input that it reads in windows; for rows and for columns the step of windows, the padding and
   // the size of a window; the rows and columns of areas for which it is called.
   std::vector<int64_t> reach;
+  // A tensor of one byte and whether it has to be true, if nothing reads the outputs otherwise: the
+  // CPU then skips the node. Empty if it always runs.
+  std::vector<int64_t> when;
 };
 
 // A processor that runs regions. The first one is the CPU, which runs the prepare nodes too.
@@ -161,6 +164,7 @@ struct PlanSpec {
   size_t count;
   int64_t expected_ns;           // of an undisturbed run; 0: not known
   std::vector<int64_t> work_ns;  // of each region in such a run, without waits; empty: not known
+  int64_t milliwatts = 0;        // of such a run, if plans are chosen by energy
 };
 
 struct GraphSpec {
@@ -182,6 +186,7 @@ struct GraphSpec {
   int64_t arena_bytes;
   int64_t weights_bytes;
   int64_t prepared_bytes;
+  int64_t within_ns = 0;  // how long a run may take if plans are chosen by energy; 0: any time
   int threads;
   bool spare;    // the CPU has kernels of all nodes, in case a device fails
   bool streams;  // every tensor keeps its bytes after a run

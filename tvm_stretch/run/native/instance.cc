@@ -66,6 +66,15 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
   return times;
 }
 
+Energies EnergiesOf(const GraphSpec& spec) {
+  Energies energies{{}, static_cast<double>(spec.within_ns)};
+  for (const PlanSpec& plan : spec.plans) {
+    if (plan.milliwatts == 0) return {};
+    energies.watts.push_back(static_cast<double>(plan.milliwatts) / 1e3);
+  }
+  return energies;
+}
+
 std::vector<double> SharesOf(const GraphSpec& spec) {
   std::vector<double> shares;
   for (const ProcessorSpec& processor : spec.processors) shares.push_back(processor.max_share);
@@ -101,7 +110,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
       written_(spec_),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
-      chooser_(ExpectedTimes(spec_), PacesOf(spec_)),
+      chooser_(ExpectedTimes(spec_), PacesOf(spec_), EnergiesOf(spec_)),
       cpu_(spec_, program_->kernels(), memory_),
       pauses_(SharesOf(spec_)) {
   for (const LengthSpec& own : spec_.lengths) guards_.emplace_back(own.guards, &cpu_.tensors());

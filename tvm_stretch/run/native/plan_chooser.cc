@@ -37,6 +37,8 @@ constexpr double kTrials = 0.12, kLongestPause = 8;
 constexpr int64_t kBetweenSamples = 32;
 
 constexpr size_t kNoPlan = std::numeric_limits<size_t>::max();
+// The power that a plan counts with which takes too long: of such plans the fastest is the best.
+constexpr double kMissed = 1e9;
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -96,8 +98,8 @@ double Paces::Slowdown(size_t plan, int64_t since) const {
   return Latency(plans_[plan], pace_of) / usual;
 }
 
-PlanChooser::PlanChooser(const std::vector<int64_t>& expected, Paces paces)
-    : known_(expected.size()), paces_(std::move(paces)) {
+PlanChooser::PlanChooser(const std::vector<int64_t>& expected, Paces paces, Energies energies)
+    : known_(expected.size()), paces_(std::move(paces)), energies_(std::move(energies)) {
   for (size_t i = 0; i < expected.size(); ++i)
     known_[i].expected = static_cast<double>(expected[i]);
 }
@@ -142,6 +144,14 @@ double PlanChooser::CostOf(size_t plan) const {
   if (known.now != 0) return known.now;
   if (!paces_.Knows(plan)) return Usual(known);
   return std::max(Usual(known), known.expected * paces_.Slowdown(plan, Recently()));
+}
+
+// What `Choose` makes small.
+double PlanChooser::PriceOf(size_t plan) const {
+  const double taken = CostOf(plan);
+  if (energies_.watts.empty()) return taken;
+  const bool misses = energies_.within > 0 && taken > energies_.within;
+  return taken * (misses ? kMissed : energies_.watts[plan]);
 }
 
 bool PlanChooser::WantsSample() const {
@@ -224,13 +234,13 @@ bool PlanChooser::Failed(const std::vector<bool>& usable) {
 // Chooses a plan that is expected to be clearly faster than the settled one, or else that one.
 size_t PlanChooser::Choose(const std::vector<bool>& usable) {
   size_t best = usable[settled_] ? settled_ : kNoPlan;
-  double least = best == kNoPlan ? kForever : kWorthChanging * CostOf(settled_);
+  double least = best == kNoPlan ? kForever : kWorthChanging * PriceOf(settled_);
   for (size_t i = 0; i < known_.size(); ++i) {
     if (i == settled_ || !usable[i]) continue;
     if (i != plan_ && run_ >= known_[i].tried_at) known_[i].now = 0;
-    if (CostOf(i) >= least && best != kNoPlan) continue;
+    if (PriceOf(i) >= least && best != kNoPlan) continue;
     best = i;
-    least = CostOf(i);
+    least = PriceOf(i);
   }
   if (best == kNoPlan) return best;
   if (best == plan_) {

@@ -60,6 +60,13 @@ struct Patience {
   int64_t pause = 16;   // runs after which a slow plan is tried again
 };
 
+// What makes a plan the best one, if that is not its latency: the energy of a run, which is its
+// latency times the power of an undisturbed run.
+struct Energies {
+  std::vector<double> watts;  // of each plan; empty: plans are chosen by latency
+  double within = 0;          // nanoseconds that a run may take; 0: any time
+};
+
 // It sees latencies of whole runs, and in some runs the work of each processor. So it knows how
 // long a plan takes that shares a slow processor with the current one, and need not try it. A plan
 // is assumed to have its expected latency until its runs are slower, and again after a pause. So
@@ -70,7 +77,7 @@ class PlanChooser {
   // Nanoseconds of an undisturbed run of each plan; 0 if unknown.
   explicit PlanChooser(std::vector<int64_t> expected)
       : PlanChooser(expected, Paces(0, std::vector<std::vector<RegionWork>>(expected.size()))) {}
-  PlanChooser(const std::vector<int64_t>& expected, Paces paces);
+  PlanChooser(const std::vector<int64_t>& expected, Paces paces, Energies energies = {});
 
   // The plan of the next run.
   size_t plan() const { return plan_; }
@@ -112,6 +119,7 @@ class PlanChooser {
 
   double Usual(const Known& plan) const;
   double CostOf(size_t plan) const;
+  double PriceOf(size_t plan) const;
   void Note(double nanoseconds);
   void LeaveAlone(double nanoseconds);
   int64_t PauseAfter(double nanoseconds) const;
@@ -120,6 +128,7 @@ class PlanChooser {
 
   std::vector<Known> known_;
   Paces paces_;
+  const Energies energies_;
   Patience patience_;
   size_t plan_ = 0;
   size_t settled_ = 0;  // the plan that others are compared with

@@ -1,0 +1,106 @@
+"""Return the conditions that decide which operators matter, so that the executor can skip others.
+
+    y = where(c, conv(x), relu(x))      c: one bool
+        ->   results (y, c); conv: when c; relu: when not c
+
+An operator depends on a condition if everything that reads it is such a selection, or depends on
+the same condition. Selections stay: the network computes the same with every operator. Networks
+with states stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.network.codec import to_text
+from tvm_stretch.network.expressions import bindings_of, shape_of, with_variables
+from tvm_stretch.network.operators import kind_of
+from tvm_stretch.network.states import CONDITIONS, STATES, Condition, read_guards
+from tvm_stretch.passes.guard_operators import results_of, returning
+
+_Wanted = tuple[str, bool]
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepConditions")
+class KeepConditions:
+    """See the module docstring; operators have names of their own."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        main = mod["main"]
+        found = {} if STATES in (main.attrs or {}) else _conditions(main)
+        if not found:
+            return mod
+        wanted = {flag for flag, _ in found.values()}
+        results, given = results_of(main), {param.name for param in main.params}
+        count, guards = read_guards(main)
+        count = len(results) if count is None else count
+        places = {r.name: i for i, r in enumerate(results) if isinstance(r, relax.Var)}
+        outside = {
+            b.var.name: relax.Var(b.var.name, b.var.ty)
+            for b in bindings_of(main)
+            if b.var.name in wanted and b.var.name not in places
+        }
+        places |= {name: len(results) + i for i, name in enumerate(outside)}
+        places |= dict.fromkeys(wanted & given, -1)
+        listed = {
+            name: Condition(flag if flag in given else "", places[flag], is_wanted)
+            for name, (flag, is_wanted) in found.items()
+        }
+        results += outside.values()
+        kept = returning(main, [_with_results(main, outside)], results, count, guards)
+        updated = mod.clone()
+        updated["main"] = kept.with_attr(CONDITIONS, to_text(listed))
+        return updated
+
+
+def _conditions(main: relax.Function) -> dict[str, _Wanted]:
+    """By operator, the variable that has to be true, or false, for anything to read it."""
+    uses: dict[str, set[_Wanted | None]] = {}
+    for result in results_of(main):
+        if isinstance(result, relax.Var):
+            uses.setdefault(result.name, set()).add(None)
+    found: dict[str, _Wanted] = {}
+    for binding in reversed([*bindings_of(main)]):
+        name, value = binding.var.name, binding.value
+        own = uses.get(name, {None})
+        (only,) = own if len(own) == 1 else (None,)
+        if only is not None:
+            found[name] = only
+        for read, wanted in _reads(value, only):
+            uses.setdefault(read, set()).add(wanted)
+    return found
+
+
+def _reads(value: relax.Expr, own: _Wanted | None) -> list[tuple[str, _Wanted | None]]:
+    """What an expression reads, and on which condition."""
+    args = list(value.args) if isinstance(value, relax.Call) else []
+    if kind_of(value) == "where" and isinstance(args[0], relax.Var) and _is_one(args[0]):
+        flag, chosen = args[0].name, (True, False)
+        named = [arg.name if isinstance(arg, relax.Var) else "" for arg in args[1:]]
+        return [(flag, own), *((n, (flag, w)) for n, w in zip(named, chosen, strict=True) if n)]
+    found: list[tuple[str, _Wanted | None]] = []
+
+    def visit(part: relax.Expr) -> None:
+        if isinstance(part, relax.Var):
+            found.append((part.name, own))
+
+    relax.analysis.post_order_visit(value, visit)
+    return found
+
+
+def _is_one(flag: relax.Var) -> bool:
+    return str(flag.ty.dtype) == "bool" and all(size == 1 for size in shape_of(flag))
+
+
+def _with_results(main: relax.Function, outside: Mapping[str, relax.Var]) -> relax.BindingBlock:
+    """The bindings of ``main``, some of whose variables may be returned from now on."""
+    renamed: dict[relax.Var, relax.Var] = {}
+    bindings = []
+    for binding in bindings_of(main):
+        value = with_variables(binding.value, lambda var: renamed.get(var, var))
+        renamed[binding.var] = outside.get(binding.var.name, binding.var)
+        bindings.append(relax.VarBinding(renamed[binding.var], value))
+    return relax.DataflowBlock(bindings)
