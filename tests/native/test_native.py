@@ -42,6 +42,7 @@ pytestmark = pytest.mark.skipif(
         pytest.param("native_tests", DRIVER, MIRROR, marks=pytest.mark.full),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu few-pixels"}),
+        ("native_tests", f"{DRIVER}Traces*", {"MOCK_OPENCL": "llvm-16"}),
         ("native_tests", PRIORITIES, HINTED),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "low"}),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "high"}),

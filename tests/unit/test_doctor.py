@@ -76,3 +76,5 @@ def test_a_driver_of_the_cpu_is_told_from_a_gpu() -> None:
     assert [one.state for one in doctor._drivers({"opencl": [gpu]})] == ["ok"]
     (pocl,) = doctor._drivers({"opencl": [{**gpu, "type": "cpu", "fp16": False}]})
     assert pocl.state == "note" and "own cores" in pocl.found and "float16" in pocl.found
+    (old,) = doctor._drivers({"opencl": [{**gpu, "misoptimises": True}]})
+    assert old.state == "note" and "LLVM 16" in old.found

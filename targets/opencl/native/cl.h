@@ -55,6 +55,7 @@ constexpr cl_int CL_INVALID_BUFFER_SIZE = -61;
 constexpr cl_int CL_INVALID_WORK_GROUP_SIZE = -54;
 constexpr cl_int CL_NV_ILLEGAL_BUFFER_ACCESS = -9999;
 
+constexpr cl_uint CL_PLATFORM_VERSION = 0x0901;
 constexpr cl_uint CL_PLATFORM_NAME = 0x0902;
 
 constexpr cl_bitfield CL_DEVICE_TYPE_CPU = 1 << 1;

@@ -45,6 +45,7 @@ struct DeviceInfo {
   size_t max_image_height = 0;
   size_t max_image_pixels = 0;  // of an image that views a buffer
   bool unified = false;
+  bool misoptimises = false;  // its compiler changes answers, so it must not optimise
   cl_bitfield svm = 0;
   bool last_event_tells = false;  // a failed command fails all later ones
 

@@ -33,8 +33,8 @@ std::string CacheKey(const Device& device, const std::string& source, const std:
 
 // -w: PoCL prints in the terminal how many warnings its compiler has, which users cannot mend.
 cl_int Build(const Device& device, const Program& program, const std::string& options) {
-  const std::string quiet = options + " -w";
-  return CL().BuildProgram(program.get(), 1, &device.id, quiet.c_str(), nullptr, nullptr);
+  const std::string all = options + (device.info.misoptimises ? " -cl-opt-disable -w" : " -w");
+  return CL().BuildProgram(program.get(), 1, &device.id, all.c_str(), nullptr, nullptr);
 }
 
 // Null if the driver refuses the binary, for whatever reason.
