@@ -74,6 +74,7 @@ def network_problem(
     device: DeviceLike = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
+    as_built: bool = False,
 ) -> NetworkProblem:
     """A network as a scheduling problem, with the costs that a search would use.
 
@@ -83,9 +84,10 @@ def network_problem(
         device: as for `plan_for`.
         shapes: as for `compile`.
         cpu_threads: as for `compile`.
+        as_built: as for `plan_for`.
     """
     with compiling():
-        mod, _, site = to_predict(source, targets, device, shapes, cpu_threads)
+        mod, _, site = to_predict(source, targets, device, shapes, cpu_threads, as_built)
         costs = site.costs(mod)
         network = Network(mod, costs.kernels)
         return NetworkProblem(whole_problem(network, costs), network, costs)
