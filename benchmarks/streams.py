@@ -41,6 +41,7 @@ Frames = np.ndarray
 
 SETTINGS: tuple[dict[str, float], ...] = (
     {},
+    {"noise": 8 / 255, "cut": 0.0},  # frame reuse only
     {"noise": 4 / 255},
     {"noise": 8 / 255},
     {"noise": 16 / 255},

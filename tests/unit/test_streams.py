@@ -16,7 +16,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.base.errors import InputError
-from tvm_stretch.run.stream import FrameRun
+from tvm_stretch.run.stream import FrameRun, Worth
 
 SIDE = 48
 
@@ -77,7 +77,7 @@ def patched(top: int, left: int, size: int, seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("body", NETWORKS)
 def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor]) -> None:
     model = compiled(body, threads=2 if body is windows else 1)
-    stream = model.stream()
+    stream = model.stream(measured=False)
     frames = [frame(), *(patched(5 * k, 40 - 7 * k, 4 + k, k) for k in range(6)), frame()]
     frames[3][0, 1, 47, 0] = np.nan
     for number, each in enumerate(frames):
@@ -87,7 +87,7 @@ def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor])
 
 
 def test_only_what_a_change_reaches_is_computed(images: ts.Model) -> None:
-    stream = images.stream()
+    stream = images.stream(measured=False)
     first = stream(frame())
     assert stream.last == FrameRun(1.0, 1.0)
     np.testing.assert_array_equal(stream(frame()), first)
@@ -100,7 +100,7 @@ def test_only_what_a_change_reaches_is_computed(images: ts.Model) -> None:
 
 
 def test_little_changes_are_left_out_and_do_not_add_up(images: ts.Model) -> None:
-    stream, first = images.stream(noise=0.1), images(frame())
+    stream, first = images.stream(measured=False, noise=0.1), images(frame())
     stream(frame())
     for step, is_change in ((0.04, False), (0.08, False), (0.12, True), (0.2, False)):
         answer = stream(frame() + np.float32(step))
@@ -112,7 +112,7 @@ def test_little_changes_are_left_out_and_do_not_add_up(images: ts.Model) -> None
 
 def test_feature_maps_within_a_bound_are_kept(images: ts.Model) -> None:
     """A change of one pixel ends in the first layer, and counts from the map that was kept."""
-    exact, bounded = images.stream(), images.stream(bound=0.5)
+    exact, bounded = images.stream(measured=False), images.stream(measured=False, bound=0.5)
     first = bounded(frame())
     exact(frame())
     for step in (0.01, 0.02, 0.03):
@@ -128,7 +128,7 @@ def test_feature_maps_within_a_bound_are_kept(images: ts.Model) -> None:
 
 
 def test_keyframes_are_computed_completely(images: ts.Model) -> None:
-    stream = images.stream(keyframes=3)
+    stream = images.stream(measured=False, keyframes=3)
     done = []
     for _ in range(7):
         stream(frame())
@@ -143,7 +143,7 @@ def test_keyframes_are_computed_completely(images: ts.Model) -> None:
 def test_a_stream_outlives_other_runs_and_the_artifact(images: ts.Model, tmp_path: Path) -> None:
     images.export(tmp_path / "images.so")
     model = ts.load(tmp_path / "images.so")
-    stream = model.stream()
+    stream = model.stream(measured=False)
     stream(frame())
     other = model(frame(3))
     np.testing.assert_array_equal(stream(patched(30, 30, 9)), images(patched(30, 30, 9)))
@@ -156,17 +156,48 @@ def test_feature_maps_have_bytes_of_their_own(images: ts.Model) -> None:
 
 
 def test_what_no_stream_can_be_is_refused(images: ts.Model) -> None:
-    stream = images.stream()
+    stream = images.stream(measured=False)
     stream(frame())
     with pytest.raises(InputError, match="shape"):
         stream(frame()[:, :, :40])
     np.testing.assert_array_equal(stream(frame()), images(frame()), "the stream goes on")
     with pytest.raises(InputError, match="keyframes"):
-        images.stream(keyframes=-1)
+        images.stream(measured=False, keyframes=-1)
     with pytest.raises(InputError, match="bound"):
-        images.stream(bound=2)
+        images.stream(measured=False, bound=2)
     other = ts.compile(module(relax.op.nn.relu, (1, 3, 8, 8)), targets=[QUICK])
     with pytest.raises(InputError, match="streams=True"):
-        other.stream()
+        other.stream(measured=False)
     with pytest.raises(InputError, match="CPU alone"):
         ts.compile(network(plain), targets=[QUICK], plans=True, streams=True)
+
+
+def test_whole_frames_where_parts_take_longer() -> None:
+    """By what frames took, in eighths of what changed; parts are tried again now and then."""
+    worth = Worth()
+    assert not worth.prefers_whole(0.2), "nothing is known"
+    worth.ran(1.0, 0.010, whole=True)
+    worth.ran(0.2, 0.012, whole=False)
+    worth.ran(0.05, 0.002, whole=False)
+    choices = [worth.prefers_whole(0.2) for _ in range(32)]
+    assert choices.count(False) == 2 and not choices[15] and not choices[31]
+    assert not worth.prefers_whole(0.05) and not worth.prefers_whole(0.5)
+    worth.ran(0.2, 0.009, whole=False)
+    assert not worth.prefers_whole(0.2)
+    for _ in range(200):
+        worth.ran(1.0, 0.005, whole=True)
+    assert worth.prefers_whole(0.2)
+
+
+def test_whatever_is_computed_answers_are_equal_and_whole_frames_may_be_all_that_is_reused(
+    images: ts.Model,
+) -> None:
+    measured, frames = images.stream(), images.stream(cut=0, measured=False)
+    for number in range(6):
+        image = patched(3 * number, 5, 9, number + 1)
+        want = images(image)
+        np.testing.assert_array_equal(measured(image), want)
+        np.testing.assert_array_equal(frames(image), want)
+        assert frames.last is not None and frames.last.computed == 1
+        np.testing.assert_array_equal(frames(image), want)
+        assert frames.last.computed == 0, "the same frame"

@@ -464,7 +464,13 @@ class Model:
             raise InputError(str(error).strip().splitlines()[-1]) from error
 
     def stream(
-        self, *, noise: float = 0.0, bound: float = 0.0, keyframes: int = 0, cut: float = 0.9
+        self,
+        *,
+        noise: float = 0.0,
+        bound: float = 0.0,
+        keyframes: int = 0,
+        cut: float = 0.9,
+        measured: bool = True,
     ) -> Stream:
         """A stream of frames that resemble each other: only what changed is computed.
 
@@ -475,12 +481,15 @@ class Model:
             bound: the largest difference of a feature map that is no change, relative to the
                 map's largest number. Changes that are left out do not add up over frames.
             keyframes: with 30, every thirtieth frame is computed completely; 0 for never.
-            cut: if a larger share of the pixels changed, everything is computed.
+            cut: if a larger share of the pixels changed, everything is computed; 0 reuses whole
+                frames alone.
+            measured: with ``noise`` and ``bound`` of 0, frames are computed completely where that
+                took less time; the answers are the same.
 
         Raises:
             InputError: the model was compiled without ``streams=True``.
         """
-        return Stream(self, noise, bound, keyframes, cut)
+        return Stream(self, noise, bound, keyframes, cut, measured)
 
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
