@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.baselines.bounds import check_schedule
-from benchmarks.papers import figure2, figure11, several
+from benchmarks.papers import figure2, figure6, figure11, granularities, several
 from benchmarks.scheduling_profiles import graph_of, synthetic_problem, whole
+from tvm_stretch.plan.cost.profile_file import load_profile
 from tvm_stretch.plan.scheduling.heft import schedule_heft
 
 
@@ -37,3 +38,19 @@ def test_several_networks_are_scheduled_together() -> None:
     assert alone < several.band([one, one]) < 2 * alone
     assert result.makespan < 2 * alone
     assert [able for able, _ in several.subgraphs(one)] == [(0, 1)]
+
+
+def test_hope_saves_what_meeting_after_every_layer_costs() -> None:
+    (name, *cells), (mean, *means) = figure6.rows(["squeezenet1_0"])
+    assert name == "squeezenet1_0" and mean == "mean" and cells == means
+    assert len(cells) == 2 * len(figure6.PROFILES) and all(float(cell) < 60 for cell in cells)
+
+
+def test_competitors_take_the_cpu_alone() -> None:
+    idle = load_profile(granularities.PHONE)
+    busy = granularities.beside(idle, 3)
+    assert busy.processor("opencl") == idle.processor("opencl")
+    cpu, slower = idle.processor("cpu"), busy.processor("cpu")
+    assert slower.kernel_us == 4 * cpu.kernel_us
+    dense = slower.multiply_adds_per_ns["dense"] / cpu.multiply_adds_per_ns["dense"]
+    assert dense == pytest.approx(0.25)

@@ -75,6 +75,18 @@ def test_a_function_of_the_caller_trains(found: Stretching) -> None:
         AccuracyTarget(train, training=TRAINING)
 
 
+def test_latency_over_accuracy(monkeypatch: pytest.MonkeyPatch, found: Stretching) -> None:
+    """Figure 12: no design of the front is both slower and less accurate than another one."""
+    scripted(monkeypatch, 0.9, 0.85, 0.8, 0.95)
+    st = with_accuracy(found, AccuracyTarget([], [], TRAINING, 0.06))
+    front = st.front()
+    known = [(point.accuracy, point.ns) for point in front.points]
+    assert known == sorted(known) and [share for share, _ in known] == [0.85, 0.95]
+    assert front.accuracy == st.accuracy == 0.9 and found.accuracy is None
+    assert str(front).startswith("| accuracy | ms |") and "| 0.90 |" in str(front)
+    assert ">accuracy</text>" in front.svg()
+
+
 def test_no_design_is_accurate_enough(monkeypatch: pytest.MonkeyPatch, found: Stretching) -> None:
     scripted(monkeypatch, 0.9, 0.5)
     with pytest.raises(UnsupportedError, match="train longer, or allow a larger loss"):

@@ -93,7 +93,7 @@ def with_accuracy(found: Stretching, target: AccuracyTarget) -> Stretching:
     ]
     others = [candidate for candidate in found.candidates if not candidate.kept]
     listed = sorted([*judged, *others], key=lambda candidate: not candidate.kept)
-    return replace(found, candidates=Candidates(listed))
+    return replace(found, candidates=Candidates(listed), accuracy=original)
 
 
 def _accuracies(found: Stretching, kept: list[Candidate], target: AccuracyTarget) -> list[float]:

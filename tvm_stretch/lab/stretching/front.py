@@ -44,17 +44,27 @@ class Front:
     """The Pareto front: designs such that no other one is both faster and larger.
 
     Attributes:
-        points: the candidates, the smallest first.
+        points: the candidates, the smallest first, or the least accurate first.
         original: multiply-adds and parameters of the unstretched network.
         alone_ns: its latency on the fastest processor.
+        accuracy: its accuracy beside designs that were trained (`AccuracyTarget`); None if designs
+            are compared by capacity.
     """
 
     points: tuple[Candidate, ...]
     original: tuple[int, int]
     alone_ns: int
+    accuracy: float | None = None
+
+    @property
+    def what(self) -> str:
+        """The other axis, beside latency."""
+        return "capacity" if self.accuracy is None else "accuracy"
 
     def share(self, candidate: Candidate) -> float:
-        """Capacity as a share of the original's: the smaller of multiply-adds and parameters."""
+        """Accuracy, or capacity as a share of the original's: of multiply-adds and parameters."""
+        if self.accuracy is not None:
+            return candidate.accuracy or 0.0
         work, size = self.original
         return min(candidate.multiply_adds / work, candidate.parameters / size)
 
@@ -65,20 +75,23 @@ class Front:
             f"x{self.alone_ns / point.ns:.2f} | {str(point.design).replace(' | ', ' + ')} |"
             for point in self.points
         ]
-        head = ("| capacity | ms | gain | design |", "| --- | --- | --- | --- |")
-        return "\n".join((*head, f"| 1.00 | {self.alone_ns / 1e6:.2f} | x1.00 | as it is |", *rows))
+        head = (f"| {self.what} | ms | gain | design |", "| --- | --- | --- | --- |")
+        whole = 1.0 if self.accuracy is None else self.accuracy
+        return "\n".join(
+            (*head, f"| {whole:.2f} | {self.alone_ns / 1e6:.2f} | x1.00 | as it is |", *rows)
+        )
 
     def svg(self) -> str:
         """The picture: a dot for each design, a star for the unstretched network."""
         dots = [(self.share(point), point.ns / 1e6) for point in self.points]
-        star = (1.0, self.alone_ns / 1e6)
+        star = (1.0 if self.accuracy is None else self.accuracy, self.alone_ns / 1e6)
         right, high = (1.1 * max(values) for values in zip(*dots, star, strict=True))
 
         def place(x: float, y: float) -> tuple[float, float]:
             across, up = x / right, y / high
             return round(_LEFT + across * _WIDTH, 1), round(_TOP + (1 - up) * _HEIGHT, 1)
 
-        parts = list(_axes(place, right, high))
+        parts = list(_axes(place, right, high, self.what))
         line = " ".join(f"{x},{y}" for x, y in (place(*dot) for dot in dots))
         parts.append(f'<polyline points="{line}" fill="none" stroke="#36c"/>')
         for point, dot in zip(self.points, dots, strict=True):
@@ -101,7 +114,7 @@ class Front:
             write_whole(as_path(path, "the picture"), self.svg())
 
 
-def _axes(place: _Place, right: float, high: float) -> Iterator[str]:
+def _axes(place: _Place, right: float, high: float, what: str) -> Iterator[str]:
     """The two axes with their numbers."""
     corners = " ".join(f"{x},{y}" for x, y in (place(0, high), place(0, 0), place(right, 0)))
     yield f'<polyline points="{corners}" fill="none" stroke="#666"/>'
@@ -112,7 +125,7 @@ def _axes(place: _Place, right: float, high: float) -> Iterator[str]:
         x, y = place(0, high * part / 5)
         yield _text(x - 26, y + 4, f"{high * part / 5:.3g}")
     x, y = place(right / 2, 0)
-    yield _text(x, y + 38, "capacity, of the original's")
+    yield _text(x, y + 38, f"{what}, of the original's" if what == "capacity" else what)
     x, y = place(0, high)
     yield _text(x, y - 8, "predicted ms")
 
@@ -140,8 +153,15 @@ def find_front(task: Task, places: Sequence[int], rules: Rules, merge: str | Non
     return replace(front, points=_thinned(every, front.share))
 
 
+def front_of_trained(task: Task, candidates: Iterable[Candidate], accuracy: float) -> Front:
+    """The designs that are trained such that no other one is both faster and more accurate."""
+    trained = [one for one in candidates if one.accuracy is not None]
+    front = Front((), count(task.chain.layers()), task.fastest_alone_ns, accuracy)
+    return replace(front, points=_thinned(trained, front.share, apart=0.0))
+
+
 def _thinned(
-    every: Iterable[Candidate], share: Callable[[Candidate], float]
+    every: Iterable[Candidate], share: Callable[[Candidate], float], apart: float = _APART
 ) -> tuple[Candidate, ...]:
     """The Pareto front, with only the fastest of designs that are nearly as large."""
     best: list[Candidate] = []
@@ -150,7 +170,7 @@ def _thinned(
             best.append(candidate)
     points: list[Candidate] = []
     for candidate in reversed(best):
-        if not points or share(candidate) > share(points[-1]) + _APART:
+        if not points or share(candidate) > share(points[-1]) + apart:
             points.append(candidate)
     return tuple(points)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.block_widths import BlockWidths
 from tvm_stretch.network.properties.repeated_blocks import detect_blocks
 from tvm_stretch.passes.duplicate_and_scale import blocks_of_segment, check_segment
-from tvm_stretch.plan.design import Design, StretchedSegment
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.targets.processor import Processor
 
 
@@ -234,3 +235,33 @@ def _is_stage(task: Task, run: Run) -> bool:
     """Whether a run begins and ends with stages."""
     starts, ends = zip(*((stage.start, stage.end) for stage in task.chain.runs), strict=True)
     return run.start in starts and run.end in ends
+
+
+def simple_designs(
+    task: Task, able: Sequence[int], merge: str | None
+) -> Iterator[tuple[str, Design]]:
+    """The simple designs that NN-Stretch compares with (tables 8 and 9)."""
+    names = [task.pricing.costs.processors[place].name for place in able[:3]]
+    runs = task.chain.runs
+
+    def design(depth: float, width: float) -> Design:
+        return Design(
+            tuple(
+                StretchedSegment(
+                    run.start,
+                    run.end,
+                    tuple(
+                        Branch(name, scaled(run.depth, depth), run.rounded(width)) for name in names
+                    ),
+                    merge or run.merge,
+                )
+                for run in runs
+            )
+        )
+
+    def scaled(depth: int, ratio: float) -> int:
+        return max(1, round(depth * ratio))
+
+    yield "branches as deep and wide as it is", design(1, 1)
+    yield "branches of half the depth", design(0.5, 1)
+    yield "branches of half the width", design(1, 0.5)

@@ -13,7 +13,7 @@ predict.py simulates them and passes/duplicate_and_scale.py builds one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from tvm_stretch.base.progress import Progress, reporting, say
 from tvm_stretch.lab.stretching.accuracy import AccuracyTarget, with_accuracy
 from tvm_stretch.lab.stretching.block_layers import count
 from tvm_stretch.lab.stretching.design_rules import Rules
-from tvm_stretch.lab.stretching.front import Front, find_candidates, find_front
+from tvm_stretch.lab.stretching.front import Front, find_candidates, find_front, front_of_trained
 from tvm_stretch.lab.stretching.judge import (
     Candidate,
     Candidates,
@@ -36,6 +36,7 @@ from tvm_stretch.lab.stretching.judge import (
     judge_design,
     refuse_unknown,
     runs_all,
+    simple_designs,
     why_not_all,
 )
 from tvm_stretch.lab.stretching.predict import Chain
@@ -43,7 +44,7 @@ from tvm_stretch.lab.stretching.segments import Run, find_runs, refuse_shared_we
 from tvm_stretch.lab.stretching.tables import Pricing
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import with_sources
-from tvm_stretch.plan.design import MERGES, Branch, Design, DesignLike, Source, StretchedSegment
+from tvm_stretch.plan.design import MERGES, Design, DesignLike, Source
 from tvm_stretch.plan.search.costs import Costs
 from tvm_stretch.plan.search.site import DeviceLike, Targets, site_of
 from tvm_stretch.read import load_trainable
@@ -69,6 +70,7 @@ class Stretching:
         merge: how branches are merged, if the caller chose it.
         refused: the reason of each processor that gets no branches.
         where: arguments of ``ts.compile`` for the processors that the designs are for.
+        accuracy: of the unstretched network; None without an `AccuracyTarget`.
     """
 
     mod: tvm.IRModule
@@ -81,6 +83,7 @@ class Stretching:
     merge: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, object] = field(default_factory=dict)
+    accuracy: float | None = None
 
     @property
     def best(self) -> Candidate:
@@ -209,7 +212,12 @@ class Stretching:
         return chosen
 
     def front(self) -> Front:
-        """Designs of various capacities (NN-Stretch, figure 12); `Front.draw` draws them."""
+        """Latency over capacity, or over accuracy with an `AccuracyTarget` (NN-Stretch, figure 12).
+
+        `Front.draw` draws it.
+        """
+        if self.accuracy is not None:
+            return front_of_trained(self.task, self.candidates, self.accuracy)
         return find_front(self.task, self.places, self.rules, self.merge)
 
     @compiling()
@@ -330,7 +338,7 @@ def stretch_network(
     found, space = find_candidates(task, able, rules, merge)
     simple = [
         judge_design(task, rules, design, what)
-        for what, design in _simple_designs(task, able, merge)
+        for what, design in simple_designs(task, able, merge)
     ]
     by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
@@ -369,33 +377,3 @@ def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Seque
     """The place of the fastest processor for operators outside of branches."""
     outside, pricing = Chain.of(operators, stages).outside(), Pricing(costs)
     return min(able, key=lambda place: pricing.nanoseconds(outside, place, together=False))
-
-
-def _simple_designs(
-    task: Task, able: Sequence[int], merge: str | None
-) -> Iterator[tuple[str, Design]]:
-    """The simple designs that NN-Stretch compares with (tables 8 and 9)."""
-    names = [task.pricing.costs.processors[place].name for place in able[:3]]
-    runs = task.chain.runs
-
-    def design(depth: float, width: float) -> Design:
-        return Design(
-            tuple(
-                StretchedSegment(
-                    run.start,
-                    run.end,
-                    tuple(
-                        Branch(name, scaled(run.depth, depth), run.rounded(width)) for name in names
-                    ),
-                    merge or run.merge,
-                )
-                for run in runs
-            )
-        )
-
-    def scaled(depth: int, ratio: float) -> int:
-        return max(1, round(depth * ratio))
-
-    yield "branches as deep and wide as it is", design(1, 1)
-    yield "branches of half the depth", design(0.5, 1)
-    yield "branches of half the width", design(1, 0.5)
