@@ -30,32 +30,25 @@ Attributes: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ProcessorKind:
-    """One kind of processors. Its functions receive the attributes of a target.
+    """One kind of processors. Its functions receive the attributes of a target."""
 
-    Attributes:
-        name: the word in ``targets``: a kind of TVM targets, or one that TVM does not know.
-        make: makes the processor that a target describes, beside this CPU. Raises TargetError if
-            an attribute is invalid or this machine lacks the device.
-        why_absent: why this machine lacks the target's device; empty if it has it, and for targets
-            of other machines.
-        host_cores: number of the CPU's cores that its driver uses.
-        on_device: makes the processor that a target describes on a device that has described
-            itself (native/machine.cc), beside its CPU. Raises TargetError if the device has none.
-            None for kinds that devices do not describe.
-        cost: the sizes of the downloads that it needs, for who lacks it.
-        by_default: whether it is used if no targets are given.
-        nickname: another word that people write for it; an error then tells the name.
-        stands_for: another kind, whose word means this one on devices that have this one instead.
-    """
-
-    name: str
+    name: str  # the word in ``targets``: a kind of TVM targets, or one that TVM does not know
+    # makes the processor that a target describes, beside this CPU. Raises TargetError if an
+    # attribute is invalid or this machine lacks the device.
     make: Callable[[Attributes, Processor], Processor]
+    # why this machine lacks the target's device; empty if it has it, and for targets of other
+    # machines
     why_absent: Callable[[Attributes], str] = lambda _target: ""
+    # number of the CPU's cores that its driver uses
     host_cores: Callable[[Attributes], int] = lambda _target: 0
-    cost: str = ""
-    by_default: bool = True
-    nickname: str = ""
+    cost: str = ""  # the sizes of the downloads that it needs, for who lacks it
+    by_default: bool = True  # whether it is used if no targets are given
+    nickname: str = ""  # another word that people write for it; an error then tells the name
+    # another kind, whose word means this one on devices that have this one instead
     stands_for: str = ""
+    # makes the processor that a target describes on a device that has described itself
+    # (native/machine.cc), beside its CPU. Raises TargetError if the device has none. None for kinds
+    # that devices do not describe.
     on_device: Callable[[Attributes, Mapping[str, Any], Processor], Processor] | None = None
 
 
@@ -63,11 +56,7 @@ _KINDS: dict[str, ProcessorKind] = {}
 
 
 def register(kind: ProcessorKind) -> None:
-    """Make a kind of processors known.
-
-    Raises:
-        TargetError: a kind of that name exists.
-    """
+    """Make a kind of processors known."""
     if kind.name in _KINDS:
         raise TargetError(
             f"expected a new name for a kind of processors, got {kind.name!r} again; choose another"
@@ -96,11 +85,7 @@ def stand_ins(name: str) -> tuple[str, ...]:
 
 
 def kind_of(target: Attributes) -> ProcessorKind:
-    """The kind of processors that a target names.
-
-    Raises:
-        TargetError: no such kind is registered.
-    """
+    """The kind of processors that a target names."""
     kind = target["kind"]
     if kind not in _KINDS:
         raise TargetError(
@@ -126,11 +111,7 @@ def attributes(item: str | Attributes | Target) -> Attributes:
 
 
 def tvm_target(item: str | Attributes | Target) -> Target:
-    """The target as TVM's own object.
-
-    Raises:
-        TargetError: TVM does not know the kind or an attribute.
-    """
+    """The target as TVM's own object."""
     if not isinstance(item, Target):
         _refuse_foreign(item)
     try:

@@ -83,11 +83,7 @@ PROVIDER = Provider(
 
 
 def _seen(machine: Mapping[str, Any]) -> dict[str, str]:
-    """The version of a device's HTP.
-
-    Raises:
-        TargetError: it has none.
-    """
+    """The version of a device's HTP."""
     chip: Chip = machine["dsp"]
     if not chip.has_tensor_unit:
         raise TargetError(

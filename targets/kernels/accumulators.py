@@ -1,7 +1,7 @@
 """The sums of a register tile, and other small buffers that LLVM promotes to registers.
 
 acc = Accumulators(pixels=5, blocks=2, count=16)       # 10 vectors
-within(acc.buffers, [*acc.start(), acc.add_products(..), *acc.each(finish)])
+within(acc.buffers, *acc.start(), acc.add_products(..), *acc.each(finish))
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Accumulators:
             def product(p: Expr, o: Expr, v: Expr) -> Expr:
                 return as_type(left(p, i), self.dtype) * as_type(right(i, o, v), self.dtype)
 
-            return block(self.add(product, pixels, blocks))
+            return block(*self.add(product, pixels, blocks))
 
         def of_vector(first: Expr, element: int) -> Callable[[Sum], tirx.Stmt]:
             lane = tirx.Ramp(const(0), const(1), self.count)
@@ -157,12 +157,12 @@ class Accumulators:
 
         def vector(first: Expr) -> tirx.Stmt:
             each = (self.sums(of_vector(first, i), pixels, blocks) for i in range(self.count))
-            return block([statement for statements in each for statement in statements])
+            return block(*(statement for statements in each for statement in statements))
 
         parts = [loop(vectors, lambda i: vector(i * self.count), "ii")] if vectors else []
         if rest := extent - vectors * self.count:
             parts.append(unrolled(extent - rest, rest, products, "ii"))
-        return block(parts)
+        return block(*parts)
 
     def each(
         self,

@@ -78,7 +78,10 @@ def mean_channels(runs: Sequence[ChannelRun]) -> int:
 
 
 def runs_of_groups(
-    widths: tuple[int, int], groups: int, lanes: int, vectors: int
+    widths: tuple[int, int],  # input and output channels of a group
+    groups: int,  # number of groups; with one group, all vectors read all channels
+    lanes: int,  # of a vector, and of a block of channels
+    vectors: int,
 ) -> list[ChannelRun]:
     """The runs that vectors of output channels read, without products that are zero.
 
@@ -87,11 +90,6 @@ def runs_of_groups(
         vector 0 reads   0 .. 24              block 0 and half of block 1: vectors 0 and 1
         vector 1 reads   0 ........ 48   ->   the other half and block 2:  vectors 1 and 2
         vector 2 reads        24 .. 48
-
-    Args:
-        widths: input and output channels of a group.
-        groups: number of groups; with one group, all vectors read all channels.
-        lanes: of a vector, and of a block of channels.
     """
     inputs, outputs = widths
     reads = [(0, inputs)] * vectors

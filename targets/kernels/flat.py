@@ -84,7 +84,7 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
         if passes:
             parts.append(vectors(first, passes, width))
         first, width = first + passes * width, max(1, width // 2)
-    return scheduled(func, block(parts))
+    return scheduled(func, block(*parts))
 
 
 def scheduled(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
@@ -182,10 +182,10 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
 
             return loop(lanes, one, "lane", VECTORIZED)
 
-        return block([*fill, loop(-(-axes.run // lanes), vector)])
+        return block(*fill, loop(-(-axes.run // lanes), vector))
 
     nest = loop(prod(axes.extents[i] for i in axes.outer), pixels, "block")
-    return scheduled(func, within(copies, [nest]))
+    return scheduled(func, within(copies, nest))
 
 
 @dataclass(frozen=True)

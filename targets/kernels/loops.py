@@ -41,7 +41,7 @@ def as_type(value: Expr, dtype: str) -> Expr:
     return value if scalar == dtype else value.astype(f"{dtype}x{width}" if width else dtype)
 
 
-def block(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+def block(*statements: tirx.Stmt) -> tirx.Stmt:
     """Statements in sequence."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
@@ -148,9 +148,9 @@ def vectors(
     return [scratch(f"{name}{i}", width, scope=scope, dtype=dtype) for i in range(count)]
 
 
-def within(buffers: Sequence[tirx.Buffer], statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+def within(buffers: Sequence[tirx.Buffer], *statements: tirx.Stmt) -> tirx.Stmt:
     """Statements in the scope of temporary buffers."""
-    return block([*(tirx.AllocBuffer(buffer) for buffer in buffers), *statements])
+    return block(*(tirx.AllocBuffer(buffer) for buffer in buffers), *statements)
 
 
 _WRITTEN_OUT = 4  # a larger number makes code larger and not faster
@@ -166,7 +166,7 @@ def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
     parts = [span(0, passes, lambda i: few(start + i * _WRITTEN_OUT, _WRITTEN_OUT), name)]
     if rest:
         parts.append(few(const(start + passes * _WRITTEN_OUT), rest))
-    return block(parts if passes else parts[1:])
+    return block(*(parts if passes else parts[1:]))
 
 
 def each(numbers: range, body: Body) -> tirx.Stmt:

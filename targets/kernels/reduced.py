@@ -36,16 +36,13 @@ _CHAINS = 4
 
 
 def reduced_rows(
-    func: tirx.PrimFunc, statement: Any, axes: Sequence[Axis], lanes: int, threads: bool
+    func: tirx.PrimFunc,
+    statement: Any,  # its block
+    axes: Sequence[Axis],  # its merged loops
+    lanes: int,  # of a vector of 32-bit numbers
+    threads: bool,  # whether cores share the rows
 ) -> tirx.PrimFunc | None:
-    """The function row by row, if its only block reduces the innermost axis; None for others.
-
-    Args:
-        statement: its block.
-        axes: its merged loops.
-        lanes: of a vector of 32-bit numbers.
-        threads: whether cores share the rows.
-    """
+    """The function row by row, if its only block reduces the innermost axis; None for others."""
     *outer, last = axes
     update, start = statement.body, statement.init
     if last.spatial or not all(axis.spatial for axis in outer) or last.extent < 2 * lanes:
@@ -130,7 +127,7 @@ class _Rows:
             )
         indices = [self.placed(index, places, const(0)) for index in self.update.indices]
         parts.append(tirx.BufferStore(self.update.buffer, load(self.best, 0), indices))
-        return within([self.best], parts)
+        return within([self.best], *parts)
 
     def lanes(self, width: int, value: Any) -> tirx.Stmt:
         """Store into the first partial results."""

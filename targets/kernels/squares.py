@@ -118,7 +118,7 @@ class _Squares:
             def squares(t: Expr) -> tirx.Stmt:
                 first = _start(t, self.side, across.extent)
                 parts = range(0, wide, self.side)
-                return block([self.square(places, first, column + part) for part in parts])
+                return block(*(self.square(places, first, column + part) for part in parts))
 
             return loop(-(-across.extent // self.side), squares, "tile")
 
@@ -154,7 +154,7 @@ class _Squares:
         for j, row in enumerate(rows):
             place = places(first + j, column)
             parts.append(lanes(side, lambda v, row=row, p=place: self.finish(p, row, v)))
-        return within(buffers, parts)
+        return within(buffers, *parts)
 
     def finish(self, places: Sequence[Expr], row: tirx.Buffer, lane: Expr) -> tirx.Stmt:
         """Store one number of the result, from its number of the transposed load."""

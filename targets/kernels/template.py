@@ -252,16 +252,12 @@ def templates_for(kind: type, machine: VectorMachine) -> tuple[type[Template], .
 
 @lru_cache(maxsize=4096)
 def configurations(
-    layer: Any, machine: VectorMachine, block: int, count: int = 8
+    layer: Any,  # an instance of a class that templates name in `Template.layers`
+    machine: VectorMachine,  # runs the kernel
+    block: int,  # channels of a block of the layer's input
+    count: int = 8,  # most configurations
 ) -> tuple[Any, ...]:
-    """Up to ``count`` configurations that compute a layer, the fastest first by their own models.
-
-    Args:
-        layer: an instance of a class that templates name in `Template.layers`.
-        machine: runs the kernel.
-        block: channels of a block of the layer's input.
-        count: most configurations.
-    """
+    """Up to ``count`` configurations that compute a layer, the fastest first by their models."""
     kinds = templates_for(type(layer), machine)
     candidates = [config for kind in kinds for config in kind.configure(layer, machine, block)]
     candidates.sort(key=lambda config: (config.is_last_resort, config.cycles(machine)))

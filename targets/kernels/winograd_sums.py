@@ -222,7 +222,7 @@ def input_tile(
 
         def row(i: Expr, exists: bool) -> tirx.Stmt:
             return block(
-                [
+                *(
                     lanes(
                         cfg.lanes,
                         lambda z, j=j: store(
@@ -233,7 +233,7 @@ def input_tile(
                         ),
                     )
                     for j in range(a)
-                ]
+                )
             )
 
         def read_row(i: Expr) -> tirx.Stmt:
@@ -250,7 +250,7 @@ def input_tile(
         if ranges[k] != ranges[k + 1]:
             border = tirx.IfThenElse(x <= k, read_columns(*ranges[k]), border)
     fits = tirx.all(top >= 0, top + a <= height, left >= 0, left + a <= width)
-    at_border = within(read, [border, _transform(cfg, put, copied)])
+    at_border = within(read, border, _transform(cfg, put, copied))
     return tirx.IfThenElse(fits, _transform(cfg, put, inside), at_border)
 
 
@@ -265,15 +265,15 @@ def _transform(cfg: WinogradConfig, put: Put, columns: Columns) -> tirx.Stmt:
         def row(r: int, z: Expr) -> tirx.Stmt:
             return half.store(r, j, z, combine(matrix[r], [value(i, z) for i in range(a)], number))
 
-        return block([lanes(cfg.lanes, partial(row, r)) for r in range(a)])
+        return block(*(lanes(cfg.lanes, partial(row, r)) for r in range(a)))
 
     def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
         def element(s: int, z: Expr) -> tirx.Stmt:
             return put(r * a + s, combine(matrix[s], [of(j, z) for j in range(a)], number), z)
 
-        return block([lanes(cfg.lanes, partial(element, s)) for s in range(a)])
+        return block(*(lanes(cfg.lanes, partial(element, s)) for s in range(a)))
 
-    return within(half.buffers, [*columns(column), *half.rows(row)])
+    return within(half.buffers, *columns(column), *half.rows(row))
 
 
 def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
@@ -294,38 +294,36 @@ def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.B
 
         matrix = WEIGHT[cfg.tile]
         return block(
-            [
-                *(loop(width, lambda v, k=k: tap(k, v), "v") for k in range(9)),
-                *(
-                    lanes(
-                        width,
-                        lambda v, r=r, x=x: store(
-                            half[r * 3 + x],
-                            combine(matrix[r], [load(taps[y * 3 + x], v) for y in range(3)]),
-                            v,
-                        ),
-                    )
-                    for r in range(cfg.alpha)
-                    for x in range(3)
-                ),
-                *(
-                    lanes(
-                        width,
-                        lambda v, r=r, s=s: store(
-                            out,
-                            combine(matrix[s], [load(half[r * 3 + x], v) for x in range(3)]),
-                            q,
-                            r * cfg.alpha + s,
-                            g,
-                            b,
-                            i,
-                            v,
-                        ),
-                    )
-                    for r in range(cfg.alpha)
-                    for s in range(cfg.alpha)
-                ),
-            ]
+            *(loop(width, lambda v, k=k: tap(k, v), "v") for k in range(9)),
+            *(
+                lanes(
+                    width,
+                    lambda v, r=r, x=x: store(
+                        half[r * 3 + x],
+                        combine(matrix[r], [load(taps[y * 3 + x], v) for y in range(3)]),
+                        v,
+                    ),
+                )
+                for r in range(cfg.alpha)
+                for x in range(3)
+            ),
+            *(
+                lanes(
+                    width,
+                    lambda v, r=r, s=s: store(
+                        out,
+                        combine(matrix[s], [load(half[r * 3 + x], v) for x in range(3)]),
+                        q,
+                        r * cfg.alpha + s,
+                        g,
+                        b,
+                        i,
+                        v,
+                    ),
+                )
+                for r in range(cfg.alpha)
+                for s in range(cfg.alpha)
+            ),
         )
 
     nest = loop(
@@ -339,4 +337,4 @@ def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.B
         ),
         "q",
     )
-    return within([*taps, *half], [nest])
+    return within([*taps, *half], nest)

@@ -175,13 +175,12 @@ _CPU_START_NS = 3_000.0
 """Time of an empty kernel if the driver runs it on threads of the CPU (PoCL)."""
 
 
-def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> Processor:
-    """The processor that an OpenCL target describes.
-
-    Args:
-        target: ``opencl``; its attribute ``device`` names another machine's kind of device.
-        host: the CPU; the channel block of the network is its vector width.
-    """
+def opencl_processor(
+    target: Target,  # ``opencl``; its attribute ``device`` names another machine's kind of device
+    host: Processor,  # the CPU; the channel block of the network is its vector width
+    device: OpenCLDevice,
+) -> Processor:
+    """The processor that an OpenCL target describes."""
     on_cpu = device.type == "cpu"
     is_real = bool(device.driver) or not names_device(target)
     driver = f"{device.name} {device.driver}".rstrip() if is_real else ""

@@ -125,13 +125,9 @@ def simple() -> Iterator[type[Template]]:
 
                 place = (0, b, i, j)
                 return block(
-                    [
-                        lanes(self.lanes, lambda v: store(acc, tirx.const(0.0, "float32"), v)),
-                        loop(self.in_channels, add, "channel"),
-                        lanes(
-                            self.lanes, lambda v: fused.epilogue.store((*place, v), load(acc, v))
-                        ),
-                    ]
+                    lanes(self.lanes, lambda v: store(acc, tirx.const(0.0, "float32"), v)),
+                    loop(self.in_channels, add, "channel"),
+                    lanes(self.lanes, lambda v: fused.epilogue.store((*place, v), load(acc, v))),
                 )
 
             rows = loop(
@@ -141,7 +137,7 @@ def simple() -> Iterator[type[Template]]:
                 ),
                 "b",
             )
-            return within([acc], [rows])
+            return within([acc], rows)
 
         def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> SimpleFeatures:
             read, made = self.batch * np.prod(self.in_size), np.prod(self.out_shape)

@@ -235,7 +235,7 @@ class AttentionConfig(Template, AttentionShape):
             return Band(self, fused, by_element, stack, first, rows).write()
 
         return block(
-            [
+            *(
                 loop(
                     stacks * run.count,
                     lambda t, run=run: band(t, run.start, run.count, run.width),
@@ -243,7 +243,7 @@ class AttentionConfig(Template, AttentionShape):
                     kind,
                 )
                 for run in runs
-            ]
+            )
         )
 
 

@@ -120,21 +120,19 @@ class Band:
         cfg, keys = self.cfg, self.cfg.v[-2]
         buffers = [self.scores, self.top, self.inverse]
         if not self.in_pieces:
-            return within(buffers, [*self.start(-inf), *self.piece(const(0), keys)])
+            return within(buffers, *self.start(-inf), *self.piece(const(0), keys))
         whole, rest = divmod(keys, cfg.piece)
         pieces = [loop(whole, lambda i: self.shown_piece(i * cfg.piece, cfg.piece), "piece")]
         if rest:
             pieces.append(self.shown_piece(const(whole * cfg.piece), rest))
         return within(
             [*buffers, self.earlier, self.factor, self.sums, self.shown],
-            [
-                # a piece of hidden keys has sums of 0, because its top is not minus infinity
-                *self.start(-LARGEST),
-                *self.start_sums(),
-                *self.look_at_rows(),
-                *pieces,
-                loop(self.rows, self.finished, "row"),
-            ],
+            # a piece of hidden keys has sums of 0, because its top is not minus infinity
+            *self.start(-LARGEST),
+            *self.start_sums(),
+            *self.look_at_rows(),
+            *pieces,
+            loop(self.rows, self.finished, "row"),
         )
 
     def finished(self, row: Expr) -> tirx.Stmt:
@@ -151,7 +149,7 @@ class Band:
             return lanes(width, lane)
 
         inverse = store(self.inverse, f32(1.0) / load(self.inverse, row), row)
-        return block([inverse, loop(columns // width, vector, "vector")])
+        return block(inverse, loop(columns // width, vector, "vector"))
 
     def mask(self, row: Expr, key: Expr) -> Expr:
         """The summand of a score."""
@@ -175,7 +173,7 @@ class Band:
 
         steps = [loop(keys // width, vector, "vector")] if keys >= width else []
         steps += [loop(keys % width, single, "key")] if keys % width else []
-        return block(steps)
+        return block(*steps)
 
     def look_at_rows(self) -> list[tirx.Stmt]:
         """Keep the least, over the rows, of the greatest mask of a row."""
@@ -187,20 +185,20 @@ class Band:
             nothing = lanes(width, lambda v: store(self.shown, f32(-inf), v))
             top = joined(self.shown, width, tirx.max)
             kept = store(self.shown, tirx.min(load(self.shown, width), top), width)
-            return block([nothing, self.greatest(r, const(0), keys), kept])
+            return block(nothing, self.greatest(r, const(0), keys), kept)
 
         return [store(self.shown, f32(inf), width), loop(self.rows, row, "row")]
 
     def shown_piece(self, begin: Expr, keys: int) -> tirx.Stmt:
         """A piece of the keys, unless the mask hides it from all rows."""
-        steps, width = block(self.piece(begin, keys)), self.cfg.lanes
+        steps, width = block(*self.piece(begin, keys)), self.cfg.lanes
         if not self.skips:
             return steps
         nothing = lanes(width, lambda v: store(self.shown, f32(-inf), v))
         masks = loop(self.rows, lambda r: self.greatest(r, begin, keys), "row")
         is_shown = joined(self.shown, width, tirx.max) > f32(_HIDDEN)
         is_blind = load(self.shown, width) <= f32(_HIDDEN)
-        return block([nothing, masks, tirx.IfThenElse(tirx.any(is_shown, is_blind), steps, None)])
+        return block(nothing, masks, tirx.IfThenElse(tirx.any(is_shown, is_blind), steps, None))
 
     def piece(self, begin: Expr, keys: int) -> list[tirx.Stmt]:
         """The scores of some keys, their exponentials, and the sums of their values."""
@@ -211,7 +209,7 @@ class Band:
             value = value * f32(cfg.scale) if cfg.scale != 1 else value
             value = value + self.mask(row, begin + key) if masks else value
             top = tirx.max(load(self.top, row, lane), value)
-            return block([store(self.scores, value, row, key), store(self.top, top, row, lane)])
+            return block(store(self.scores, value, row, key), store(self.top, top, row, lane))
 
         def sum_of(row: Expr, column: Expr, _: Expr, value: Expr) -> tirx.Stmt:
             place = (*self.stack, self.first + row, column)
@@ -254,7 +252,7 @@ class Band:
         """Nothing was added yet."""
 
         def row(r: Expr) -> tirx.Stmt:
-            return block([store(self.earlier, f32(-LARGEST), r), store(self.inverse, f32(0.0), r)])
+            return block(store(self.earlier, f32(-LARGEST), r), store(self.inverse, f32(0.0), r))
 
         return [loop(self.rows, row, "row"), self.fill(self.sums, 0.0, 0, self.cfg.v[-1])]
 
@@ -307,7 +305,7 @@ class Band:
             products = acc.add_products(
                 range(rows), lambda p, k: left(row + p, k), operand, depth, self.by_element
             )
-            return within(acc.buffers, [*acc.start(), products, *acc.each(result)])
+            return within(acc.buffers, *acc.start(), products, *acc.each(result))
 
         def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
             runs = tile_runs(self.rows, most, lambda *_: None)
@@ -317,7 +315,7 @@ class Band:
                     count, lambda t: sums(t * rows + start, rows, first, vectors, ends), "tile"
                 )
 
-            return block([run_of(run.start, run.width, run.count) for run in runs])
+            return block(*(run_of(run.start, run.width, run.count) for run in runs))
 
         groups = tile_runs(count, vectors, lambda start, n: ragged and start + n == count)
         tiles = [
@@ -325,10 +323,9 @@ class Band:
             for n in groups
         ]
         if not self.packs:
-            return block(tiles)
+            return block(*tiles)
         return within(
-            [packed],
-            [loop(depth, lambda k: loop(count, partial(pack, k), "vector"), "step"), *tiles],
+            [packed], loop(depth, lambda k: loop(count, partial(pack, k), "vector"), "step"), *tiles
         )
 
     def by_key(
@@ -354,15 +351,13 @@ class Band:
             for i in range(whole * width, depth):
                 value = value + product(const(i))
             return block(
-                [
-                    lanes(width, lambda v: store(acc, f32(0.0), v)),
-                    *([loop(whole, vector, "vector")] if whole else []),
-                    finish(row, key, const(0), value),
-                ]
+                lanes(width, lambda v: store(acc, f32(0.0), v)),
+                *([loop(whole, vector, "vector")] if whole else []),
+                finish(row, key, const(0), value),
             )
 
         scores = loop(keys, lambda n: loop(self.rows, lambda row: score(row, n), "row"), "key")
-        return within([acc], [scores])
+        return within([acc], scores)
 
     def softmax(self, row: Expr, keys: int) -> tirx.Stmt:
         """The exponentials of a row, and their sum, or its inverse if there is one piece."""
@@ -372,10 +367,8 @@ class Band:
         def power(at: Expr, v: Expr) -> tirx.Stmt:
             difference = load(self.scores, row, at + v) - load(self.top, row, 0)
             return block(
-                [
-                    store(self.scores, exponential(difference, False), row, at + v),
-                    store(total, load(total, v) + load(self.scores, row, at + v), v),
-                ]
+                store(self.scores, exponential(difference, False), row, at + v),
+                store(total, load(total, v) + load(self.scores, row, at + v), v),
             )
 
         def nothing(i: Expr) -> tirx.Stmt:
@@ -383,21 +376,19 @@ class Band:
 
         # a score that is no number makes the sum none, and with it all shares of the row
         hidden = tirx.isnan(load(self.inverse, row))
-        cleared = block([loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row)])
+        cleared = block(loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row))
         zeroed = [tirx.IfThenElse(hidden, cleared, None)] if self.cfg.zeroes_nan else []
         value = joined(total, width, add)
         if self.in_pieces:
             value = value + load(self.inverse, row) * load(self.factor, row)
         return within(
             [total],
-            [
-                store(self.top, joined(self.top, width, tirx.max, row), row, 0),
-                *(self.rescale(row) if self.in_pieces else []),
-                lanes(width, lambda v: store(total, f32(0.0), v)),
-                loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
-                store(self.inverse, value if self.in_pieces else f32(1.0) / value, row),
-                *zeroed,
-            ],
+            store(self.top, joined(self.top, width, tirx.max, row), row, 0),
+            *(self.rescale(row) if self.in_pieces else []),
+            lanes(width, lambda v: store(total, f32(0.0), v)),
+            loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
+            store(self.inverse, value if self.in_pieces else f32(1.0) / value, row),
+            *zeroed,
         )
 
     def rescale(self, row: Expr) -> list[tirx.Stmt]:

@@ -89,7 +89,7 @@ class _Nest:
         def groups(place: tuple[Expr, Expr], first: Index, count: Index, columns: int) -> tirx.Stmt:
             step = _Step(self, run.width, columns, inputs, sums)
             some = loop(count, lambda g: step.group(place, first + g), "group")
-            return block([*step.configured(shape), some])
+            return block(*step.configured(shape), some)
 
         def task(t: Expr) -> tirx.Stmt:
             band, share = t // shares, t % shares
@@ -101,7 +101,9 @@ class _Nest:
                 parts.append(tirx.IfThenElse(is_mine, last, None) if shares > 1 else last)
             return within(
                 [inputs, sums, shape],
-                [self.round(*place, run.width, inputs), *parts, _call("tilerelease")],
+                self.round(*place, run.width, inputs),
+                *parts,
+                _call("tilerelease"),
             )
 
         kind = PARALLEL if threads > 1 else SERIAL
@@ -110,7 +112,7 @@ class _Nest:
     def write(self, batch: int, threads: int) -> tirx.Stmt:
         """All bands."""
         runs = tile_runs(self.rows, ROWS, lambda *_: None)
-        return block([self.bands(run, batch, threads) for run in runs])
+        return block(*(self.bands(run, batch, threads) for run in runs))
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class DenseNest(_Nest):
                 parts.append(some(r, const(depth - rest), rest))
             if rest := pitch - depth:
                 parts.append(_rounded(inputs, r * pitch + depth, None, rest))
-            return block(parts[depth < LANES :])
+            return block(*parts[depth < LANES :])
 
         return loop(rows, of_row, "row")
 
@@ -183,7 +185,7 @@ class ConvNest(_Nest):
             )
             rest = pitch - self.depth
             end = _rounded(inputs, r * pitch + self.depth, None, rest) if rest else None
-            return block([taps] if end is None else [taps, end])
+            return block(*([taps] if end is None else [taps, end]))
 
         return loop(rows, pixel, "pixel")
 
@@ -245,11 +247,9 @@ class _Step:
             left = [load(self.inputs, k * DEPTH + i * SIDE * steps * DEPTH) for i, _ in self.tall]
             right = [load(self.nest.packed, number, k, j, 0, 0, 0) for j, _ in self.wide]
             return block(
-                [
-                    *_moved("tileloadd64", 4, left, pitches[0]),
-                    *_moved("tileloadd64", 6, right, pitches[1]),
-                    *(_call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j) for i, j in tiles),
-                ]
+                *_moved("tileloadd64", 4, left, pitches[0]),
+                *_moved("tileloadd64", 6, right, pitches[1]),
+                *(_call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j) for i, j in tiles),
             )
 
         def finish(r: Expr) -> tirx.Stmt:
@@ -265,19 +265,17 @@ class _Step:
 
                 return lanes(count, one)
 
-            return block([some(j * SIDE, count) for j, count in self.wide])
+            return block(*(some(j * SIDE, count) for j, count in self.wide))
 
         places = [load(self.sums, i * SIDE * COLUMNS + j * SIDE) for i, j in tiles]
         return block(
-            [
-                *(_call("tilezero", 2 * i + j) for i, j in tiles),
-                loop(steps, step, "step"),
-                *(
-                    _call("tilestored64", 2 * i + j, tirx.address_of(place), pitches[2])
-                    for (i, j), place in zip(tiles, places, strict=True)
-                ),
-                loop(self.rows, finish, "row"),
-            ]
+            *(_call("tilezero", 2 * i + j) for i, j in tiles),
+            loop(steps, step, "step"),
+            *(
+                _call("tilestored64", 2 * i + j, tirx.address_of(place), pitches[2])
+                for (i, j), place in zip(tiles, places, strict=True)
+            ),
+            loop(self.rows, finish, "row"),
         )
 
 

@@ -207,8 +207,7 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
             return fused.epilogue.store((*place, v), value)
 
         return within(
-            [whole],
-            [store(whole, _shuffled(read, run.places), lane), lanes(cfg.lanes, finish)],
+            [whole], store(whole, _shuffled(read, run.places), lane), lanes(cfg.lanes, finish)
         )
 
     def of_run(run: BlockRun, image: Expr, row: Expr | None) -> tirx.Stmt:
@@ -221,7 +220,7 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
         return loop(run.count, rows, "block")
 
     def some(image: Expr, row: Expr | None = None) -> tirx.Stmt:
-        return block([of_run(run, image, row) for run in runs])
+        return block(*(of_run(run, image, row) for run in runs))
 
     if machine.threads > 1 and n * blocks * height * width * cfg.lanes >= _WORTH_THREADS:
         return loop(n * height, lambda r: some(*unravelled(r, (n, height))), "rows", PARALLEL)

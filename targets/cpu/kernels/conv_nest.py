@@ -91,7 +91,7 @@ def write_nest(nest: ConvNest) -> tirx.Stmt:
         nests = [groups(n, 0, full, cfg.oc_blocks)] if full else []
         if tail:  # last, because the group before it has prefetched its weights
             nests.append(groups(n, full, 1, tail))
-        return block(nests)
+        return block(*nests)
 
     return loop(cfg.batch, image, "n")
 
@@ -131,7 +131,7 @@ class ConvNest:
                     return run_of(r.count, lambda t: at(t, r, before))
                 return part.tiles(r, lambda n, of: run_of(n, lambda t: at(of(t), r, before)))
 
-            return block([run(r, before) for r, before in zip(runs, starts, strict=True)])
+            return block(*(run(r, before) for r, before in zip(runs, starts, strict=True)))
 
         if cut.chunks == 1:
             return span(first, count, lambda y: tiles(y, self.run), "y")
@@ -156,7 +156,7 @@ class ConvNest:
 
         def finish(y: Expr, x: Expr) -> tirx.Stmt:
             return block(
-                [
+                *(
                     lanes(
                         cfg.lanes,
                         lambda v, o=o: self.epilogue.store(
@@ -165,29 +165,27 @@ class ConvNest:
                         ),
                     )
                     for o in range(blocks)
-                ]
+                )
             )
 
         return block(
-            [
-                tirx.AllocBuffer(sums),
-                loop(
-                    cut.band * cut.width * blocks,
-                    lambda i: lanes(
-                        cfg.lanes,
-                        lambda v: store(
-                            sums,
-                            tirx.const(0, self.sum_type),
-                            i // (cut.width * blocks),
-                            i // blocks % cut.width,
-                            i % blocks * cfg.lanes + v,
-                        ),
+            tirx.AllocBuffer(sums),
+            loop(
+                cut.band * cut.width * blocks,
+                lambda i: lanes(
+                    cfg.lanes,
+                    lambda v: store(
+                        sums,
+                        tirx.const(0, self.sum_type),
+                        i // (cut.width * blocks),
+                        i // blocks % cut.width,
+                        i % blocks * cfg.lanes + v,
                     ),
-                    "i",
                 ),
-                loop(cut.chunks, chunk, "chunk"),
-                span(first, count, lambda y: loop(cut.width, lambda x: finish(y, x), "x"), "y"),
-            ]
+                "i",
+            ),
+            loop(cut.chunks, chunk, "chunk"),
+            span(first, count, lambda y: loop(cut.width, lambda x: finish(y, x), "x"), "y"),
         )
 
     def run(self, count: Index, at: Callable[[Expr], Tile]) -> tirx.Stmt:
@@ -266,7 +264,7 @@ class ConvNest:
         """Sums in registers: start values, reduction over channel blocks, finish."""
         acc = Accumulators(len(tile.taps), tile.blocks, self.cfg.lanes, dtype=self.sum_type)
         begun, finished = acc.start(start or self.begin(tile)), self.finished(acc, finish)
-        return within(acc.buffers, [*begun, *self.reduction(tile, reduce, acc), *finished])
+        return within(acc.buffers, *begun, *self.reduction(tile, reduce, acc), *finished)
 
     def begin(self, _tile: Tile) -> Callable[[Expr, Expr, Expr], Expr] | None:
         """The initial sum of each pixel, vector and lane; None for 0."""
@@ -297,10 +295,10 @@ class ConvNest:
         def taps(add: Callable[[Tap], tirx.Stmt]) -> tirx.Stmt:
             def row(ky: Expr) -> tirx.Stmt:
                 return block(
-                    [
+                    *(
                         columns(lo, hi - lo, lambda kx, on=on: add((ky, kx, on)), "kx")
                         for lo, hi, on in segments
-                    ]
+                    )
                 )
 
             return span(low, count, row, "ky")
@@ -346,7 +344,7 @@ class ConvNest:
             self.machine.broadcast_operand,
             range(*run.vectors),
         )
-        return block([*ahead, products])
+        return block(*ahead, products)
 
     def weights_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
         """Prefetch this tile's share of the weights of a tap that come next in memory.

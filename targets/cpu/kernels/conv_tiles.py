@@ -198,7 +198,7 @@ def write_in_pieces(nest: ConvNest, tiles: int) -> tirx.Stmt:
                 written.append(_pieces(nest, n, run, pieces * tiles, 1, rest))
             if pieces:
                 written.append(_pieces(nest, n, run, 0, pieces, tiles))
-        return block(written)
+        return block(*written)
 
     return loop(nest.cfg.batch, image, "n")
 
@@ -230,4 +230,4 @@ def _pieces(
         )
 
     written = [groups(0, full, cfg.oc_blocks)] if full else []
-    return block([*written, *([groups(full, 1, tail)] if tail else [])])
+    return block(*written, *([groups(full, 1, tail)] if tail else []))

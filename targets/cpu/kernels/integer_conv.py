@@ -78,11 +78,11 @@ class IntegerNest(ConvNest):
 
             vectors = range(*run.vectors)
             parts = [acc.sums(partial(every_lane, i), active, vectors) for i in range(way.parts)]
-            return block([statement for part in parts for statement in part])
+            return block(*(statement for part in parts for statement in part))
 
         first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
         ahead = [] if first or way.words else self.weights_ahead(tile, ic, ky, kx)
-        return block([*ahead, unrolled(first, end - first, products, "word")])
+        return block(*ahead, unrolled(first, end - first, products, "word"))
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
         """Only whole words; channels of two groups in one word are multiplied by zeros."""

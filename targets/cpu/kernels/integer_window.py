@@ -183,7 +183,7 @@ class _Nest(RowNest[bool]):
                     lambda v, p=p: self.epilogue.store((n, b, y, x + p, v), load(acc[p], v)),
                 )
             )
-        return within([*acc, *words], steps)
+        return within([*acc, *words], *steps)
 
     def rows(self, y: Expr, group: int) -> list[Expr]:
         """The image rows under up to four rows of the kernel."""

@@ -65,7 +65,7 @@ class IntegerWinogradNest(WinogradNest):
             parts = (
                 acc.sums(lambda one, i=i: add(i, one), range(pixels)) for i in range(way.parts)
             )
-            return block([statement for part in parts for statement in part])
+            return block(*(statement for part in parts for statement in part))
 
         return unrolled(0, cfg.lanes // WORD, products, "word")
 

@@ -137,7 +137,7 @@ class MatmulConfig(Template, MatmulShape):
         stack = prod(self.batch)
         kind = PARALLEL if machine.threads > 1 else SERIAL
         return block(
-            [
+            *(
                 loop(
                     stack * run.count,
                     lambda t, run=run: nest.columns(run, t // run.count, t % run.count),
@@ -145,7 +145,7 @@ class MatmulConfig(Template, MatmulShape):
                     kind,
                 )
                 for run in groups
-            ]
+            )
         )
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> MatmulFeatures:
@@ -219,7 +219,7 @@ class _MatmulNest:
             return tirx.min(column, const(cfg.size[2] - cfg.lanes)) if run.work else column
 
         return block(
-            [
+            *(
                 loop(
                     rows.count,
                     lambda t, rows=rows: self.tile(
@@ -228,7 +228,7 @@ class _MatmulNest:
                     "tile",
                 )
                 for rows in tile_runs(cfg.size[0], cfg.rows, lambda *_: None)
-            ]
+            )
         )
 
     def tile(
@@ -249,11 +249,4 @@ class _MatmulNest:
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             return self.epilogue.store((*stack, row + p, start(o) + v), value)
 
-        return within(
-            acc.buffers,
-            [
-                *acc.start(),
-                products,
-                *acc.each(finish),
-            ],
-        )
+        return within(acc.buffers, *acc.start(), products, *acc.each(finish))

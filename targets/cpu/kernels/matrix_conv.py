@@ -106,17 +106,15 @@ class MatrixNest(IntegerNest):
         zero = tirx.Broadcast(tirx.const(0, "int32"), GROUP)
         return within(
             [*sums, *done],
-            [
-                *(of_all(lambda o, s=s: _store(s, o, zero)) for s in sums),
-                span(0, cfg.weight_shape[1], taps, "ic"),
-                *(
-                    step
-                    for g, start in enumerate(starts)
-                    for p in range(GROUP)
-                    if start + p >= g * GROUP  # otherwise another group or tile stores it
-                    for step in result(p, g)
-                ),
-            ],
+            *(of_all(lambda o, s=s: _store(s, o, zero)) for s in sums),
+            span(0, cfg.weight_shape[1], taps, "ic"),
+            *(
+                step
+                for g, start in enumerate(starts)
+                for p in range(GROUP)
+                if start + p >= g * GROUP  # otherwise another group or tile stores it
+                for step in result(p, g)
+            ),
         )
 
     def _products(
@@ -139,7 +137,7 @@ class MatrixNest(IntegerNest):
                 for pair, of_pair in zip(pairs, sums[half::2], strict=True):
                     operands = (_vector(of_pair, o), pair, weight)
                     steps.append(_store(of_pair, o, _product(self.cfg.way.intrinsic, *operands)))
-            return block(steps)
+            return block(*steps)
 
         return each(range(tile.blocks), of_outputs)
 

@@ -1,4 +1,4 @@
-"""Integer products of one block of inputs with the words of their weights.
+"""Loop nests of products with weights in blocks: tiles, and integer products of a block.
 
     for eight inputs:                            # a word holds those of both halves
       acc += dot(word & 0x0f0f0f0f, q[k .. k + 3])
@@ -13,19 +13,155 @@ once. Digits have sums of their own, which are added to those of the block by wh
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from tvm import tirx
 from tvm.ir import Expr
 
+from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
 from tvm_stretch.targets.kernels.dots import DOTS, WORD, Dot, every, number
-from tvm_stretch.targets.kernels.loops import block, const, fenced_span, load, loop, span, within
+from tvm_stretch.targets.kernels.loops import (
+    PARALLEL,
+    SERIAL,
+    as_type,
+    balanced,
+    block,
+    const,
+    fenced_span,
+    lanes,
+    load,
+    loop,
+    span,
+    store,
+    within,
+)
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
-from .nibbles import Nibbles
+if TYPE_CHECKING:
+    from .nibbles import Nibbles
+
+
+class Tile(NamedTuple):
+    """Outputs that are computed together."""
+
+    unit: Expr  # the first block of outputs
+    units: int
+    row: Expr | int  # the first row
+    rows: int
+    kept: int  # outputs of the last block that there are
+
+
+@dataclass(frozen=True)
+class ProductNest(ABC):
+    """The loops over outputs and rows; the names of tensors are those of the kernels."""
+
+    own: Nibbles
+    width: int  # lanes of a vector
+    machine: VectorMachine
+    x: tirx.Buffer
+    weight: tirx.Buffer
+    scale: tirx.Buffer
+    zero: tirx.Buffer | None
+    y: tirx.Buffer
+
+    sums: ClassVar[str]  # the type of the sums of a block of inputs
+
+    @abstractmethod
+    def products(self, acc: Accumulators, tile: Tile, part: Expr, inputs: int) -> list[tirx.Stmt]:
+        """Add the products of some inputs of a block to the sums of a tile."""
+
+    def rescaled(self, value: Expr, row: Expr, part: Expr) -> Expr:
+        """The sum of a block of inputs of a row, in the scale of the result."""
+        return value
+
+    def each_unit(self, most: int, body: Callable[[Expr, int, int], tirx.Stmt]) -> list[tirx.Stmt]:
+        """Up to ``most`` blocks of outputs at a time, which threads share.
+
+        ``body`` gets the first block, how many there are, and how many outputs the last one has.
+        """
+        whole, rest = divmod(self.own.outputs, UNITS)
+        kind = PARALLEL if self.machine.threads > 1 else SERIAL
+        parts = runs(whole, most, lambda unit, count: body(unit, count, UNITS), "tile", kind)
+        return [*parts, body(const(whole), 1, rest)] if rest else parts
+
+    def tile(self, sums: tirx.Buffer, tile: Tile) -> tirx.Stmt:
+        """The outputs of a tile; ``sums`` are those of the inputs of each row and block."""
+        own, shape = self.own, (tile.rows, tile.units * (UNITS // self.width), self.width)
+        total = Accumulators(*shape)
+
+        def part(number: Expr, inputs: int) -> tirx.Stmt:
+            acc = Accumulators(*shape, dtype=self.sums)
+
+            def scaled(one: Sum, v: Expr) -> Expr:
+                unit, lane = self.place(tile, one.block, v)
+                row = tile.row + one.pixel
+                middle = own.zero_of(self.zero, unit, number, lane)
+                factor = own.scale_of(self.scale, unit, number, lane)
+                value = as_type(one.value(v), "float32")
+                value = own.shifted(factor, value, middle, load(sums, row, number))
+                return self.rescaled(value, row, number)
+
+            steps = self.products(acc, tile, number, inputs)
+            return within(acc.buffers, *acc.start(), *steps, *_added(total, acc, scaled))
+
+        def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+            return self.keep(value, tile.row + p, *self.place(tile, o, v), tile.kept)
+
+        whole, rest = divmod(own.depth, own.block)
+        parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []
+        parts += [part(const(whole), rest)] if rest else []
+        return within(total.buffers, *total.start(), *parts, *total.each(keep))
+
+    def place(self, tile: Tile, o: Expr, v: Expr) -> tuple[Expr, Expr]:
+        """The block of outputs, and the output in it, of a lane of a tile's vector."""
+        each = UNITS // self.width
+        return tile.unit + o // each, o % each * self.width + v
+
+    def keep(self, value: Expr, row: Expr, unit: Expr, lane: Expr, kept: int) -> tirx.Stmt:
+        """Store one output, unless it is one of those that fill the last block."""
+        stored = store(self.y, value, row, unit * UNITS + lane)
+        return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
+
+
+def runs(
+    total: int,
+    most: int,
+    body: Callable[[Expr, int], tirx.Stmt],
+    name: str,
+    kind: int = SERIAL,
+) -> list[tirx.Stmt]:
+    """``body(first, count)`` for all units, at most ``most`` at a time: equal ones in a loop."""
+    parts, first = [], 0
+    for count, run in itertools.groupby(balanced(total, most) if total else []):
+        repeats = len(list(run))
+
+        def tile(i: Expr, first: int = first, count: int = count) -> tirx.Stmt:
+            return body(first + i * count, count)
+
+        parts.append(loop(repeats, tile, name, kind))
+        first += repeats * count
+    return parts
+
+
+def _added(
+    total: Accumulators, acc: Accumulators, value: Callable[[Sum, Expr], Expr]
+) -> list[tirx.Stmt]:
+    """Add a function of each sum of one tile to the same sum of another tile of its shape."""
+
+    def add(one: Sum) -> tirx.Stmt:
+        other = acc.beside(one, total)
+        return lanes(acc.count, lambda v: other.set(v, other.value(v) + value(one, v)))
+
+    return acc.sums(add)
+
+
+# --- integer products of a block of inputs --------------------------------------------------------
 
 PART = 128
 """What the high part of an input of 16 bits is worth; a part is at most 127."""
@@ -109,7 +245,7 @@ class BlockProducts:
     ) -> list[tirx.Stmt]:
         """Add the products of some digits."""
         if self.own.parts == worth == 1 and not self.is_narrow:
-            return [loop(count, lambda j: block(self.word([self.acc], first + j, digits)), "word")]
+            return [loop(count, lambda j: block(*self.word([self.acc], first + j, digits)), "word")]
         size = _EXACT // word_size(self.own) if self.is_narrow else count
         whole, rest = divmod(count, size)
 
@@ -127,11 +263,11 @@ class BlockProducts:
         # LLVM would unroll the loop, add products of several words first, and spill weights
         repeated = fenced_span if self.is_narrow else span
         steps.append(
-            repeated(0, count, lambda j: block(self.word(sums, first + j, digits)), "word")
+            repeated(0, count, lambda j: block(*self.word(sums, first + j, digits)), "word")
         )
         for left, one in enumerate(reversed(sums)):
             steps += self.acc.sums(partial(self.joined, part=one, worth=worth * PART**left))
-        return within([buffer for one in sums for buffer in one.buffers], steps)
+        return within([buffer for one in sums for buffer in one.buffers], *steps)
 
     def joined(self, one: Sum, part: Accumulators, worth: int) -> tirx.Stmt:
         """Add the sum of a part to that of the block."""
@@ -193,10 +329,10 @@ class BlockProducts:
                     k = word * word_size(self.own) + digit.first + byte
                     value = value + bits * every(self.input(self.row(one.pixel), k), _PLAIN)
                 steps.append(one.set(lane, value))
-            return block(steps)
+            return block(*steps)
 
         each = (partial(product, digit=digit) for digit in self.digits())
-        return block([step for one in each for step in self.acc.sums(one)])
+        return block(*(step for one in each for step in self.acc.sums(one)))
 
     def input(self, row: Expr, k: Expr) -> Expr:
         """One input as int32."""

@@ -18,6 +18,7 @@ of 16 bits are two of 8, ``128 high + low``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from tvm import relax, tirx
@@ -26,7 +27,7 @@ from tvm.ir import Expr
 from tvm_stretch.network.attributes import WORDS
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
-from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
+from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
@@ -44,22 +45,17 @@ from tvm_stretch.targets.kernels.loops import (
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
 
-from .nibble_dots import BlockProducts, whole_input, word_size
+from .nibble_dots import BlockProducts, ProductNest, Tile, runs, whole_input, word_size
 from .nibbles import (
     KERNELS,
     MINIMA,
     Nibbles,
     Shapes,
     Tensors,
-    added,
     kinds_of,
     operands_of,
     product_call,
-    runs,
-    scale_of,
-    shifted,
     summed,
-    zero_of,
 )
 
 
@@ -133,23 +129,17 @@ def write_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     q, factor, weight, scale, *zero, y = func.params
     width = min(machine.plain.lanes, UNITS)
     middle = zero[0] if zero else None
-    return _Nest(own, width, machine, q, factor, weight, scale, middle, y).written()
+    return _Nest(own, width, machine, q, weight, scale, middle, y, factor).written()
 
 
 @dataclass(frozen=True)
-class _Nest:
-    """The loops; the names of tensors are those of `_kernel`."""
+class _Nest(ProductNest):
+    """Products of integers."""
 
-    own: Nibbles
-    width: int  # lanes of a vector
-    machine: VectorMachine
-    q: tirx.Buffer
-    factor: tirx.Buffer
-    weight: tirx.Buffer
-    scale: tirx.Buffer
-    zero: tirx.Buffer | None
-    y: tirx.Buffer
+    factor: tirx.Buffer  # the scales of inputs that were rounded
     unit: Expr | None = None  # the block of outputs, if its weights were unpacked
+
+    sums = "int32"
 
     @property
     def most(self) -> int:
@@ -162,25 +152,13 @@ class _Nest:
         own, vectors = self.own, UNITS // self.width * self.own.parts
         unpacks = own.rows >= _MANY * self.most and own.bits == 4 and bool(self.machine.dot)
         units = 1 if unpacks else max(1, _VECTORS // (min(own.rows, self.most) * vectors))
-        whole, rest = divmod(own.outputs, UNITS)
         sums = scratch("sums", own.rows, own.blocks)
-        kind = PARALLEL if self.machine.threads > 1 else SERIAL
-        parts, first = [self.input_sums(sums)], 0
-        rows = self.unpacked if unpacks else self.rows
-        for count, width in runs(whole, units):
+        rows = partial(self.unpacked if unpacks else self.rows, sums)
+        return within([sums], self.input_sums(sums), *self.each_unit(units, rows))
 
-            def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
-                return rows(sums, (first + i * width, width), UNITS)
-
-            parts.append(loop(count, tile, "tile", kind))
-            first += count * width
-        if rest:
-            parts.append(rows(sums, (const(whole), 1), rest))
-        return within([sums], parts)
-
-    def unpacked(self, sums: tirx.Buffer, units: tuple[Expr, int], kept: int) -> tirx.Stmt:
+    def unpacked(self, sums: tirx.Buffer, unit: Expr, _: int, kept: int) -> tirx.Stmt:
         """All rows of one block of outputs, whose weights become bytes once, in the cache."""
-        own, (unit, _), width = self.own, units, self.width
+        own, width = self.own, self.width
         weight = scratch("bytes", 1, own.depth // WORD, UNITS * WORD, dtype="uint8")
         scale, least = (scratch(name, 1, own.blocks, UNITS) for name in ("scales", "minima"))
         mask = number(0x0F0F0F0F, width)
@@ -193,34 +171,30 @@ class _Nest:
                 for half, bits in enumerate((both, tirx.shift_right(both, number(4, width)))):
                     bits = tirx.reinterpret(f"uint8x{WORD * width}", tirx.bitwise_and(bits, mask))
                     steps.append(store(weight, bits, 0, own.packed * j + half, lane))
-            return block(steps)
+            return block(*steps)
 
         def constants(index: Expr) -> tirx.Stmt:
             def lane(v: Expr) -> tirx.Stmt:
-                factor = scale_of(own, self.scale, unit, index, v)
-                middle = zero_of(own, self.zero, unit, index, v)
-                value = shifted(own, factor, f32(0.0), middle)
-                return block([store(scale, factor, 0, index, v), store(least, value, 0, index, v)])
+                factor = own.scale_of(self.scale, unit, index, v)
+                middle = own.zero_of(self.zero, unit, index, v)
+                value = own.shifted(factor, f32(0.0), middle)
+                return block(store(scale, factor, 0, index, v), store(least, value, 0, index, v))
 
             return lanes(UNITS, lane)
 
         floats = replace(own, bits=8, scales="float32", zeros=MINIMA, zero=None)
         nest = replace(self, own=floats, weight=weight, scale=scale, zero=least, unit=unit)
         words = loop(own.depth // word_size(own), word, "word")
-        steps = [words, loop(own.blocks, constants, "part"), nest.rows(sums, (const(0), 1), kept)]
-        return within([weight, scale, least], steps)
+        steps = [words, loop(own.blocks, constants, "part"), nest.rows(sums, const(0), 1, kept)]
+        return within([weight, scale, least], *steps)
 
-    def rows(self, sums: tirx.Buffer, units: tuple[Expr, int], kept: int) -> tirx.Stmt:
-        """All rows of some blocks of outputs; the last block has ``kept`` of them."""
-        parts, start = [], 0
-        for repeats, count in runs(self.own.rows, self.most):
+    def rows(self, sums: tirx.Buffer, unit: Expr, units: int, kept: int) -> tirx.Stmt:
+        """All rows of some blocks of outputs."""
 
-            def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
-                return self.tile(sums, units, (start + i * count, count), kept)
+        def tile(row: Expr, rows: int) -> tirx.Stmt:
+            return self.tile(sums, Tile(unit, units, row, rows, kept))
 
-            parts.append(loop(repeats, run, "rows"))
-            start += repeats * count
-        return block(parts)
+        return block(*runs(self.own.rows, self.most, tile, "rows"))
 
     def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
         """``sums[row, part] = sum of the inputs of the part``."""
@@ -230,54 +204,26 @@ class _Nest:
             def add(k: Expr) -> tirx.Stmt:
                 place = index * size + k
                 given = whole_input(
-                    one, lambda i: load(self.q, row, i * one.depth + place).astype("int32")
+                    one, lambda i: load(self.x, row, i * one.depth + place).astype("int32")
                 )
                 return store(total, load(total, 0) + given, 0)
 
             begin = store(total, tirx.const(0, "int32"), 0)
             end = store(sums, load(total, 0).astype("float32"), row, index)
-            return within([total], [begin, loop(size, add, "k"), end])
+            return within([total], begin, loop(size, add, "k"), end)
 
         kind = PARALLEL if one.rows > 1 and self.machine.threads > 1 else SERIAL
         return loop(one.rows, lambda r: loop(one.blocks, lambda i: part(r, i), "part"), "row", kind)
 
-    def tile(
-        self,
-        sums: tirx.Buffer,
-        units: tuple[Expr, int],  # the first block of outputs, and how many
-        rows: tuple[Expr, int],  # the first row, and how many
-        kept: int,
-    ) -> tirx.Stmt:
-        """The sums of some blocks of outputs for some rows."""
-        own, (start, count), each = self.own, rows, UNITS // self.width
-        total = Accumulators(count, units[1] * each, self.width)
+    def products(self, acc: Accumulators, tile: Tile, part: Expr, inputs: int) -> list[tirx.Stmt]:
+        own = self.own
+        tensors = self.x, self.weight, own.bits == 4 or self.unit is not None, acc
+        places = (lambda p: tile.row + p), (lambda o: self.place(tile, o, const(0)))
+        products = BlockProducts(own, self.machine, self.width, *tensors, *places)
+        return products.added(part * (own.block // word_size(own)))
 
-        def place(o: Expr, v: Expr) -> tuple[Expr, Expr]:
-            return units[0] + o // each, o % each * self.width + v
+    def rescaled(self, value: Expr, row: Expr, part: Expr) -> Expr:
+        return load(self.factor, row, part) * value
 
-        def part(number: Expr) -> tirx.Stmt:
-            acc = Accumulators(count, units[1] * each, self.width, dtype="int32")
-
-            def scaled(one: Sum, v: Expr) -> Expr:
-                unit, lane = place(one.block, v)
-                row = start + one.pixel
-                middle = zero_of(own, self.zero, unit, number, lane)
-                factor = scale_of(own, self.scale, unit, number, lane)
-                value = one.value(v).astype("float32")
-                value = shifted(own, factor, value, middle, load(sums, row, number))
-                return load(self.factor, row, number) * value
-
-            tensors = self.q, self.weight, own.bits == 4 or self.unit is not None, acc
-            places = (lambda p: start + p), (lambda o: place(o, const(0)))
-            products = BlockProducts(own, self.machine, self.width, *tensors, *places)
-            steps = products.added(number * (own.block // word_size(own)))
-            return within(acc.buffers, [*acc.start(), *steps, *added(total, acc, scaled)])
-
-        def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            unit, lane = place(o, v)
-            unit = unit if self.unit is None else self.unit
-            stored = store(self.y, value, start + p, unit * UNITS + lane)
-            return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
-
-        steps = [*total.start(), loop(own.blocks, part, "part"), *total.each(keep)]
-        return within(total.buffers, steps)
+    def keep(self, value: Expr, row: Expr, unit: Expr, lane: Expr, kept: int) -> tirx.Stmt:
+        return super().keep(value, row, unit if self.unit is None else self.unit, lane, kept)

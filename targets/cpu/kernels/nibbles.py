@@ -21,7 +21,6 @@ The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,13 +36,10 @@ from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.operators import operands
 from tvm_stretch.network.steps import KIND, UNITS, steps_call
-from tvm_stretch.targets.kernels.accumulators import Accumulators, Sum
+from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.halves import HALVES, are_halves, float_of, half_bits
 from tvm_stretch.targets.kernels.loops import (
-    PARALLEL,
-    SERIAL,
     as_type,
-    balanced,
     block,
     const,
     lanes,
@@ -55,6 +51,8 @@ from tvm_stretch.targets.kernels.loops import (
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import writes
+
+from .nibble_dots import ProductNest, Tile, runs
 
 MINIMA = "minima"
 """Says that zero points are minima of float32."""
@@ -88,6 +86,37 @@ class Nibbles:
     def units(self) -> int:
         """Blocks of outputs."""
         return -(-self.outputs // UNITS)
+
+    def zero_of(self, zero: tirx.Buffer | None, *place: Expr) -> Expr:
+        """The zero point or minimum of one output's block, or of several, as floats."""
+        if zero is None:
+            return tirx.const(self.zero, "float32")
+        value = load(zero, *place)
+        return float_of(value) if self.zeros == HALVES else as_type(value, "float32")
+
+    def scale_of(self, scale: tirx.Buffer, *place: Expr) -> Expr:
+        """The scale of one output's block, or of several, as floats."""
+        value = load(scale, *place)
+        return float_of(value) if self.scales == HALVES else value
+
+    def shifted(
+        self,
+        factor: Expr,
+        value: Expr,  # a weight's bits, or a sum of products with them
+        middle: Expr,
+        inputs: Expr | None = None,  # their sum, for a sum of products
+    ) -> Expr:
+        """A weight, or products with weights, by their scale and what `zero_of` gives."""
+        middle = middle if inputs is None else middle * inputs
+        is_least = self.zeros in (HALVES, MINIMA)
+        return factor * value + middle if is_least else factor * (value - middle)
+
+    def number_of(self, byte: Expr, which: int) -> Expr:
+        """One of the weights of a byte, or of several, as floats."""
+        word = byte.astype("int32")
+        if self.bits == 4:
+            word = word >> 4 if which else word & 15
+        return word.astype("float32")
 
 
 def pack(values: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -221,9 +250,9 @@ def summed(
             with T.init():
                 T.buffer_store(y, tirx.const(0, "float32"), [row, n])
             unit, lane, part = n // UNITS, n % UNITS, k // own.block
-            middle = zero_of(own, tensors.get("zero"), unit, part, lane)
-            factor = scale_of(own, tensors["scale"], unit, part, lane)
-            weight = shifted(own, factor, bits(tensors, unit, lane, k), middle)
+            middle = own.zero_of(tensors.get("zero"), unit, part, lane)
+            factor = own.scale_of(tensors["scale"], unit, part, lane)
+            weight = own.shifted(factor, bits(tensors, unit, lane, k), middle)
             T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * weight, [row, n])
     return builder.get().with_attr(mark, to_text(own))
 
@@ -241,41 +270,6 @@ def _kernel(own: Nibbles) -> tirx.PrimFunc:
         return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
 
     return summed(own, NIBBLES, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
-
-
-def zero_of(own: Nibbles, zero: tirx.Buffer | None, *place: Expr) -> Expr:
-    """The zero point or minimum of one output's block, or of several, as floats."""
-    if zero is None:
-        return tirx.const(own.zero, "float32")
-    value = load(zero, *place)
-    return float_of(value) if own.zeros == HALVES else as_type(value, "float32")
-
-
-def shifted(
-    own: Nibbles,
-    factor: Expr,
-    value: Expr,  # a weight's bits, or a sum of products with them
-    middle: Expr,
-    inputs: Expr | None = None,  # their sum, for a sum of products
-) -> Expr:
-    """A weight, or products with weights, by their scale and what `zero_of` gives."""
-    middle = middle if inputs is None else middle * inputs
-    is_least = own.zeros in (HALVES, MINIMA)
-    return factor * value + middle if is_least else factor * (value - middle)
-
-
-def number_of(own: Nibbles, byte: Expr, which: int) -> Expr:
-    """One of the weights of a byte, or of several, as floats."""
-    word = byte.astype("int32")
-    if own.bits == 4:
-        word = word >> 4 if which else word & 15
-    return word.astype("float32")
-
-
-def scale_of(own: Nibbles, scale: tirx.Buffer, *place: Expr) -> Expr:
-    """The scale of one output's block, or of several, as floats."""
-    value = load(scale, *place)
-    return float_of(value) if own.scales == HALVES else value
 
 
 KERNELS["matmul.nibbles"] = _kernel
@@ -302,33 +296,26 @@ def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
 
 
 @dataclass(frozen=True)
-class _Nest:
-    """The loops; the names of tensors are those of `_kernel`."""
+class _Nest(ProductNest):
+    """Products of floats."""
 
-    own: Nibbles
-    width: int  # lanes of a vector
-    machine: VectorMachine
-    x: tirx.Buffer
-    weight: tirx.Buffer
-    scale: tirx.Buffer
-    zero: tirx.Buffer | None
-    y: tirx.Buffer
+    sums = "float32"
 
     def written(self) -> tirx.Stmt:
         """Few rows by blocks of inputs, many rows by blocks of outputs."""
         own = self.own
         if own.rows > _ROWS:
-            kind = PARALLEL if self.machine.threads > 1 else SERIAL
-            whole, rest = divmod(own.outputs, UNITS)
-            parts = (
-                [loop(whole, lambda unit: self.unit(unit, UNITS), "unit", kind)] if whole else []
-            )
-            return block(parts + ([self.unit(const(whole), rest)] if rest else []))
-        sums = scratch("sums", own.rows, own.blocks)
-        return within([sums], [self.input_sums(sums), self.tiles(sums, 0, own.rows)])
+            return block(*self.each_unit(1, self.unit))
+        sums, most = scratch("sums", own.rows, own.blocks), _VECTORS * self.width // UNITS
 
-    def unit(self, unit: Expr, kept: int) -> tirx.Stmt:
-        """One block of outputs of all rows; ``kept`` are its outputs that there are."""
+        def tile(unit: Expr, units: int, kept: int) -> tirx.Stmt:
+            return self.tile(sums, Tile(unit, units, 0, own.rows, kept))
+
+        tiles = self.each_unit(max(1, most // own.rows), tile)
+        return within([sums], self.input_sums(sums), block(*tiles))
+
+    def unit(self, unit: Expr, _: int, kept: int) -> tirx.Stmt:
+        """One block of outputs of all rows."""
         own, vectors = self.own, UNITS // self.width
         floats = scratch("floats", own.depth, UNITS)
 
@@ -338,16 +325,16 @@ class _Nest:
             def vector(o: Expr, which: int) -> tirx.Stmt:
                 def lane(v: Expr) -> tirx.Stmt:
                     place = o * self.width + v
-                    number = number_of(own, load(self.weight, unit, pair, place), which)
-                    factor = scale_of(own, self.scale, unit, part, place)
-                    middle = zero_of(own, self.zero, unit, part, place)
-                    value = shifted(own, factor, number, middle)
+                    number = own.number_of(load(self.weight, unit, pair, place), which)
+                    factor = own.scale_of(self.scale, unit, part, place)
+                    middle = own.zero_of(self.zero, unit, part, place)
+                    value = own.shifted(factor, number, middle)
                     return store(floats, value, own.packed * pair + which, place)
 
                 return lanes(self.width, lane)
 
             def all_of(o: Expr) -> tirx.Stmt:
-                return block([vector(o, which) for which in range(own.packed)])
+                return block(*(vector(o, which) for which in range(own.packed)))
 
             return loop(vectors, all_of, "vector")
 
@@ -360,24 +347,14 @@ class _Nest:
                 own.depth,
                 self.machine.broadcast_operand,
             )
-            stores = acc.each(lambda p, o, v, y: self.keep(y, start + p, unit, o, v, kept))
-            return within(acc.buffers, [*acc.start(), products, *stores])
+            stores = acc.each(
+                lambda p, o, v, y: self.keep(y, start + p, unit, o * self.width + v, kept)
+            )
+            return within(acc.buffers, *acc.start(), products, *stores)
 
-        found, start = [], 0
-        for repeats, count in runs(own.rows, _SHARING if self.width < UNITS else 2 * _SHARING):
-
-            def run(i: Expr, start: int = start, count: int = count) -> tirx.Stmt:
-                return tile(start + i * count, count)
-
-            found.append(loop(repeats, run, "rows"))
-            start += repeats * count
-        return within([floats], [loop(own.depth // own.packed, both, "pair"), *found])
-
-    def keep(self, value: Expr, row: Expr, unit: Expr, o: Expr, v: Expr, kept: int) -> tirx.Stmt:
-        """Store one output, unless it is one of those that fill the last block."""
-        lane = o * self.width + v
-        stored = store(self.y, value, row, unit * UNITS + lane)
-        return stored if kept == UNITS else tirx.IfThenElse(lane < kept, stored, None)
+        most = _SHARING if self.width < UNITS else 2 * _SHARING
+        rows = runs(own.rows, most, tile, "rows")
+        return within([floats], loop(own.depth // own.packed, both, "pair"), *rows)
 
     def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
         """``sums[row, part] = sum of the inputs of the part``."""
@@ -390,93 +367,28 @@ class _Nest:
                 read = load(self.x, row, const(index) * self.own.block + k)
                 return store(sums, load(sums, *place) + read, *place)
 
-            return block([begin, loop(count, add, "k")])
+            return block(begin, loop(count, add, "k"))
 
         whole, rest = divmod(self.own.depth, self.own.block)
 
         def row(r: Expr) -> tirx.Stmt:
             parts = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
-            return block(parts + ([part(r, whole, rest)] if rest else []))
+            return block(*(parts + ([part(r, whole, rest)] if rest else [])))
 
         return loop(self.own.rows, row, "row")
 
-    def tiles(self, sums: tirx.Buffer, start: int, rows: int) -> tirx.Stmt:
-        """All outputs of some rows; each thread computes a range of them."""
-        whole, rest = divmod(self.own.outputs, UNITS)
-        kind = PARALLEL if self.machine.threads > 1 else SERIAL
-        parts, first = [], 0
-        for count, width in runs(whole, max(1, _VECTORS * self.width // (rows * UNITS))):
+    def products(self, acc: Accumulators, tile: Tile, part: Expr, inputs: int) -> list[tirx.Stmt]:
+        own = self.own
 
-            def tile(i: Expr, width: int = width, first: int = first) -> tirx.Stmt:
-                return self.tile(sums, (first + i * width, width), (start, rows), UNITS)
+        def pair(j: Expr) -> tirx.Stmt:
+            k = part * own.block + own.packed * j
 
-            parts.append(loop(count, tile, "tile", kind))
-            first += count * width
-        if rest:
-            parts.append(self.tile(sums, (const(whole), 1), (start, rows), rest))
-        return block(parts)
+            def product(p: Expr, o: Expr, v: Expr, which: int) -> Expr:
+                unit, lane = self.place(tile, o, v)
+                byte = load(self.weight, unit, part * (own.block // own.packed) + j, lane)
+                return load(self.x, tile.row + p, k + which) * own.number_of(byte, which)
 
-    def tile(
-        self,
-        sums: tirx.Buffer,
-        units: tuple[Expr, int],  # the first block of outputs, and how many
-        rows: tuple[int, int],  # the first row, and how many
-        kept: int,  # outputs of the last block that there are
-    ) -> tirx.Stmt:
-        """The sums of some blocks of outputs for some rows."""
-        own, (start, count), each = self.own, rows, UNITS // self.width
-        total = Accumulators(count, units[1] * each, self.width)
+            each = (partial(product, which=which) for which in range(own.packed))
+            return block(*(step for one in each for step in acc.add(one)))
 
-        def place(o: Expr, v: Expr) -> tuple[Expr, Expr]:
-            return units[0] + o // each, o % each * self.width + v
-
-        def part(index: Expr | int, inputs: int) -> tirx.Stmt:
-            number = const(index)
-            acc = Accumulators(count, units[1] * each, self.width)
-
-            def pair(j: Expr) -> tirx.Stmt:
-                k = number * own.block + own.packed * j
-
-                def product(p: Expr, o: Expr, v: Expr, which: int) -> Expr:
-                    unit, lane = place(o, v)
-                    byte = load(self.weight, unit, number * (own.block // own.packed) + j, lane)
-                    return load(self.x, start + p, k + which) * number_of(own, byte, which)
-
-                each = (partial(product, which=which) for which in range(own.packed))
-                return block([step for one in each for step in acc.add(one)])
-
-            def scaled(one: Sum, v: Expr) -> Expr:
-                unit, lane = place(one.block, v)
-                middle = zero_of(own, self.zero, unit, number, lane)
-                inputs = load(sums, start + one.pixel, number)
-                factor = scale_of(own, self.scale, unit, number, lane)
-                return shifted(own, factor, one.value(v), middle, inputs)
-
-            pairs = loop(inputs // own.packed, pair, "pair")
-            return within(acc.buffers, [*acc.start(), pairs, *added(total, acc, scaled)])
-
-        def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            return self.keep(value, start + p, units[0] + o // each, o % each, v, kept)
-
-        whole, rest = divmod(own.depth, own.block)
-        parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []
-        parts += [part(whole, rest)] if rest else []
-        return within(total.buffers, [*total.start(), *parts, *total.each(keep)])
-
-
-def runs(total: int, largest: int) -> list[tuple[int, int]]:
-    """Tiles of at most ``largest`` units as runs of equal ones: how many, and of how many units."""
-    sizes = balanced(total, largest) if total else []
-    return [(len(list(run)), size) for size, run in itertools.groupby(sizes)]
-
-
-def added(
-    total: Accumulators, acc: Accumulators, value: Callable[[Sum, Expr], Expr]
-) -> list[tirx.Stmt]:
-    """Add a function of each sum of one tile to the same sum of another tile of its shape."""
-
-    def add(one: Sum) -> tirx.Stmt:
-        other = acc.beside(one, total)
-        return lanes(acc.count, lambda v: other.set(v, other.value(v) + value(one, v)))
-
-    return acc.sums(add)
+        return [loop(inputs // own.packed, pair, "pair")]

@@ -130,12 +130,10 @@ class NormConfig(NormTemplate):
         rest = [finish(const(extent - width))] if extent % width else []
         return within(
             [mean, inverse],
-            [
-                within(total.buffers, [*total.parts, store(mean, total_of * each, 0)]),
-                within(squares.buffers, [*squares.parts, store(inverse, f32(1.0) / spread, 0)]),
-                loop(extent // width, lambda i: finish(i * width), "vector"),
-                *rest,
-            ],
+            within(total.buffers, *total.parts, store(mean, total_of * each, 0)),
+            within(squares.buffers, *squares.parts, store(inverse, f32(1.0) / spread, 0)),
+            loop(extent // width, lambda i: finish(i * width), "vector"),
+            *rest,
         )
 
     def sum_of(self, value: Callable[[Expr], Expr]) -> tuple[_Sum, Expr]:
@@ -154,7 +152,7 @@ class NormConfig(NormTemplate):
             return lanes(width, one)
 
         def several(i: Expr) -> tirx.Stmt:
-            return block([increase(j, (i * count + j) * width) for j in range(count)])
+            return block(*(increase(j, (i * count + j) * width) for j in range(count)))
 
         left = range(whole // count * count, whole)
         parts = [

@@ -46,7 +46,7 @@ def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
     width = min(machine.plain.lanes, UNITS)
     vectors = -(-int(func.attrs[STEPS]) // width)
     body = _Nest(machine.plain, width, vectors).written(root.body)
-    return within(list(root.alloc_buffers), [body])
+    return within(list(root.alloc_buffers), body)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Nest:
     def written(self, statement: tirx.Stmt) -> tirx.Stmt:
         """The loops over time stay; each block inside them gets a new loop nest."""
         if isinstance(statement, tirx.SeqStmt):
-            return block([self.written(part) for part in statement.seq])
+            return block(*(self.written(part) for part in statement.seq))
         loops, inner = _loops_of(statement)
         if not isinstance(inner, s_tir.SBlockRealize):
             (step,) = loops
@@ -102,7 +102,7 @@ class _Nest:
         )
         rows, width = tile_of(batch, self.vectors, gates, depth, self.machine)
         return block(
-            [
+            *(
                 loop(
                     units.count * sequences.count,
                     lambda i, u=units, s=sequences: product.tile(
@@ -113,7 +113,7 @@ class _Nest:
                 )
                 for units in tile_runs(self.vectors, width, lambda *_: None)
                 for sequences in tile_runs(batch, rows, lambda *_: None)
-            ]
+            )
         )
 
 
@@ -178,17 +178,15 @@ class _Product:
         start = self.statement.init.value
         return within(
             acc.buffers,
-            [
-                *acc.start(lambda p, o, v: self.at(start, *place(p, o, v))),
-                acc.add_products(
-                    range(rows),
-                    lambda p, k: self.load(state, row + p, zero, zero, zero, k),
-                    lambda k, o, v: self.load(weight, *place(zero, o, v), k),
-                    depth,
-                    self.by_element,
-                ),
-                *acc.each(finish),
-            ],
+            *acc.start(lambda p, o, v: self.at(start, *place(p, o, v))),
+            acc.add_products(
+                range(rows),
+                lambda p, k: self.load(state, row + p, zero, zero, zero, k),
+                lambda k, o, v: self.load(weight, *place(zero, o, v), k),
+                depth,
+                self.by_element,
+            ),
+            *acc.each(finish),
         )
 
     @property

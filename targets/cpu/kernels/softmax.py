@@ -233,10 +233,8 @@ class _Row:
             if again:
                 value = tirx.Select(v >= again, value, f32(0.0))
             return block(
-                [
-                    store(powers, self.power((*at, column), load(top, 0)), number),
-                    store(total, load(total, v) + value, v),
-                ]
+                store(powers, self.power((*at, column), load(top, 0)), number),
+                store(total, load(total, v) + value, v),
             )
 
         def finish(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
@@ -247,17 +245,15 @@ class _Row:
 
         return within(
             [top, total, *(powers for powers, _, _ in pieces)],
-            [
-                lanes(width, lambda v: store(top, load(x, *at, v), v)),
-                *([each(raise_top, 1)] if count > 1 else []),
-                store(top, joined(top, width, tirx.max), 0),
-                lanes(width, lambda v: store(total, f32(0.0), v)),
-                each(exponential),
-                store(total, joined(total, width, lambda a, b: a + b), 0),
-                *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
-                store(total, f32(1.0) / load(total, 0), 0),
-                each(finish),
-            ],
+            lanes(width, lambda v: store(top, load(x, *at, v), v)),
+            *([each(raise_top, 1)] if count > 1 else []),
+            store(top, joined(top, width, tirx.max), 0),
+            lanes(width, lambda v: store(total, f32(0.0), v)),
+            each(exponential),
+            store(total, joined(total, width, lambda a, b: a + b), 0),
+            *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
+            store(total, f32(1.0) / load(total, 0), 0),
+            each(finish),
         )
 
     def each(self, pieces: Sequence[_Piece], vector: _Vector, first: int = 0) -> tirx.Stmt:
@@ -285,7 +281,7 @@ class _Row:
             powers, start, _ = pieces[-1]
             last = const(count - 1 - start)
             parts.append(one(powers, last, const(cfg.shape[-1] - width), again))
-        return block(parts)
+        return block(*parts)
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
         """The exponential of an element."""
@@ -337,10 +333,8 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
 
     def exponential(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
         return block(
-            [
-                store(powers, row.power(place, load(top, v)), i),
-                store(total, load(total, v) + load(powers, i), v),
-            ]
+            store(powers, row.power(place, load(top, v)), i),
+            store(total, load(total, v) + load(powers, i), v),
         )
 
     def finish(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
@@ -355,15 +349,13 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
     tiny = lanes(width, lambda v: store(top, f32(_TINY) * load(total, v), v))
     return within(
         [top, total, *(powers for powers, _, _ in pieces)],
-        [
-            lanes(width, lambda v: store(top, load(x, *at(const(0), v)), v)),
-            *([loop(extent - 1, higher, "k")] if extent > 1 else []),
-            lanes(width, lambda v: store(total, f32(0.0), v)),
-            *every(exponential),
-            *([] if cfg.denormals else [tiny]),
-            lanes(width, lambda v: store(total, f32(1.0) / load(total, v), v)),
-            *every(finish),
-        ],
+        lanes(width, lambda v: store(top, load(x, *at(const(0), v)), v)),
+        *([loop(extent - 1, higher, "k")] if extent > 1 else []),
+        lanes(width, lambda v: store(total, f32(0.0), v)),
+        *every(exponential),
+        *([] if cfg.denormals else [tiny]),
+        lanes(width, lambda v: store(total, f32(1.0) / load(total, v), v)),
+        *every(finish),
     )
 
 

@@ -169,7 +169,7 @@ class RowNest(ABC, Generic[Rows]):
                 run, lambda count, place: tiles(0, count, lambda t: tile(place(t), run), "tile")
             )
 
-        return block([tiles_of(run) for run in self.runs])
+        return block(*(tiles_of(run) for run in self.runs))
 
 
 class _Nest(RowNest[tuple[Index, Index]]):
@@ -232,14 +232,14 @@ class _Nest(RowNest[tuple[Index, Index]]):
             steps = kernel_row(const(low)) if count else []
             if count > 1 and steps:
                 rest = range(low + 1, low + count)
-                steps.append(each(rest, lambda ky: block(kernel_row(ky))))
+                steps.append(each(rest, lambda ky: block(*kernel_row(ky))))
             reduction = steps + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))
-            steps = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.work else []
+            steps = [span(low, count, lambda ky: block(*kernel_row(ky)), "ky")] if run.work else []
             reduction = [start(i) for i in range(cells)] + steps
         results = [self._finish(acc, p, (n, b, y, x + p), run) for p in range(run.width)]
-        return within(acc, [*reduction, *results])
+        return within(acc, *reduction, *results)
 
     @property
     def _zero(self) -> Expr:

@@ -122,7 +122,7 @@ def _each_band(
         tasks_of_worker = span(
             first, count, lambda t: body(n, t // cfg.parts, t % cfg.parts), "task"
         )
-        return within(planes, [tasks_of_worker])
+        return within(planes, tasks_of_worker)
 
     kind = PARALLEL if workers > 1 else SERIAL
     return loop(cfg.batch, lambda n: loop(workers, lambda w: worker(n, w), "worker", kind), "image")
@@ -183,7 +183,7 @@ class WinogradNest:
             lambda c: self.each_tile(b, lambda y, x, t: transform(c, y, x, t)),
             "c",
         )
-        return block([inputs, self.later_stages(n, b, part, plane)])
+        return block(inputs, self.later_stages(n, b, part, plane))
 
     def each_tile(self, b: Expr, body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
         """``body(row, column, number)`` for every tile of a band."""
@@ -229,7 +229,7 @@ class WinogradNest:
             ),
             "o",
         )
-        return block([products, outputs])
+        return block(products, outputs)
 
     def products(
         self, place: tuple[Expr, Expr, Expr], plane: Plane, m: tirx.Buffer, count: int
@@ -258,7 +258,7 @@ class WinogradNest:
                 )
                 start += size * times
                 before += times
-            return block(statements)
+            return block(*statements)
 
         if not tail:
             return nest(cfg.oc_blocks)
@@ -291,24 +291,19 @@ class WinogradNest:
             channels = self.channels(
                 acc, run, pixels, lambda p, z: plane(k, c, t + p, z), (part, k, g, c)
             )
-            return block([*([] if run.lanes[0] else ahead), channels])
+            return block(*([] if run.lanes[0] else ahead), channels)
 
         runs = winograd_runs(cfg, blocks)
         apart = fenced_span if len(runs) > 1 else span
         return within(
             acc.buffers,
-            [
-                *acc.start(),
-                *(
-                    apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c")
-                    for run in runs
-                ),
-                *acc.each(
-                    lambda p, o, z, value: store(
-                        m, value, k, (g * cfg.oc_blocks + o) * count + t + p, z
-                    )
-                ),
-            ],
+            *acc.start(),
+            *(apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c") for run in runs),
+            *acc.each(
+                lambda p, o, z, value: store(
+                    m, value, k, (g * cfg.oc_blocks + o) * count + t + p, z
+                )
+            ),
         )
 
     def channels(
@@ -344,7 +339,7 @@ class WinogradNest:
             return half.store(r, j, z, combine(matrix[r], read, number))
 
         def column(j: Expr) -> tirx.Stmt:
-            return block([lanes(cfg.lanes, partial(element, r, j)) for r in range(size)])
+            return block(*(lanes(cfg.lanes, partial(element, r, j)) for r in range(size)))
 
         def pixel(r: Expr, s: int, of: Callable[[int, Expr], Expr], whole: bool) -> tirx.Stmt:
             row, column = y * size + r, x * size + s
@@ -360,12 +355,12 @@ class WinogradNest:
 
         def pixels(whole: bool) -> tirx.Stmt:
             def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
-                return block([pixel(r, s, of, whole) for s in range(size)])
+                return block(*(pixel(r, s, of, whole) for s in range(size)))
 
-            return block(half.rows(row))
+            return block(*half.rows(row))
 
         tile = pixels(True)
         if cfg.out_size[0] % size or cfg.out_size[1] % size:
             whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
             tile = tirx.IfThenElse(whole, tile, pixels(False))
-        return within(half.buffers, [each(range(a), column), tile])
+        return within(half.buffers, each(range(a), column), tile)

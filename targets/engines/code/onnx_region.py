@@ -180,11 +180,7 @@ def written(
     inputs: Sequence[str],
     rules: Callable[[relax.Call], Rule | None],
 ) -> Iterator[tuple[relax.Var, list[onnx.NodeProto]]]:
-    """Write all operators to the graph, and give the result and the nodes of each.
-
-    Raises:
-        UnsupportedError: an operator has no rule, or its scales contradict each other.
-    """
+    """Write all operators to the graph, and give the result and the nodes of each."""
     bound, graph.scales = with_copies(function)
     graph.names.update(zip(function.params, inputs, strict=True))
     graph.given.update(param for param in function.params if param in graph.scales)

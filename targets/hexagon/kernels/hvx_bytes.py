@@ -90,7 +90,7 @@ def mean_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
     def image(n: Expr) -> tirx.Stmt:
         parts = [span(0, full, lambda g: nest.blocks(n, g * _TOGETHER, _TOGETHER))] if full else []
         left = [nest.blocks(n, const(full * _TOGETHER), rest)] if rest else []
-        return block([*parts, *left])
+        return block(*parts, *left)
 
     return loop(images, image, "image")
 
@@ -144,7 +144,7 @@ class _Mean:
             def some(v: Expr, start: int = start) -> tirx.Stmt:
                 at = (v + start) * VECTOR
                 return block(
-                    [_add(h, self._bytes(p, at)) for h, p in zip(halves, places, strict=True)]
+                    *(_add(h, self._bytes(p, at)) for h, p in zip(halves, places, strict=True))
                 )
 
             steps.append(loop(passes, some, "v"))
@@ -155,7 +155,7 @@ class _Mean:
                 for total, both in zip(sums, halves, strict=True)
             ]
         steps += [self._rounded(p, total) for p, total in zip(places, sums, strict=True)]
-        return within([*sums, *halves], steps)
+        return within([*sums, *halves], *steps)
 
     def _bytes(self, place: tuple[Expr, Expr], at: Expr) -> Expr:
         """Four pixels as unsigned bytes."""
@@ -242,7 +242,7 @@ def table_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
 
         return loop(-(-run // VECTOR), some, "v")
 
-    return within(halves, [*shuffled, loop(prod(outer), row, "row")])
+    return within(halves, *shuffled, loop(prod(outer), row, "row"))
 
 
 def _looked_up(numbers: Expr, halves: list[tirx.Buffer]) -> Expr:

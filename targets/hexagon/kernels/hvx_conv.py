@@ -138,7 +138,7 @@ class WordConvConfig(HvxConvConfig):
             for number, part in enumerate(first)
         ]
         nest = _WordNest(self, cut, data, weight, fused.epilogue, machine, sums)
-        return within(buffers, [*apart, write_nest(nest)])
+        return within(buffers, *apart, write_nest(nest))
 
 
 class PixelSums:
@@ -175,15 +175,18 @@ class PixelSums:
         def group(n: Expr, g: Expr, reads: Sequence[Sequence[ChannelRun]]) -> tirx.Stmt:
             first = const(cfg.first_block(g * cfg.oc_blocks))
             return block(
-                [self._image(n, g * cfg.oc_blocks + i, first, runs) for i, runs in enumerate(reads)]
+                *(
+                    self._image(n, g * cfg.oc_blocks + i, first, runs)
+                    for i, runs in enumerate(reads)
+                )
             )
 
         def image(n: Expr) -> tirx.Stmt:
             return block(
-                [
+                *(
                     span(first, count, lambda g, reads=reads: group(n, g, reads), "g")
                     for first, count, reads in parts
-                ]
+                )
             )
 
         return loop(cfg.batch, image, "n")
@@ -236,7 +239,7 @@ class PixelSums:
             step *= 2
         scaled = whole(total) * every(-self.cfg.way.offset)
         place = tirx.Ramp(self._first(n, number) + first // self.vectors, const(1), LANES)
-        return within(totals, [*steps, store(self.buffer, scaled, place)])
+        return within(totals, *steps, store(self.buffer, scaled, place))
 
     def _of_blocks(
         self, n: Expr, base: Expr, runs: Sequence[ChannelRun], first: Expr, total: tirx.Buffer
@@ -291,7 +294,7 @@ class TapSums:
 
         def row(n: Expr, y: Expr) -> tirx.Stmt:  # of an image, and a set of channels
             parts = [self._columns(n, y, run, LANES) for run in wide]
-            return block([*parts, *(self._columns(n, y, run, 1) for run in narrow)])
+            return block(*parts, *(self._columns(n, y, run, 1) for run in narrow))
 
         images = cfg.batch * sum_sets(cfg)
         return loop(images, lambda n: loop(cfg.out_size[0], lambda y: row(n, y), "y"), "n")
@@ -317,11 +320,11 @@ class TapSums:
             zero = word(0) if lanes == 1 else every(0)
             steps = [store(total, zero, ramp)]
             if run.taps:
-                added = span(low, rows, lambda ky: block([add(x, ky, k) for k in run.taps]), "ky")
+                added = span(low, rows, lambda ky: block(*(add(x, ky, k) for k in run.taps)), "ky")
                 steps.append(added)
             place = self._place(n, y, x)
             where = place if lanes == 1 else tirx.Ramp(place, const(1), lanes)
-            return within([total], [*steps, store(self.buffer, load(total, ramp), where)])
+            return within([total], *steps, store(self.buffer, load(total, ramp), where))
 
         count = run.end - run.start
         return loop(-(-count // lanes), lambda i: some(i * lanes + run.start), "x")
@@ -359,14 +362,12 @@ class _WordNest(IntegerNest):
         def one(t: Expr) -> tirx.Stmt:
             reduce, finish = self.whole(at(t))
             return block(
-                [
-                    *self.reduction(at(t), reduce, acc),
-                    *self.finished(acc, finish),
-                    *begun(at(tirx.min(t + 1, const(count - 1)))),
-                ]
+                *self.reduction(at(t), reduce, acc),
+                *self.finished(acc, finish),
+                *begun(at(tirx.min(t + 1, const(count - 1)))),
             )
 
-        return within(acc.buffers, [*begun(first), loop(count, one, "tile")])
+        return within(acc.buffers, *begun(first), loop(count, one, "tile"))
 
     def begin(self, tile: Tile) -> Callable[[Expr, Expr, Expr], Expr]:
         """The sums for the pixels under the taps."""

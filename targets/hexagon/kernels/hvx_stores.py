@@ -113,7 +113,7 @@ def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
         if store is None:
             done.append(statement)
     done += _pack_run(run)
-    return block(done) if any(_store_of(s) is not None for s in sequence.seq) else sequence
+    return block(*done) if any(_store_of(s) is not None for s in sequence.seq) else sequence
 
 
 def _pack_run(run: Sequence[_Store]) -> list[tirx.Stmt]:
@@ -143,7 +143,7 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
             for start in _starts(len(row))
             for statement in _store_bytes(row, start, _evens(_four(totals, start)))
         ]
-        return within(totals, [*kept, *statements])
+        return within(totals, *kept, *statements)
     factors = vectors("factor", 1, LANES, dtype="int32")
     steps = []
     for s, total in zip(row, totals, strict=True):
@@ -152,7 +152,7 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
         steps.append(keep(total, first.product(whole(total), whole(factors[0]))))
     for start in _starts(len(row)):
         steps += _store_bytes(row, start, first.narrowed(_four(totals, start)))
-    return within([*totals, *factors], steps)
+    return within([*totals, *factors], *steps)
 
 
 def _starts(pixels: int) -> list[int]:
@@ -182,7 +182,7 @@ def _store_bytes(row: Sequence[_Store], start: int, packed: Expr) -> list[tirx.S
         )
         for number in range(pixels * LANES // 4)
     ]
-    return [within([words], [keep(words, packed), *parts])]
+    return [within([words], keep(words, packed), *parts)]
 
 
 def _evens(four: Sequence[Expr]) -> Expr:

@@ -88,7 +88,7 @@ class HvxDepthwiseConfig(IntegerWindowConfig):
         def band(n: Expr, b: Expr, i: Expr) -> tirx.Stmt:
             first = tirx.min(i * rows, const(self.out_size[0] - rows))
             fill = image.fill(n, b, first * self.stride[0] - self.padding[0])
-            return block([fill, nest.rows((n, b), first, rows)])
+            return block(fill, nest.rows((n, b), first, rows))
 
         bands = -(-self.out_size[0] // rows)
         nests = loop(
@@ -98,7 +98,7 @@ class HvxDepthwiseConfig(IntegerWindowConfig):
             ),
             "image",
         )
-        return within([image.buffer], [image.clear(), nests])
+        return within([image.buffer], image.clear(), nests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class _Depthwise:
             return loop(count * in_row, one, "tile")
         place = (*of, first + (count - 1), const(width - tile))
         last = self.tile(place, const((count - 1) * stride))
-        return block([loop(count * in_row - 1, one, "tile"), last])
+        return block(loop(count * in_row - 1, one, "tile"), last)
 
     def tile(self, place: tuple[Expr, ...], top: Expr) -> tirx.Stmt:
         """Add up products and pass the tile to the epilogue.
@@ -242,7 +242,7 @@ class _Depthwise:
                     lambda v, p=p: self.epilogue.store((n, b, y, x + p, v), load(acc[p], v)),
                 )
             )
-        return within([*acc, column_words], steps)
+        return within([*acc, column_words], *steps)
 
     def _words(self, group: int, top: Expr, column: Expr) -> list[Expr]:
         """For each of four columns, the numbers of up to four kernel rows, in words."""
@@ -265,14 +265,14 @@ def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
     if width % PIXELS and not rest:
         passes, rest = passes - 1, _TOGETHER
     if passes <= 1:
-        return block([body(const(first)) for first in firsts])
+        return block(*(body(const(first)) for first in firsts))
 
     def some(i: Expr) -> tirx.Stmt:
         start = i.astype("int64") * (PIXELS * _TOGETHER)
-        return block([body(start + k * PIXELS) for k in range(_TOGETHER)])
+        return block(*(body(start + k * PIXELS) for k in range(_TOGETHER)))
 
     left = [body(const(first)) for first in firsts[passes * _TOGETHER :]]
-    return block([hidden_loop(passes, some, "tile"), *left])
+    return block(hidden_loop(passes, some, "tile"), *left)
 
 
 # --- maximum pooling ------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def write_hvx_pool(cfg: WindowConfig, data: tirx.Buffer, epilogue: Epilogue) -> 
         ),
         "image",
     )
-    return rows if nest.is_direct else within([nest.columns], [nest.clear(), rows])
+    return rows if nest.is_direct else within([nest.columns], nest.clear(), rows)
 
 
 class _Pool:
@@ -346,7 +346,7 @@ class _Pool:
             return keep_bytes(self.out, self._beside(x, column), n, b, y, x, 0)
 
         results = _tiles(self.cfg.out_size[1], result)
-        return results if self.is_direct else block([_tiles(width, four), results])
+        return results if self.is_direct else block(_tiles(width, four), results)
 
     def _below(self, n: Expr, b: Expr, y: Expr, column: Expr) -> Expr:
         """Maxima of the rows of a window; for rows outside, a row inside is repeated."""

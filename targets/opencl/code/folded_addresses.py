@@ -48,13 +48,12 @@ _FEWEST = 4
 """Least accesses of a base that justify a register."""
 
 
-def fold_addresses(body: tirx.Stmt, memory: list[tirx.Var]) -> tirx.Stmt:
-    """The statement with opaque bases in its innermost loops.
-
-    Args:
-        body: lowered: each access has one index, a number or a ramp.
-        memory: parameters whose tensors are addressed so; temporaries become registers.
-    """
+def fold_addresses(
+    body: tirx.Stmt,  # lowered: each access has one index, a number or a ramp
+    # parameters whose tensors are addressed so; temporaries become registers
+    memory: list[tirx.Var],
+) -> tirx.Stmt:
+    """The statement with opaque bases in its innermost loops."""
     tensors: list[Any] = []
 
     def declared(tensor: tirx.DeclBuffer) -> None:

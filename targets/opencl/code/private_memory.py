@@ -32,11 +32,10 @@ def whole_lines(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple[str, int]]]:
+def place_temporaries(
+    function: tirx.PrimFunc,  # the code of one launch
+) -> tuple[tirx.PrimFunc, list[tuple[str, int]]]:
     """Put small temporaries into private memory; pass large ones and those of groups as arguments.
-
-    Args:
-        function: the code of one launch.
 
     Returns:
         The function, and its additional arguments: ("own", bytes for each work-item) or

@@ -50,15 +50,14 @@ class DeviceCall:
 
 
 def device_calls(
-    name: str, function: tirx.PrimFunc, target: Target, *, on_cpu: bool
+    name: str,  # of the kernel; names of its functions begin with it
+    # a scheduled kernel; code that is not bound to work-items runs in one work-item
+    function: tirx.PrimFunc,
+    target: Target,
+    *,
+    on_cpu: bool,  # the device is a CPU, where indices have 64 bits, as in the kernel, and not 32
 ) -> list[DeviceCall]:
-    """The functions that a kernel runs on the device, in order.
-
-    Args:
-        name: of the kernel; names of its functions begin with it.
-        function: a scheduled kernel; code that is not bound to work-items runs in one work-item.
-        on_cpu: the device is a CPU, where indices have 64 bits, as in the kernel, and not 32.
-    """
+    """The functions that a kernel runs on the device, in order."""
     function = _bind_everything(_from_the_start(function)).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
     own_barriers = _has_barriers(function)

@@ -53,7 +53,7 @@ def write_group_conv(
     sums = str(epilogue.anchor.dtype)
     parts = scratch("parts", cfg.splits, outputs, cfg.all_pixels, QUAD, dtype=sums)
     products = Products(cfg, operands, epilogue, parts).launch()
-    return within([parts], [products, _add_splits(cfg, epilogue, parts)])
+    return within([parts], products, _add_splits(cfg, epilogue, parts))
 
 
 _ADDING_ITEMS = 64
@@ -68,7 +68,7 @@ def _add_splits(cfg: GroupConvConfig, epilogue: Epilogue, parts: tirx.Buffer) ->
         value = load_quad(parts, 0, quad, pixel, 0)
         for split in range(1, cfg.splits):
             value = value + load_quad(parts, split, quad, pixel, 0)
-        body = block(finish_quad(epilogue, cfg.output(pixel, quad), value, "result"))
+        body = block(*finish_quad(epilogue, cfg.output(pixel, quad), value, "result"))
         return when(None if total % _ADDING_ITEMS == 0 else number < total, body)
 
     return launch(-(-total // _ADDING_ITEMS), _ADDING_ITEMS, item)
@@ -109,29 +109,25 @@ class Products:
         first = split * (cfg.slabs * cfg.slab)
 
         def step(number: Expr) -> tirx.Stmt:
-            ahead = block(self._fetch(item, column, tile, first + (number + 1) * cfg.slab, first))
-            keep = block(self._keep(item, (number + 1) % 2))
+            ahead = block(*self._fetch(item, column, tile, first + (number + 1) * cfg.slab, first))
+            keep = block(*self._keep(item, (number + 1) % 2))
             more = number + 1 < cfg.slabs
             return block(
-                [
-                    when(more, ahead),
-                    self._multiply(number % 2, slice_, across, down),
-                    when(more, keep),
-                    barrier(),
-                ]
+                when(more, ahead),
+                self._multiply(number % 2, slice_, across, down),
+                when(more, keep),
+                barrier(),
             )
 
         buffers = [self.image, self.factors, self.next_image, self.next_factors]
         return within(
             [*buffers, self.acc, self.a, self.b],
-            [
-                *(store(self.acc, zeros(self.sums), i) for i in range(int(self.acc.shape[0]))),
-                *self._fetch(item, column, tile, first, first),
-                *self._keep(item, const(0)),
-                barrier(),
-                loop(cfg.slabs, step, "slab"),
-                self._finish(split, column, tile, slice_, across, down),
-            ],
+            *(store(self.acc, zeros(self.sums), i) for i in range(int(self.acc.shape[0]))),
+            *self._fetch(item, column, tile, first, first),
+            *self._keep(item, const(0)),
+            barrier(),
+            loop(cfg.slabs, step, "slab"),
+            self._finish(split, column, tile, slice_, across, down),
         )
 
     # --- from memory to registers ---
@@ -254,7 +250,7 @@ class Products:
                     for i in range(cfg.pixels)
                     for j in range(wide)
                 ]
-            return block(found)
+            return block(*found)
 
         return loop(cfg.depth, quad, "step")
 
@@ -265,11 +261,11 @@ class Products:
     ) -> tirx.Stmt:
         cfg = self.cfg
         stores = block(
-            [
+            *(
                 s
                 for i in range(cfg.pixels)
                 for s in self._pixel_out(i, split, column, tile, across, down)
-            ]
+            )
         )
         if cfg.slices == 1:
             return stores
@@ -277,7 +273,7 @@ class Products:
         sums = int(self.acc.shape[0])
         others = quads("others", cfg.slices - 1, sums, tile_items, dtype=self.sums, scope="shared")
         item = across * cfg.items[0] + down
-        give = block([store(others, load(self.acc, i), slice_ - 1, i, item) for i in range(sums)])
+        give = block(*(store(others, load(self.acc, i), slice_ - 1, i, item) for i in range(sums)))
 
         def take(other: int) -> list[tirx.Stmt]:
             return [
@@ -287,8 +283,7 @@ class Products:
 
         taken = [s for other in range(cfg.slices - 1) for s in take(other)]
         return within(
-            [others],
-            [when(slice_ > 0, give), barrier(), when(slice_ < 1, block([*taken, stores]))],
+            [others], when(slice_ > 0, give), barrier(), when(slice_ < 1, block(*taken, stores))
         )
 
     def _pixel_out(
@@ -306,11 +301,11 @@ class Products:
                 statements.append(store_quad(self.parts, value, split, quad, pixel, 0))
                 continue
             place = cfg.output(pixel, quad)
-            stores = block(finish_quad(self.epilogue, place, value, f"result{i}_{j}"))
+            stores = block(*finish_quad(self.epilogue, place, value, f"result{i}_{j}"))
             exists = (
                 quad < cfg.out_blocks * (cfg.lanes // QUAD)
                 if cfg.out_groups * cfg.oc_blocks > cfg.out_blocks
                 else None
             )
             statements.append(when(exists, stores))
-        return [when(pixel < cfg.all_pixels if overhangs else None, block(statements))]
+        return [when(pixel < cfg.all_pixels if overhangs else None, block(*statements))]

@@ -108,7 +108,7 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
 
         def ahead(first: Expr, count: int) -> tirx.Stmt:
             rows = [line + (first + i) * cfg.lines for i in range(count)]
-            return block([product(row, column, group) for row in rows])
+            return block(*(product(row, column, group) for row in rows))
 
         steps = [loop(rounds, lambda i: ahead(i * _AHEAD, _AHEAD), "round")] if rounds else []
         steps += [ahead(const(rounds * _AHEAD), left)] if left else []
@@ -117,13 +117,11 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
             steps.append(when(last < cfg.rows, product(last, column, group)))
         return within(
             [acc, parts],
-            [
-                store(acc, zeros(sums), 0),
-                *steps,
-                store(parts, load(acc, 0), line, column),
-                barrier(),
-                when(line < 1, finish(group, column)),
-            ],
+            store(acc, zeros(sums), 0),
+            *steps,
+            store(parts, load(acc, 0), line, column),
+            barrier(),
+            when(line < 1, finish(group, column)),
         )
 
     def finish(group: Expr, column: Expr) -> tirx.Stmt:
@@ -132,9 +130,9 @@ def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilo
         ]
         quad, each = group * across + column, cfg.lanes // QUAD
         place = [const(0), quad // each, const(0), const(0), quad % each * QUAD]
-        stores = block(finish_quad(epilogue, place, load(acc, 0), "result"))
+        stores = block(*finish_quad(epilogue, place, load(acc, 0), "result"))
         fits = cfg.out_groups * cfg.oc_blocks == cfg.out_blocks
-        return block([*added, when(None if fits else place[1] < cfg.out_blocks, stores)])
+        return block(*added, when(None if fits else place[1] < cfg.out_blocks, stores))
 
     return launch(cfg.out_groups, cfg.group_items, body)
 

@@ -115,14 +115,12 @@ def shares(
 
 
 def join_items(
-    found: tirx.Buffer, shared: tirx.Buffer, item: Expr, join: Callable[[Expr, Expr], Expr]
+    found: tirx.Buffer,  # each item's own number, then that of all
+    shared: tirx.Buffer,  # local memory of one number for each item; their count is a power of two
+    item: Expr,
+    join: Callable[[Expr, Expr], Expr],
 ) -> list[tirx.Stmt]:
-    """All items get what ``join`` makes of their numbers: halved again and again.
-
-    Args:
-        found: each item's own number, then that of all.
-        shared: local memory of one number for each item; their count is a power of two.
-    """
+    """All items get what ``join`` makes of their numbers: halved again and again."""
     steps, half = [store(shared, load(found, 0), item), barrier()], int(shared.shape[0]) // 2
     while half:
         both = join(load(shared, item), load(shared, item + half))

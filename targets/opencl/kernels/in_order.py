@@ -60,7 +60,7 @@ def write_in_order(func: tirx.PrimFunc, group: int) -> tirx.PrimFunc:
         for nest, temporaries in zip(nests, own, strict=True)
         for loop in _spread(nest, temporaries, places)
     ]
-    body = block([_launched(loop, group) for loop in launches])
+    body = block(*(_launched(loop, group) for loop in launches))
     changed = changed_block(root, body=body, alloc_buffers=shared)
     return func.with_body(s_tir.SBlockRealize(realized.iter_values, realized.predicate, changed))
 
@@ -108,7 +108,7 @@ def _spread(nest: tirx.Stmt, own: list[tirx.Buffer], places: bool) -> list[tirx.
         loops.append(body)
         body = body.body
     temporaries = [tirx.AllocBuffer(buffer) for buffer in own]
-    alone = [_parallel(1, lambda _: block([*temporaries, nest]))]
+    alone = [_parallel(1, lambda _: block(*temporaries, nest))]
     if not isinstance(body, s_tir.SBlockRealize):
         return alone
     hidden = any(one.alloc_buffers or one.match_buffers for one in _found(body, s_tir.SBlock))
@@ -129,7 +129,7 @@ def _spread(nest: tirx.Stmt, own: list[tirx.Buffer], places: bool) -> list[tirx.
         for loop in reversed([loop for loop in loops if loop.loop_var not in values]):
             inner = tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, inner)
         inner = rewrite(inner, (tirx.Var, lambda var: values.get(var, var)))
-        return block([*temporaries, inner])
+        return block(*temporaries, inner)
 
     return [_parallel(items, work)]
 

@@ -103,7 +103,7 @@ class _Nest:
 
         nest = loop(cfg.reduce_blocks, taps, "ic")
         pixels = (self._finish(place, p) for p in range(cfg.pixels))
-        return within([*self.acc.buffers, self.values], [*self.acc.start(), nest, *pixels])
+        return within([*self.acc.buffers, self.values], *self.acc.start(), nest, *pixels)
 
     def _reduce(self, place: tuple[Expr, ...], ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
         """Add the products of a tap of a block of input channels."""
@@ -114,10 +114,10 @@ class _Nest:
                 factor = load(self.weight, group, ic, ky, kx, ii, v + o * cfg.lanes)
                 return load(values, ii + p * cfg.data_block) * as_type(factor, self.sums)
 
-            return block(acc.add(product))
+            return block(*acc.add(product))
 
         reads = (self._read(place, ic, ky, kx, p) for p in range(cfg.pixels))
-        return block([*reads, loop(cfg.data_block, multiply, "ii", UNROLLED)])
+        return block(*reads, loop(cfg.data_block, multiply, "ii", UNROLLED))
 
     def _read(self, place: tuple[Expr, ...], ic: Expr, ky: Expr, kx: Expr, p: int) -> tirx.Stmt:
         """Read the channels of a pixel, zeros outside the image."""
@@ -144,7 +144,7 @@ class _Nest:
             return self.epilogue.store((n, g * cfg.oc_blocks + o, y, first + p, v), value)
 
         inside = first + p < cfg.out_size[1] if self.overhangs else None
-        return when(inside, block(self.acc.each(finish, [p])))
+        return when(inside, block(*self.acc.each(finish, [p])))
 
 
 def _inside(cfg: ConvConfig, row: Expr, column: Expr, may_overhang: bool = False) -> Expr | None:

@@ -119,11 +119,9 @@ class _Nest:
         steps = -(-cfg.size[1] // _SLAB)
         return within(
             [self.left, self.right, self.acc, self.column, self.row],
-            [
-                *(store(self.acc, f32(0.0), s) for s in sums),
-                loop(steps, lambda turn: self._slab(place, turn * _SLAB, item), "slab"),
-                *(self._finish(place, down, across, s) for s in sums),
-            ],
+            *(store(self.acc, f32(0.0), s) for s in sums),
+            loop(steps, lambda turn: self._slab(place, turn * _SLAB, item), "slab"),
+            *(self._finish(place, down, across, s) for s in sums),
         )
 
     def _slab(self, place: Place, start: Expr, item: Expr) -> tirx.Stmt:
@@ -151,13 +149,11 @@ class _Nest:
             return store(self.right, number_of(self.b, self.cfg.b, y, x, whole[1:]), n)
 
         return block(
-            [
-                *shares(_SLAB * high, _ITEMS, item, of_left),
-                *shares(_SLAB * wide, _ITEMS, item, of_right),
-                barrier(),
-                loop(_SLAB, lambda k: self._multiply(k * high + down, k * wide + across), "k"),
-                barrier(),
-            ]
+            *shares(_SLAB * high, _ITEMS, item, of_left),
+            *shares(_SLAB * wide, _ITEMS, item, of_right),
+            barrier(),
+            loop(_SLAB, lambda k: self._multiply(k * high + down, k * wide + across), "k"),
+            barrier(),
         )
 
     def _multiply(self, left: Expr, right: Expr) -> tirx.Stmt:
@@ -171,7 +167,7 @@ class _Nest:
             )
             for s in range(cfg.rows * cfg.vectors)
         ]
-        return block([*rows, *columns, *products])
+        return block(*rows, *columns, *products)
 
     def _finish(self, place: Place, down: Expr, across: Expr, s: int) -> tirx.Stmt:
         (stack, top, first), (height, _, width) = place, self.cfg.size

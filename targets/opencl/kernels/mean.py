@@ -123,12 +123,10 @@ def write_group_mean(cfg: GroupMeanConfig, fused: FusedKernel) -> tirx.Stmt:
         place = (n, b, zero, zero, quad * QUAD)
         return within(
             [total, shared],
-            [
-                store(total, zeros(dtype), 0),
-                *added,
-                *join_items(total, shared, item, lambda a, b: a + b),
-                when(item < 1, block(finish_quad(fused.epilogue, place, mean, "result"))),
-            ],
+            store(total, zeros(dtype), 0),
+            *added,
+            *join_items(total, shared, item, lambda a, b: a + b),
+            when(item < 1, block(*finish_quad(fused.epilogue, place, mean, "result"))),
         )
 
     return launch(images * blocks * (lanes // QUAD), cfg.items, body)

@@ -26,7 +26,7 @@ from tvm_stretch.network.attributes import NIBBLES, WORDS
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.cpu.kernels.nibble_dots import whole_input, word_size
-from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles, scale_of, shifted, zero_of
+from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles
 from tvm_stretch.targets.kernels.dots import WORD, number
 from tvm_stretch.targets.kernels.loops import (
     as_type,
@@ -150,10 +150,10 @@ class _Nest:
                     store(parts, value, *at, line, column)
                     for at, value in zip(every, added, strict=True)
                 ]
-                stmts += [when(line < half, block(stored)), barrier()]
+                stmts += [when(line < half, block(*stored)), barrier()]
                 half //= 2
-            stmts.append(when(line < 1, block(self.results(parts, place))))
-            return within([acc, parts], stmts)
+            stmts.append(when(line < 1, block(*self.results(parts, place))))
+            return within([acc, parts], *stmts)
 
         return launch(self.own.units * tiles, self.lines * self.across, body)
 
@@ -197,10 +197,10 @@ class _Bytes(_Nest):
             store(words, load_words(self.weight, unit, begin + j, 0), j) for j in range(self.run)
         ]
         stmts.append(
-            _every_fourth(scales, [scale_of(self.own, self.scale, unit, part, q) for q in quad])
+            _every_fourth(scales, [self.own.scale_of(self.scale, unit, part, q) for q in quad])
         )
         if self.zero is not None:
-            zeros = [zero_of(self.own, self.zero, unit, part, q) for q in quad]
+            zeros = [self.own.zero_of(self.zero, unit, part, q) for q in quad]
             stmts.append(_every_fourth(middles, zeros))
         for j in range(self.run):
             bits = load(words, j)
@@ -208,7 +208,7 @@ class _Bytes(_Nest):
                 self.byte(acc, bits, scales, middles, (first, (begin + j) * self.own.packed))
             )
         buffers = [words, scales, *([] if self.zero is None else [middles])]
-        return within(buffers, stmts)
+        return within(buffers, *stmts)
 
     def byte(
         self,
@@ -233,17 +233,17 @@ class _Bytes(_Nest):
             for which in range(count):
                 value = tirx.shift_right(bits, number(8 * i + 4 * which, QUAD))
                 value = as_type(tirx.bitwise_and(value, number(mask, QUAD)), "float32")
-                value = shifted(self.own, load(scales, i), value, middle)
+                value = self.own.shifted(load(scales, i), value, middle)
                 stmts.append(store(each, value, which))
             for r in range(self.rows):
                 more = [splat(load(inputs, w, r)) * load(each, w) for w in range(count)]
                 stmts.append(store(acc, load(acc, r, i) + sum(more[1:], more[0]), r, i))
-        return within([inputs, each], stmts)
+        return within([inputs, each], *stmts)
 
     @property
     def middle(self) -> Expr:
         """The zero point of all weights."""
-        return splat(zero_of(self.own, None))
+        return splat(self.own.zero_of(None))
 
     def outputs(self, sums: list[Expr]) -> list[tuple[int, Expr]]:
         places = [(i, lane) for i in range(self.sums) for lane in range(QUAD)]
@@ -257,7 +257,7 @@ def _every_fourth(made: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
     loaded = [load(near, i) for i in range(QUAD)]
     picked = [[i + QUAD * lane for lane in range(QUAD)] for i in range(QUAD)]
     turned = [store(made, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
-    return within([near], [*kept, *turned])
+    return within([near], *kept, *turned)
 
 
 @dataclass(frozen=True)
@@ -282,10 +282,10 @@ class _Words(_Nest):
         if own.bits == 4:
             right = tirx.shift_right(bits, number(4, QUAD))
             digits = [tirx.bitwise_and(bits, number(15, QUAD)), right]
-        scale = splat(scale_of(own, self.scale, unit, part, column))
-        middle = splat(zero_of(own, self.zero, unit, part, column))
+        scale = splat(own.scale_of(self.scale, unit, part, column))
+        middle = splat(own.zero_of(self.zero, unit, part, column))
         stmts = [
-            store(weights, shifted(own, scale, as_type(value, "float32"), middle), i)
+            store(weights, own.shifted(scale, as_type(value, "float32"), middle), i)
             for i, value in enumerate(digits)
         ]
         for r in range(self.rows):
@@ -296,7 +296,7 @@ class _Words(_Nest):
                 for i in range(own.packed)
             ]
             stmts.append(store(acc, load(acc, r, 0) + sum(more[1:], more[0]), r, 0))
-        return within([weights], stmts)
+        return within([weights], *stmts)
 
     def inputs(self, row: Expr, k: Expr) -> Expr:
         """Four rounded inputs as floats."""

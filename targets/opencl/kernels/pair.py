@@ -172,7 +172,7 @@ class GroupPairConfig(Template):
         assert window is not None and conv is not None
         outer = replace(fused, operands=(between, fused.operands[-1]))
         nests = [window.write(machine, inner), conv.write(machine, outer)]
-        return within([between], nests)
+        return within([between], *nests)
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> GroupPairFeatures:
         """Features of both, without what one writes and the other reads."""

@@ -85,13 +85,11 @@ class PairNest:
         )
         return within(
             [*buffers, *self.window.buffers],
-            [
-                self._turns(cfg.quads * cfg.group_pixels, item, lambda n: self._between(n, tile)),
-                barrier(),
-                *(store(self.acc, zeros(self.sums), i) for i in range(cfg.pixels)),
-                self._multiply(slice_, first, quad),
-                *ends,
-            ],
+            self._turns(cfg.quads * cfg.group_pixels, item, lambda n: self._between(n, tile)),
+            barrier(),
+            *(store(self.acc, zeros(self.sums), i) for i in range(cfg.pixels)),
+            self._multiply(slice_, first, quad),
+            *ends,
         )
 
     def _turns(self, total: int, item: Expr, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
@@ -124,12 +122,10 @@ class PairNest:
 
         body = within(
             [sums, done],
-            [
-                *self.window.sums(where, y, x),
-                store_quad(sums, load(self.window.acc, 0, 0), 0),
-                lanes(QUAD, lane),
-                store(self.tile, as_type(load_quad(done, 0), self.sums), number),
-            ],
+            *self.window.sums(where, y, x),
+            store_quad(sums, load(self.window.acc, 0, 0), 0),
+            lanes(QUAD, lane),
+            store(self.tile, as_type(load_quad(done, 0), self.sums), number),
         )
         return when(self._exists(pixel), body)
 
@@ -162,7 +158,7 @@ class PairNest:
                     )
                     for i in range(QUAD)
                 ]
-            return block(statements)
+            return block(*statements)
 
         ends = cfg.steps * cfg.slices > cfg.quads
         left = tirx.min(const(cfg.steps), const(cfg.quads) - slice_ * cfg.steps)
@@ -207,4 +203,4 @@ class PairNest:
 
     def _out(self, pixel: Expr, quad: Expr, value: Expr, name: str) -> tirx.Stmt:
         place = self.cfg.conv.output(pixel, quad)
-        return when(self._exists(pixel), block(finish_quad(self.epilogue, place, value, name)))
+        return when(self._exists(pixel), block(*finish_quad(self.epilogue, place, value, name)))

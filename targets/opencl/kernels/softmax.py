@@ -74,18 +74,14 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
         def read(i: int, place: Expr) -> tirx.Stmt:
             value = load(values, i)
             return block(
-                [
-                    store(values, load(x, *at, place), i),
-                    store(found, tirx.max(load(found, 0), value), 0),
-                ]
+                store(values, load(x, *at, place), i),
+                store(found, tirx.max(load(found, 0), value), 0),
             )
 
         def power(i: int, _: Expr) -> tirx.Stmt:
             return block(
-                [
-                    store(values, tirx.exp(load(values, i) - load(top, 0)), i),
-                    store(found, load(found, 0) + load(values, i), 0),
-                ]
+                store(values, tirx.exp(load(values, i) - load(top, 0)), i),
+                store(found, load(found, 0) + load(values, i), 0),
             )
 
         def finish(i: int, place: Expr) -> tirx.Stmt:
@@ -93,17 +89,15 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
 
         return within(
             [values, found, top, shared],
-            [
-                store(found, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
-                *each(read),
-                *join_items(found, shared, item, tirx.max),
-                store(top, load(found, 0), 0),
-                store(found, f32(0.0), 0),
-                *each(power),
-                *join_items(found, shared, item, lambda a, b: a + b),
-                store(found, f32(1.0) / load(found, 0), 0),
-                *each(finish),
-            ],
+            store(found, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
+            *each(read),
+            *join_items(found, shared, item, tirx.max),
+            store(top, load(found, 0), 0),
+            store(found, f32(0.0), 0),
+            *each(power),
+            *join_items(found, shared, item, lambda a, b: a + b),
+            store(found, f32(1.0) / load(found, 0), 0),
+            *each(finish),
         )
 
     return launch(prod(cfg.outer), items, body)

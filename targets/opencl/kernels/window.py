@@ -141,21 +141,20 @@ class Window:
         where, y, x = (n, b, part * QUAD), row * cfg.tile[0], column * cfg.tile[1]
         rows, columns = map(range, cfg.tile)
         finish = (s for r in rows for c in columns for s in self._finish(where, y, x, r, c))
-        return within(self.buffers, [*self.sums(where, y, x), *finish])
+        return within(self.buffers, *self.sums(where, y, x), *finish)
 
     @property
     def buffers(self) -> list[tirx.Buffer]:
         """The registers of an item."""
         return [self.acc, self.pixels]
 
-    def sums(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
-        """`acc` becomes the tile of outputs whose first one is at a row and column.
-
-        Args:
-            where: image, block of channels and first lane of a quad.
-            y: the row.
-            x: the column.
-        """
+    def sums(
+        self,
+        where: tuple[Expr, ...],  # image, block of channels and first lane of a quad
+        y: Expr,  # the row
+        x: Expr,  # the column
+    ) -> list[tirx.Stmt]:
+        """`acc` becomes the tile of outputs whose first one is at a row and column."""
         cfg = self.cfg
         rows, columns = map(range, cfg.tile)
         taps = self._loops if prod(cfg.tile) * prod(cfg.kernel) > _WRITTEN_OUT else self._taps
@@ -190,7 +189,7 @@ class Window:
             row = (y + r) * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             column = (x + c) * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
             read = store(self.pixels, self._pixel(where, row, column), 0)
-            return block([read, self._add(where, load(self.pixels, 0), ky, kx, r, c)])
+            return block(read, self._add(where, load(self.pixels, 0), ky, kx, r, c))
 
         def taps(r: int, c: int) -> tirx.Stmt:
             return loop(
@@ -233,7 +232,7 @@ class Window:
         if cfg.kind == "avg":
             value = value / splat(window_count(cfg, y + r, x + c, self.dtype))
         stores = block(
-            finish_quad(self.epilogue, (n, b, y + r, x + c, lane), value, f"result{r}_{c}")
+            *finish_quad(self.epilogue, (n, b, y + r, x + c, lane), value, f"result{r}_{c}")
         )
         rows = y + r < cfg.out_size[0] if cfg.out_size[0] % cfg.tile[0] else None
         columns = x + c < cfg.out_size[1] if cfg.out_size[1] % cfg.tile[1] else None

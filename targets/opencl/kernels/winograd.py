@@ -69,9 +69,7 @@ def write_group_winograd(
     sums = scratch("sums", cfg.splits, outputs, tiles, QUAD)
     transforms = _Transforms(cfg, operands[0], epilogue, planes, sums)
     products = Products(product, (planes, operands[1]), epilogue, sums)
-    return within(
-        [planes, sums], [transforms.of_input(), products.launch(), transforms.of_output()]
-    )
+    return within([planes, sums], transforms.of_input(), products.launch(), transforms.of_output())
 
 
 class _Transforms:
@@ -141,7 +139,7 @@ class _Transforms:
                 value = combine(matrix[s], [load(half, r, j) for j in range(a)], self._times)
                 plane = (part * a**2 + (r * a + s)) * cfg.in_blocks + b
                 steps.append(self._store(self.planes, value, 0, plane, tile, 0, lane))
-        return within([read, half], steps)
+        return within([read, half], *steps)
 
     def _store(self, buffer: tirx.Buffer, value: Expr, *place: Expr | int) -> tirx.Stmt:
         return (store if self.wide == 1 else store_quad)(buffer, value, *place)
@@ -189,7 +187,7 @@ class _Transforms:
                 y, x = row * m + i, column * m + j
                 steps.append(self._finish((n, channel, y, x, lane), value, f"result{i}_{j}"))
         last_part = cfg.parts * cfg.out_blocks > cfg.blocks[1]
-        return when(channel < cfg.blocks[1] if last_part else None, within([read, half], steps))
+        return when(channel < cfg.blocks[1] if last_part else None, within([read, half], *steps))
 
     def _sum(self, quad: Expr, tile: Expr, lane: Expr) -> Expr:
         """The products of a plane, of all parts of the sums."""
@@ -207,7 +205,7 @@ class _Transforms:
         if self.wide == 1:
             stores = self.epilogue.store(place, value)
         else:
-            stores = block(finish_quad(self.epilogue, place, value, name))
+            stores = block(*finish_quad(self.epilogue, place, value, name))
         return when(every(rows, columns), stores)
 
 
