@@ -19,89 +19,79 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.read.onnx.operators.resize import covering
-from tvm_stretch.read.torch.importer import argument, as_onnx, dtype_of, is_static, of_type
+from tvm_stretch.read.torch.importer import Call, Converter, is_static
 from tvm_stretch.read.windows import Pool, gathered, padded, place_of_largest
 
 
-def _extreme(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        axes = argument(node, importer, 1, "dim", ()) or None
-        keep = argument(node, importer, 2, "keepdim", False)
-        return importer.block_builder.emit(function(importer.env[node.args[0]], axes, keep))
+def _extreme(function: Callable[..., relax.Expr]) -> Converter:
+    def convert(call: Call) -> relax.Expr:
+        axes, keep = call.get(1, "dim", ()) or None, call.get(2, "keepdim", False)
+        return call.emit(function(call.x, axes, keep))
 
     return convert
 
 
-def _least(node: Any, importer: Any) -> relax.Expr:
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    axis = argument(node, importer, 1, "dim", 0)
-    keep = argument(node, importer, 2, "keepdim", False)
-    values, places = relax.op.min(x, axis, keep), relax.op.argmin(x, axis, keep)
-    return emit(relax.Tuple([emit(values), emit(places)]))
+def _least(call: Call) -> relax.Expr:
+    given = call.x, call.get(1, "dim", 0), call.get(2, "keepdim", False)
+    return call.emit(relax.Tuple([call.emit(f(*given)) for f in (relax.op.min, relax.op.argmin)]))
 
 
-def _product(node: Any, importer: Any) -> relax.Expr:
-    axis = argument(node, importer, 1, "dim", None)
-    keep = argument(node, importer, 2, "keepdim", False)
-    x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
-    return importer.block_builder.emit(relax.op.prod(x, axis, keep))
+def _product(call: Call) -> relax.Expr:
+    axis, keep = call.get(1, "dim", None), call.get(2, "keepdim", False)
+    return call.emit(relax.op.prod(call.typed(call.x), axis, keep))
 
 
-def _product_of_all(node: Any, importer: Any) -> relax.Expr:
-    x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
-    return importer.block_builder.emit(relax.op.prod(x))
+def _product_of_all(call: Call) -> relax.Expr:
+    return call.emit(relax.op.prod(call.typed(call.x)))
 
 
 def _of_truths(function: Callable[..., relax.Expr], of_none: bool) -> Any:
     """`any` and `all`: the greatest and the least truth; `of_none` is that of no elements."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-        axes = argument(node, importer, 1, "dim", None)
-        keep = argument(node, importer, 2, "keepdim", False)
+    def convert(call: Call) -> relax.Expr:
+        x, axes, keep = call.x, call.get(1, "dim", None), call.get(2, "keepdim", False)
         if is_static(x) and 0 in shape_of(x):
-            return constant(np.full([*node.meta["val"].shape], of_none, dtype_of(node)))
-        integers = of_type(importer, of_type(importer, x, "bool"), "int8")
-        return of_type(importer, emit(function(integers, axes, keep)), dtype_of(node))
+            return constant(np.full([*call.node.meta["val"].shape], of_none, call.dtype))
+        integers = call.typed(call.typed(x, "bool"), "int8")
+        return call.typed(call.emit(function(integers, axes, keep)))
 
     return convert
 
 
-def _variance(node: Any, importer: Any) -> relax.Expr:
+def _variance(call: Call) -> relax.Expr:
     """Infinite where fewer than ``correction`` numbers are left, and NaN if they are equal."""
-    x, axes = importer.env[node.args[0]], argument(node, importer, 1, "dim", None)
-    correction = node.kwargs.get("correction")
+    x, axes = call.x, call.get(1, "dim", None)
+    correction = call.node.kwargs.get("correction")
     if not is_static(x):
-        return importer._var_correction(node)
+        return call.importer._var_correction(call.node)
     sizes = shape_of(x)
     count = int(np.prod([sizes[axis] for axis in (axes if axes else range(len(sizes)))]))
     if count > (1 if correction is None else correction):
-        return importer._var_correction(node)
-    keep = node.kwargs.get("keepdim", False)
-    var = importer.block_builder.emit(relax.op.variance(x, axes or None, keepdims=keep))
-    return importer.block_builder.emit(relax.op.multiply(var, relax.const(np.inf, x.ty.dtype)))
+        return call.importer._var_correction(call.node)
+    keep = call.node.kwargs.get("keepdim", False)
+    var = call.emit(relax.op.variance(x, axes or None, keepdims=keep))
+    return call.emit(relax.op.multiply(var, relax.const(np.inf, x.ty.dtype)))
 
 
-def _var_mean(node: Any, importer: Any) -> relax.Expr:
+def _var_mean(call: Call) -> relax.Expr:
     """The variance as the importer computes it, and the mean."""
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    axes = argument(node, importer, 1, "dim", None)
-    mean = emit(relax.op.mean(x, axes, keepdims=node.kwargs.get("keepdim", False)))
-    return emit(relax.Tuple([_variance(node, importer), mean]))
+    emit, x = call.emit, call.x
+    axes = call.get(1, "dim", None)
+    mean = emit(relax.op.mean(x, axes, keepdims=call.node.kwargs.get("keepdim", False)))
+    return emit(relax.Tuple([_variance(call), mean]))
 
 
-def _norm(node: Any, importer: Any) -> relax.Expr:
+def _norm(call: Call) -> relax.Expr:
     """``sum(|x| ** p) ** (1 / p)``; 0 counts, and infinity finds the largest."""
-    emit, dtype = importer.block_builder.emit, dtype_of(node)
-    x = of_type(importer, importer.env[node.args[0]], dtype)
-    order = argument(node, importer, 1, "ord", 2)
-    axes = argument(node, importer, 2, "dim", None) or None
-    keep = argument(node, importer, 3, "keepdim", False)
+    emit, dtype = call.emit, call.dtype
+    x = call.typed(call.x, dtype)
+    order = call.get(1, "ord", 2)
+    axes = call.get(2, "dim", None) or None
+    keep = call.get(3, "keepdim", False)
     if order == 0:
-        x = of_type(importer, of_type(importer, x, "bool"), dtype)
+        x = call.typed(call.typed(x, "bool"), dtype)
         return emit(relax.op.sum(x, axes, keep))
     if order == 2:
         return emit(relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keep)))
@@ -114,49 +104,46 @@ def _norm(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.power(total, relax.const(1 / order, dtype)))
 
 
-def _top(node: Any, importer: Any) -> relax.Expr:
+def _top(call: Call) -> relax.Expr:
     """Sorted, also where any order will do."""
-    x, count = importer.retrieve_args(node)[:2]
-    axis = argument(node, importer, 2, "dim", -1)
-    largest = argument(node, importer, 3, "largest", True)
+    x, count = call.args[:2]
+    axis = call.get(2, "dim", -1)
+    largest = call.get(3, "largest", True)
     if count == 0:  # TVM takes all
-        shape = [*node.meta["val"][0].shape]
+        shape = [*call.node.meta["val"][0].shape]
         return relax.Tuple([constant(np.zeros(shape, t)) for t in (str(x.ty.dtype), "int64")])
     pair = relax.op.topk(x, count, axis, "both", largest, "int64")
-    return importer.block_builder.emit(pair)
+    return call.emit(pair)
 
 
-def _sorted(node: Any, importer: Any) -> relax.Expr:
+def _sorted(call: Call) -> relax.Expr:
     """Equal elements keep their order."""
-    x = importer.env[node.args[0]]
-    stable = node.target.__name__ == "sort.stable"
-    axis = node.kwargs.get("dim", -1) if stable else argument(node, importer, 1, "dim", -1)
-    last = argument(node, importer, 2, "descending", False)
+    x = call.x
+    stable = call.node.target.__name__ == "sort.stable"
+    axis = call.node.kwargs.get("dim", -1) if stable else call.get(1, "dim", -1)
+    last = call.get(2, "descending", False)
     pair = relax.op.topk(x, int(x.ty.shape.values[axis]), axis, "both", last, "int64")
-    return importer.block_builder.emit(pair)
+    return call.emit(pair)
 
 
-def _edges(mode: str) -> Callable[[Any, Any], relax.Expr]:
+def _edges(mode: str) -> Converter:
     """Padding of the last axes by elements of the tensor."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        x, pads = importer.retrieve_args(node)[:2]
+    def convert(call: Call) -> relax.Expr:
+        x, pads = call.args[:2]
         sizes, places = shape_of(x), {}
         for place in range(len(pads) // 2):
             axis, pair = len(sizes) - 1 - place, pads[2 * place : 2 * place + 2]
             if min(pair) < 0:
-                raise UnsupportedError(
-                    f"expected padding of at least 0 for {node.target}, got {pair}; "
-                    "slice the tensor instead"
-                )
+                raise call.refused("padding of at least 0", str(pair), "slice the tensor instead")
             if any(pair):
                 places[axis] = padded(sizes[axis], pair, mode)
-        return gathered(importer.block_builder.emit, x, places)
+        return gathered(call.emit, x, places)
 
     return convert
 
 
-REDUCTIONS: dict[str, Callable[[Any, Any], relax.Expr]] = {
+REDUCTIONS: dict[str, Converter] = {
     "amax.default": _extreme(relax.op.max),
     "amin.default": _extreme(relax.op.min),
     "min.dim": _least,
@@ -175,13 +162,10 @@ REDUCTIONS: dict[str, Callable[[Any, Any], relax.Expr]] = {
 """By torch's name."""
 
 
-Converter = Callable[[Any, Any], relax.Expr]
-
-
-def _sizes(node: Any, importer: Any) -> tuple[relax.Expr, list[int], list[int]]:
+def _sizes(call: Call) -> tuple[relax.Expr, list[int], list[int]]:
     """The tensor, and its sizes before and after, without batch and channels."""
-    x = importer.env[node.args[0]]
-    return x, shape_of(x)[2:], [int(size) for size in node.meta["val"].shape[2:]]
+    x = call.x
+    return x, shape_of(x)[2:], [int(size) for size in call.node.meta["val"].shape[2:]]
 
 
 def _nearest(*, centred: bool) -> Converter:
@@ -190,12 +174,11 @@ def _nearest(*, centred: bool) -> Converter:
     The step is the inverse of a given factor, or the sizes' ratio, for which there is a resize.
     """
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit = importer.block_builder.emit
-        x, old, new = _sizes(node, importer)
+    def convert(call: Call) -> relax.Expr:
+        emit, (x, old, new) = call.emit, _sizes(call)
         if old == new and len(old) == 2 and not centred:
             return x  # whatever the factor
-        factors = (node.args[2] if len(node.args) > 2 else None) or [None] * len(old)
+        factors = (call.node.args[2] if len(call.node.args) > 2 else None) or [None] * len(old)
         steps = [1 / f if f else o / n for f, o, n in zip(factors, old, new, strict=True)]
         half = 0.5 if centred else 0.0
         places = [_read(*sizes, half) for sizes in zip(old, new, steps, strict=True)]
@@ -225,11 +208,11 @@ def _read(old: int, new: int, step: float, half: float) -> np.ndarray:
 def _interpolated(mode: str, *, smoothed: bool = False) -> Converter:
     """Between pixels: factors say where they lie, unless corners are aligned."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        x, old, new = _sizes(node, importer)
-        aligned = bool(node.args[2])
-        given = [*node.args[3:5], *node.kwargs.values()]
-        factors = given if smoothed else argument(node, importer, 3, "scale_factors", None)
+    def convert(call: Call) -> relax.Expr:
+        x, old, new = _sizes(call)
+        aligned = bool(call.node.args[2])
+        given = [*call.node.args[3:5], *call.node.kwargs.values()]
+        factors = given if smoothed else call.get(3, "scale_factors", None)
         attributes: dict[str, Any] = {
             "mode": mode.encode(),
             "axes": [*range(2, 2 + len(new))],
@@ -249,7 +232,7 @@ def _interpolated(mode: str, *, smoothed: bool = False) -> Converter:
             inputs = [x, None, np.asarray(factors, "float64")]
         else:
             inputs = [x, None, None, np.asarray(new)]
-        return as_onnx(node, importer, "Resize", inputs, attributes)
+        return call.onnx("Resize", inputs, attributes)
 
     return convert
 
@@ -258,34 +241,29 @@ _MODES = (b"linear", b"nearest", b"cubic")
 _EDGES = (b"zeros", b"border", b"reflection")
 
 
-def _grid_sample(node: Any, importer: Any) -> relax.Expr:
-    x, grid, mode, edge, aligned = importer.retrieve_args(node)
-    attributes = {
-        "mode": _MODES[mode],
-        "padding_mode": _EDGES[edge],
-        "align_corners": int(aligned),
-    }
-    return as_onnx(node, importer, "GridSample", [x, grid], attributes)
+def _grid_sample(call: Call) -> relax.Expr:
+    x, grid, mode, edge, aligned = call.args
+    edges = {"padding_mode": _EDGES[edge], "align_corners": int(aligned)}
+    return call.onnx("GridSample", [x, grid], {"mode": _MODES[mode], **edges})
 
 
 def _max_pool(rank: int) -> Converter:
     """The largest numbers, and their places if these are used."""
     operator = (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d)[rank - 1]
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit = importer.block_builder.emit
-        x, kernel = importer.retrieve_args(node)[:2]
-        stride = _each(argument(node, importer, 2, "stride", None) or kernel, rank)
-        padding = _each(argument(node, importer, 3, "padding", 0), rank)
-        dilation = _each(argument(node, importer, 4, "dilation", 1), rank)
-        ceil = bool(argument(node, importer, 5, "ceil_mode", False))
+    def convert(call: Call) -> relax.Expr:
+        emit, (x, kernel) = call.emit, call.args[:2]
+        stride = _each(call.get(2, "stride", None) or kernel, rank)
+        padding = _each(call.get(3, "padding", 0), rank)
+        dilation = _each(call.get(4, "dilation", 1), rank)
+        ceil = bool(call.get(5, "ceil_mode", False))
         unbatched = len(x.ty.shape.values) == rank + 1
         if unbatched:
             x = emit(relax.op.expand_dims(x, 0))
         kernel = _each(kernel, rank)
         values = emit(operator(x, kernel, stride, padding, dilation, ceil))
         results = [values]
-        if any(user.args[1] == 1 for user in node.users):
+        if any(user.args[1] == 1 for user in call.node.users):
             pool = Pool(kernel, stride, padding, dilation, shape_of(values))
             results.append(place_of_largest(emit, x, pool))
         if unbatched:
@@ -298,17 +276,16 @@ def _max_pool(rank: int) -> Converter:
 def _avg_pool(rank: int) -> Converter:
     """A divisor of the sum's own counts the whole window."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit = importer.block_builder.emit
-        divisor = argument(node, importer, 6, "divisor_override", None)
+    def convert(call: Call) -> relax.Expr:
+        emit, divisor = call.emit, call.get(6, "divisor_override", None)
         if divisor is None:
-            return getattr(importer, f"_avg_pool{rank}d")(node)
-        x, kernel = importer.retrieve_args(node)[:2]
-        strides = _each(argument(node, importer, 2, "stride", None) or kernel, rank)
-        padding = _each(argument(node, importer, 3, "padding", 0), rank)
+            return getattr(call.importer, f"_avg_pool{rank}d")(call.node)
+        x, kernel = call.args[:2]
+        strides = _each(call.get(2, "stride", None) or kernel, rank)
+        padding = _each(call.get(3, "padding", 0), rank)
         operator = relax.op.nn.avg_pool2d if rank == 2 else relax.op.nn.avg_pool3d
         kernel, ends = _each(kernel, rank), padding
-        if argument(node, importer, 4, "ceil_mode", False):
+        if call.get(4, "ceil_mode", False):
             window = kernel, strides, [1] * rank, padding, padding
             ends = [*map(covering, shape_of(x)[-rank:], *window)]
         mean = emit(operator(x, kernel, strides, [*padding, *ends], count_include_pad=True))
@@ -317,13 +294,13 @@ def _avg_pool(rank: int) -> Converter:
     return convert
 
 
-def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
+def _adaptive_max_pool(call: Call) -> relax.Expr:
     """Along one axis after the other, the last one first; short windows repeat their last element.
 
     So the first of equal numbers is that of the first row, as in torch.
     """
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    sizes, new = shape_of(x), node.args[1]
+    emit, x = call.emit, call.x
+    sizes, new = shape_of(x), call.node.args[1]
     counts, places = _each(new, len(new)), None
     for axis, count in reversed([*enumerate(counts, len(sizes) - len(counts))]):
         size = sizes[axis]
@@ -332,7 +309,7 @@ def _adaptive_max_pool(node: Any, importer: Any) -> relax.Expr:
         offsets = np.arange((last - first).max() + 1)
         taken = relax.const(np.minimum(first[:, None] + offsets, last[:, None]), "int32")
         windows = emit(relax.op.take(x, taken, axis, mode="clip"))
-        if any(user.args[1] == 1 for user in node.users):
+        if any(user.args[1] == 1 for user in call.node.users):
             shape = [size if a == axis else 1 for a in range(len(sizes))]
             step = prod(sizes[axis + 1 :])
             own = relax.const((np.arange(size) * step).reshape(shape), "int64")

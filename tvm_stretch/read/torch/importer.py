@@ -6,9 +6,9 @@ The importer translates some arguments wrongly in silence, and its errors do not
 operator they are: types and shapes of results are compared with those that torch derived, and each
 error names its operator.
 
-`as_onnx` calls the converter of one of ONNX's operators:
+`Call.onnx` calls the converter of one of ONNX's operators:
 
-as_onnx(node, importer, "Resize", [x, None, scales], {"mode": b"linear"})
+call.onnx("Resize", [x, None, scales], {"mode": b"linear"})
 """
 
 from __future__ import annotations
@@ -27,7 +27,68 @@ from tvm_stretch.read.onnx.node import CONVERTERS, Node, as_expr
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-Converter = Callable[[Any, Any], Any]
+
+class Call:
+    """A call of an operator of torch, and the importer that translates it."""
+
+    def __init__(self, node: Any, importer: Any) -> None:
+        self.node, self.importer = node, importer
+        self.emit = importer.block_builder.emit
+
+    @property
+    def x(self) -> relax.Expr:
+        """The first operand."""
+        return self.importer.env[self.node.args[0]]
+
+    @property
+    def args(self) -> Any:
+        """The arguments that are given by place."""
+        return self.importer.retrieve_args(self.node)
+
+    def get(self, place: int, name: str, default: Any) -> Any:
+        """An argument by its place or its name."""
+        if len(self.node.args) > place:
+            return self.importer._retrieve_args(self.node.args[place])
+        return self.importer._retrieve_args(self.node.kwargs.get(name, default))
+
+    @property
+    def dtype(self) -> str:
+        """The type of the result."""
+        return str(self.node.meta["val"].dtype).removeprefix("torch.")
+
+    def typed(self, value: Any, dtype: str = "") -> relax.Expr:
+        """A tensor or a number as a tensor of ``dtype``, by default the result's."""
+        dtype = dtype or self.dtype
+        if not isinstance(value, relax.Expr):
+            return relax.const(value, dtype)
+        given = str(value.ty.dtype)
+        if given == dtype:
+            return value
+        if dtype == "bool":
+            return self.emit(relax.op.not_equal(value, relax.const(0, given)))
+        return self.emit(relax.op.astype(value, dtype))
+
+    def onnx(
+        self,
+        op: str,
+        inputs: Sequence[relax.Expr | np.ndarray | None],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> relax.Expr:
+        """What the converter of ONNX's operator emits; of several results the first."""
+        builder, given = self.importer.block_builder, list(inputs)
+        node = Node(op, self.node.name, 20, given, dict(attributes or {}), ["result"], builder)
+        made = CONVERTERS[op](node)
+        return self.emit(as_expr(made[0] if isinstance(made, tuple) else made))
+
+    def refused(self, expected: str, got: str, advice: str) -> UnsupportedError:
+        """The error for arguments that are not supported."""
+        return UnsupportedError(
+            f"expected {expected} for torch's {self.node.target} ({self.node.name!r}), got {got}; "
+            f"{advice}"
+        )
+
+
+Converter = Callable[[Call], Any]
 
 _RANDOM = {"bernoulli.p", "exponential.default", "randn.default", "randn_like.default"}
 """What the importer replaces by constants."""
@@ -42,11 +103,7 @@ def importer_names() -> set[str]:
 
 
 def import_program(program: ExportedProgram, own: Mapping[str, Converter]) -> tvm.IRModule:
-    """Translate a program in the operators that TVM's importer, or a converter of ``own``, knows.
-
-    Raises:
-        UnsupportedError: It has another operator, or arguments that are not supported.
-    """
+    """Translate a program in operators that TVM's importer, or a converter of ``own``, knows."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     importer = ExportedProgramImporter()
@@ -74,25 +131,23 @@ def import_program(program: ExportedProgram, own: Mapping[str, Converter]) -> tv
 
 
 def _without_importer(convert: Callable[[Any], Any]) -> Converter:
-    return lambda node, _: convert(node)
+    return lambda call: convert(call.node)
 
 
-def _checked(convert: Converter) -> Converter:
-    """The converter, whose result must be what torch says."""
+def _checked(convert: Converter) -> Callable[[Any, Any], Any]:
+    """The converter as TVM's importer wants it, whose result must be what torch says."""
 
     def converted(node: Any, importer: Any) -> Any:
+        call = Call(node, importer)
         try:
-            result = _of_nothing(node, importer)
-            result = _of_vectors(convert, node, importer) if result is None else result
+            result = _of_nothing(call)
+            result = _of_vectors(convert, call) if result is None else result
             if isinstance(result, relax.Call):  # TVM's pools of one image leave that to the caller
-                result = importer.block_builder.emit(result)
+                result = call.emit(result)
         except StretchError:
             raise
         except Exception as error:  # the importer raises many kinds
-            raise UnsupportedError(
-                f"expected supported arguments for torch's {node.target} ({node.name!r}), got: "
-                f"{last_line(error)}; {_ANOTHER_WAY}"
-            ) from error
+            raise call.refused("supported arguments", last_line(error), _ANOTHER_WAY) from error
         for got, want in _pairs(node, result):
             _compare(node, got, want)
         return result
@@ -100,15 +155,15 @@ def _checked(convert: Converter) -> Converter:
     return converted
 
 
-def _of_nothing(node: Any, importer: Any) -> relax.Expr | None:
+def _of_nothing(call: Call) -> relax.Expr | None:
     """Results without elements, which no operator has to compute."""
-    want = node.meta.get("val")
+    want = call.node.meta.get("val")
     wants = want if isinstance(want, list | tuple) else (want,)
     if not wants or not all(_is_empty(one) for one in wants):
         return None
-    emit = importer.block_builder.emit
-    made = [emit(relax.op.zeros([*one.shape], str(one.dtype)[len("torch.") :])) for one in wants]
-    return made[0] if wants[0] is want else emit(relax.Tuple(made))
+    zeros = (relax.op.zeros([*one.shape], str(one.dtype)[len("torch.") :]) for one in wants)
+    made = [call.emit(one) for one in zeros]
+    return made[0] if wants[0] is want else call.emit(relax.Tuple(made))
 
 
 def _is_empty(want: Any) -> bool:
@@ -120,11 +175,12 @@ def _value(argument: Any) -> Any:
     return argument.meta.get("val") if hasattr(argument, "meta") else None
 
 
-def _of_vectors(convert: Converter, node: Any, importer: Any) -> Any:
+def _of_vectors(convert: Converter, call: Call) -> Any:
     """What a converter makes; numbers are vectors of one for operators that have an axis.
 
     x.softmax(0), of a number   ->   x.reshape(1).softmax(0).reshape()
     """
+    node, importer, emit = call.node, call.importer, call.emit
     numbers = [x for x in node.args if getattr(_value(x), "shape", None) == ()]
     schema = getattr(node.target, "_schema", None)
     if (
@@ -132,10 +188,10 @@ def _of_vectors(convert: Converter, node: Any, importer: Any) -> Any:
         or not schema
         or not any(arg.name in ("dim", "dimension") for arg in schema.arguments)
     ):
-        return convert(node, importer)
-    emit, kept = importer.block_builder.emit, {number: importer.env[number] for number in numbers}
+        return convert(call)
+    kept = {number: importer.env[number] for number in numbers}
     importer.env |= {x: emit(relax.op.reshape(value, [1])) for x, value in kept.items()}
-    result, want = convert(node, importer), node.meta["val"]
+    result, want = convert(call), node.meta["val"]
     importer.env |= kept
     if not isinstance(want, list | tuple):
         return emit(relax.op.reshape(result, [*want.shape]))
@@ -177,47 +233,6 @@ def _compare(node: Any, got: Any, want: Any) -> None:
         )
 
 
-def argument(node: Any, importer: Any, place: int, name: str, default: Any) -> Any:
-    """An argument by its place or its name."""
-    if len(node.args) > place:
-        return importer._retrieve_args(node.args[place])
-    return importer._retrieve_args(node.kwargs.get(name, default))
-
-
-def dtype_of(node: Any) -> str:
-    """The type of a node's result."""
-    return str(node.meta["val"].dtype).removeprefix("torch.")
-
-
-def of_type(importer: Any, value: Any, dtype: str) -> relax.Expr:
-    """A tensor or a number as a tensor of ``dtype``."""
-    if not isinstance(value, relax.Expr):
-        return relax.const(value, dtype)
-    given = str(value.ty.dtype)
-    if given == dtype:
-        return value
-    emit = importer.block_builder.emit
-    if dtype == "bool":
-        return emit(relax.op.not_equal(value, relax.const(0, given)))
-    return emit(relax.op.astype(value, dtype))
-
-
 def is_static(x: relax.Expr) -> bool:
     """Whether all sizes of a tensor are known."""
     return all(isinstance(size, tvm.tirx.IntImm) for size in x.ty.shape.values)
-
-
-def as_onnx(
-    node: Any,
-    importer: Any,
-    op: str,
-    inputs: Sequence[relax.Expr | np.ndarray | None],
-    attributes: Mapping[str, Any] | None = None,
-    opset: int = 20,
-) -> relax.Expr:
-    """What the converter of ONNX's operator emits; of several results the first."""
-    builder = importer.block_builder
-    given = list(inputs)
-    onnx_node = Node(op, node.name, opset, given, dict(attributes or {}), ["result"], builder)
-    converted = CONVERTERS[op](onnx_node)
-    return builder.emit(as_expr(converted[0] if isinstance(converted, tuple) else converted))

@@ -23,22 +23,21 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.expressions import constant
-from tvm_stretch.read.torch.importer import argument, as_onnx, dtype_of, of_type
+from tvm_stretch.read.torch.importer import Call, Converter
 
 Function = Callable[..., relax.Expr]
-Converter = Callable[[Any, Any], relax.Expr]
 
 
 class _Floats:
     """Emits arithmetic; numbers are constants of the type."""
 
-    def __init__(self, importer: Any, dtype: str) -> None:
-        self._builder, self._dtype = importer.block_builder, dtype
+    def __init__(self, call: Call, dtype: str = "") -> None:
+        self._emit, self._dtype = call.emit, dtype or call.dtype
 
     def __call__(self, name: str, *values: relax.Expr | float) -> relax.Expr:
         """The result of Relax's operator of this name."""
         given = (v if isinstance(v, relax.Expr) else self.number(v) for v in values)
-        return self._builder.emit(getattr(relax.op, name)(*given))
+        return self._emit(getattr(relax.op, name)(*given))
 
     def number(self, value: float) -> relax.Expr:
         """A constant."""
@@ -53,18 +52,17 @@ def is_zero(value: Any) -> bool:
     return not isinstance(value, relax.Expr) and value == 0
 
 
-def divided(importer: Any, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+def divided(call: Call, x: relax.Expr, y: relax.Expr) -> relax.Expr:
     """The quotient, also by a constant zero: a product with infinity is the same."""
-    emit = _Floats(importer, str(x.ty.dtype))
+    emit = _Floats(call, str(x.ty.dtype))
     if not is_zero(y):
         return emit("divide", x, y)
     return emit("multiply", x, float(np.copysign(np.inf, y.value.numpy().item())))
 
 
-def _operands(node: Any, importer: Any) -> tuple[_Floats, relax.Expr, relax.Expr]:
-    dtype = dtype_of(node)
-    x, y = (of_type(importer, value, dtype) for value in importer.retrieve_args(node)[:2])
-    return _Floats(importer, dtype), x, y
+def _operands(call: Call) -> tuple[_Floats, relax.Expr, relax.Expr]:
+    x, y = map(call.typed, call.args[:2])
+    return _Floats(call), x, y
 
 
 def _truncated(emit: _Floats, x: relax.Expr, y: relax.Expr) -> relax.Expr:
@@ -80,25 +78,25 @@ def _is_apart(emit: _Floats, rest: relax.Expr, y: relax.Expr) -> relax.Expr:
     return emit("logical_and", emit("not_equal", rest, 0.0), signs)
 
 
-def _fmod(node: Any, importer: Any) -> relax.Expr:
-    emit, x, y = _operands(node, importer)
-    return _truncated(emit, x, y) if "float" in dtype_of(node) else emit("mod", x, y)
+def _fmod(call: Call) -> relax.Expr:
+    emit, x, y = _operands(call)
+    return _truncated(emit, x, y) if "float" in call.dtype else emit("mod", x, y)
 
 
-def _remainder(node: Any, importer: Any) -> relax.Expr:
-    emit, x, y = _operands(node, importer)
-    if "float" not in dtype_of(node):
+def _remainder(call: Call) -> relax.Expr:
+    emit, x, y = _operands(call)
+    if "float" not in call.dtype:
         return emit("floor_mod", x, y)
     rest = _truncated(emit, x, y)
     return emit("where", _is_apart(emit, rest, y), emit("add", rest, y), rest)
 
 
-def floor_divided(importer: Any, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+def floor_divided(call: Call, x: relax.Expr, y: relax.Expr) -> relax.Expr:
     """The greatest whole number that is not above the quotient."""
-    emit = _Floats(importer, str(x.ty.dtype))
+    emit = _Floats(call, str(x.ty.dtype))
     if "float" not in str(x.ty.dtype):
         return emit("floor_divide", x, y)
-    quotient = divided(importer, x, y)
+    quotient = divided(call, x, y)
     if is_zero(y):
         return quotient
     rest = _truncated(emit, x, y)
@@ -112,18 +110,18 @@ def floor_divided(importer: Any, x: relax.Expr, y: relax.Expr) -> relax.Expr:
     return emit("where", emit("equal", y, 0.0), quotient, result)
 
 
-def root(importer: Any, x: relax.Expr, exponent: Any) -> relax.Expr | None:
+def root(call: Call, x: relax.Expr, exponent: Any) -> relax.Expr | None:
     """A power of one half, or of minus one half; of other exponents nothing."""
     if exponent not in (0.5, -0.5):
         return None
-    result = importer.block_builder.emit(relax.op.sqrt(x))
+    result = call.emit(relax.op.sqrt(x))
     if exponent > 0:
         return result
-    return _Floats(importer, str(x.ty.dtype))("divide", 1.0, result)
+    return _Floats(call, str(x.ty.dtype))("divide", 1.0, result)
 
 
-def _hypot(node: Any, importer: Any) -> relax.Expr:
-    emit, x, y = _operands(node, importer)
+def _hypot(call: Call) -> relax.Expr:
+    emit, x, y = _operands(call)
     x, y = emit("abs", x), emit("abs", y)
     most, least = emit("maximum", x, y), emit("minimum", x, y)
     ratio = emit("divide", least, most)
@@ -136,22 +134,21 @@ def _hypot(node: Any, importer: Any) -> relax.Expr:
     return emit("where", infinite, float("inf"), length)
 
 
-def _softshrink(node: Any, importer: Any) -> relax.Expr:
+def _softshrink(call: Call) -> relax.Expr:
     """A NaN is neither above nor below, and stays."""
-    x, *rest = importer.retrieve_args(node)
-    emit = _Floats(importer, dtype_of(node))
-    edge = float(rest[0] if rest else node.kwargs.get("lambd", 0.5))
+    x, *rest = call.args
+    emit = _Floats(call)
+    edge = float(rest[0] if rest else call.node.kwargs.get("lambd", 0.5))
     inside = emit("multiply", x, 0.0)
     below = emit("where", emit("less", x, -edge), emit("add", x, edge), inside)
     return emit("where", emit("greater", x, edge), emit("subtract", x, edge), below)
 
 
-def _negative(node: Any, importer: Any) -> relax.Expr:
+def _negative(call: Call) -> relax.Expr:
     """Negated unsigned numbers wrap around."""
-    x, dtype = importer.env[node.args[0]], dtype_of(node)
-    if not dtype.startswith("uint"):
-        return importer.block_builder.emit(relax.op.negative(x))
-    return _Floats(importer, dtype)("subtract", 0, x)
+    if not call.dtype.startswith("uint"):
+        return call.emit(relax.op.negative(call.x))
+    return _Floats(call)("subtract", 0, call.x)
 
 
 _OF_BOOLS = {
@@ -166,16 +163,14 @@ _OF_BOOLS = {
 def _arithmetic(function: Function, *, turned: bool = False) -> Converter:
     """Both operands, the second one times ``alpha``, in the result's type."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit, dtype = importer.block_builder.emit, dtype_of(node)
-        x, y = (of_type(importer, value, dtype) for value in importer.retrieve_args(node)[:2])
-        alpha = argument(node, importer, 2, "alpha", 1)
+    def convert(call: Call) -> relax.Expr:
+        x, y = map(call.typed, call.args[:2])
+        x, y = (y, x) if turned else (x, y)
+        alpha = call.get(2, "alpha", 1)
         if alpha != 1:
-            scaled = x if turned else y
-            scaled = emit(relax.op.multiply(scaled, relax.const(alpha, dtype)))
-            x, y = (scaled, y) if turned else (x, scaled)
-        applied = _OF_BOOLS.get(function, function) if dtype == "bool" else function
-        return emit(applied(y, x) if turned else applied(x, y))
+            y = call.emit(relax.op.multiply(y, relax.const(alpha, call.dtype)))
+        applied = _OF_BOOLS.get(function, function) if call.dtype == "bool" else function
+        return call.emit(applied(x, y))
 
     return convert
 
@@ -183,27 +178,21 @@ def _arithmetic(function: Function, *, turned: bool = False) -> Converter:
 def _compared(function: Function) -> Converter:
     """Promote both operands to their common type, as torch does."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
+    def convert(call: Call) -> relax.Expr:
         import torch
 
-        emit = importer.block_builder.emit
-        kinds = [getattr(arg, "meta", {}).get("val", arg) for arg in node.args[:2]]
+        kinds = [getattr(arg, "meta", {}).get("val", arg) for arg in call.node.args[:2]]
         dtype = str(torch.result_type(*kinds)).removeprefix("torch.")
         dtype = "int8" if dtype == "bool" else dtype  # TVM does not compare booleans
-        x, y = (of_type(importer, value, dtype) for value in importer.retrieve_args(node)[:2])
-        return emit(function(x, y))
+        x, y = (call.typed(value, dtype) for value in call.args[:2])
+        return call.emit(function(x, y))
 
     return convert
 
 
 def _unary(function: Function) -> Converter:
     """The result of whole numbers has fractions."""
-
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        x = of_type(importer, importer.env[node.args[0]], dtype_of(node))
-        return importer.block_builder.emit(function(x))
-
-    return convert
+    return lambda call: call.emit(function(call.typed(call.x)))
 
 
 def _log1p(x: relax.Expr) -> relax.Expr:
@@ -236,27 +225,23 @@ _log10 = _of_numbers(lambda x, const: relax.op.multiply(relax.op.log(x), const(1
 _reciprocal = _of_numbers(lambda x, const: relax.op.divide(const(1), x))
 
 
-def _power(node: Any, importer: Any) -> relax.Expr:
-    dtype = dtype_of(node)
-    base, exponent = importer.retrieve_args(node)[:2]
-    if "float" in dtype:
-        x, y = of_type(importer, base, dtype), of_type(importer, exponent, dtype)
-        if (result := root(importer, x, exponent)) is not None:
+def _power(call: Call) -> relax.Expr:
+    base, exponent = call.args[:2]
+    x = call.typed(base)
+    if "float" in call.dtype:
+        if (result := root(call, x, exponent)) is not None:
             return result
-        return importer.block_builder.emit(relax.op.power(x, y))
-    x = of_type(importer, base, dtype)
-    if isinstance(exponent, int):
-        y = np.asarray(exponent, dtype)
-    else:
-        y = of_type(importer, exponent, dtype)
-    return as_onnx(node, importer, "Pow", [x, y])
+        return call.emit(relax.op.power(x, call.typed(exponent)))
+    is_number = isinstance(exponent, int)
+    y = np.asarray(exponent, call.dtype) if is_number else call.typed(exponent)
+    return call.onnx("Pow", [x, y])
 
 
-def _elu(node: Any, importer: Any) -> relax.Expr:
+def _elu(call: Call) -> relax.Expr:
     """``scale * (x if x > 0 else alpha * (exp(x * input_scale) - 1))``."""
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    emit, x = call.emit, call.x
     names = ("alpha", "scale", "input_scale")
-    alpha, scale, inner = (argument(node, importer, 1 + i, n, 1.0) for i, n in enumerate(names))
+    alpha, scale, inner = (call.get(1 + i, n, 1.0) for i, n in enumerate(names))
     dtype = x.ty.dtype
     below = relax.op.minimum(x, relax.const(0, dtype))
     if inner != 1:
@@ -268,11 +253,11 @@ def _elu(node: Any, importer: Any) -> relax.Expr:
     return emit(result if scale == 1 else relax.op.multiply(relax.const(scale, dtype), result))
 
 
-def _clamp(node: Any, importer: Any) -> relax.Expr:
+def _clamp(call: Call) -> relax.Expr:
     """Bounds are numbers, tensors or missing; the upper one wins."""
-    emit, dtype = importer.block_builder.emit, dtype_of(node)
-    x = of_type(importer, importer.env[node.args[0]], dtype)
-    low, high = _bounds(node, importer)
+    emit, dtype = call.emit, call.dtype
+    x = call.typed(call.x)
+    low, high = _bounds(call)
     if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
         return emit(relax.op.multiply(x, relax.const(math.nan, dtype)))
     if "float" in dtype and not any(isinstance(b, relax.Expr) for b in (low, high)):
@@ -282,24 +267,20 @@ def _clamp(node: Any, importer: Any) -> relax.Expr:
         return emit(relax.op.clip(x, *bounds))
     for op, bound in (("Max", low), ("Min", high)):
         if bound is not None:
-            x = as_onnx(node, importer, op, [x, of_type(importer, bound, dtype)])
+            x = call.onnx(op, [x, call.typed(bound)])
     return x
 
 
-def _bounds(node: Any, importer: Any) -> tuple[Any, Any]:
+def _bounds(call: Call) -> tuple[Any, Any]:
     """The least and the largest number that stay."""
-    name = node.target.__name__.partition(".")[0]
-    if name == "clamp_min":
-        return argument(node, importer, 1, "min", None), None
-    if name == "clamp_max":
-        return None, argument(node, importer, 1, "max", None)
-    return argument(node, importer, 1, "min", None), argument(node, importer, 2, "max", None)
+    if call.node.target.__name__.startswith("clamp_max"):
+        return None, call.get(1, "max", None)
+    return call.get(1, "min", None), call.get(2, "max", None)
 
 
-def _where(node: Any, importer: Any) -> relax.Expr:
-    condition, *values = importer.retrieve_args(node)
-    x, y = (of_type(importer, value, dtype_of(node)) for value in values)
-    return importer.block_builder.emit(relax.op.where(condition, x, y))
+def _where(call: Call) -> relax.Expr:
+    condition, *values = call.args
+    return call.emit(relax.op.where(condition, *map(call.typed, values)))
 
 
 def _keeping_nan(function: Function) -> Function:

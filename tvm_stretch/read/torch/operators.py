@@ -23,14 +23,7 @@ from tvm import relax
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.read.torch.decomposing import decompose
 from tvm_stretch.read.torch.images import IMAGES, REDUCTIONS
-from tvm_stretch.read.torch.importer import (
-    argument,
-    as_onnx,
-    dtype_of,
-    importer_names,
-    is_static,
-    of_type,
-)
+from tvm_stretch.read.torch.importer import Call, Converter, importer_names, is_static
 from tvm_stretch.read.torch.numbers import NUMBERS, divided, floor_divided
 from tvm_stretch.read.torch.places import PLACES
 from tvm_stretch.read.torch.quantised import RECURRENT
@@ -160,16 +153,15 @@ def converters() -> dict[str, Any]:
     }
 
 
-def _convolution(node: Any, importer: Any) -> relax.Expr:
+def _convolution(call: Call) -> relax.Expr:
     """In the network's type, where TVM's importer computes in float32."""
-    arguments = importer.retrieve_args(node)
-    x, weight, bias, stride, padding, dilation, transposed, extra, groups = arguments
-    emit, rank = importer.block_builder.emit, len(weight.ty.shape.values) - 2
+    x, weight, bias, stride, padding, dilation, transposed, extra, groups = call.args
+    emit, rank = call.emit, len(weight.ty.shape.values) - 2
     if transposed:
         attributes = {"strides": stride, "pads": [*padding] * 2, "dilations": dilation}
         attributes |= {"output_padding": extra, "group": groups}
         inputs = [x, weight, bias][: 2 + (bias is not None)]
-        return as_onnx(node, importer, "ConvTranspose", inputs, attributes)
+        return call.onnx("ConvTranspose", inputs, attributes)
     operator = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[rank - 1]
     result = emit(operator(x, weight, stride, padding, dilation, groups))
     if bias is None:
@@ -178,28 +170,26 @@ def _convolution(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.add(result, emit(relax.op.reshape(bias, relax.ShapeExpr(shape)))))
 
 
-def _group_norm(node: Any, importer: Any) -> relax.Expr:
+def _group_norm(call: Call) -> relax.Expr:
     """Also without factors and summands, which the importer leaves undefined."""
-    x, weight, bias, _, channels, _, groups, epsilon = importer.retrieve_args(node)
+    x, weight, bias, _, channels, _, groups, epsilon = call.args
     dtype = str(x.ty.dtype)
     weight = relax.const(np.ones(channels), dtype) if weight is None else weight
     bias = relax.const(np.zeros(channels), dtype) if bias is None else bias
     axes = [*range(2, len(x.ty.shape.values))]
     normed = relax.op.nn.group_norm(x, weight, bias, groups, 1, axes, epsilon)
-    return importer.block_builder.emit(normed)
+    return call.emit(normed)
 
 
-def _matmul(node: Any, importer: Any) -> relax.Expr:
-    a, b = (importer.env[arg] for arg in node.args[:2])
-    return importer.block_builder.emit(relax.op.matmul(a, b))
+def _matmul(call: Call) -> relax.Expr:
+    return call.emit(relax.op.matmul(*call.args[:2]))
 
 
-def _addmm(node: Any, importer: Any) -> relax.Expr:
+def _addmm(call: Call) -> relax.Expr:
     """``beta * bias + alpha * (a @ b)``; what has no factor is not read."""
-    emit = importer.block_builder.emit
-    bias, a, b = (importer.env[arg] for arg in node.args[:3])
+    emit, (bias, a, b) = call.emit, call.args[:3]
     product = emit(relax.op.matmul(a, b))
-    factors = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+    factors = call.node.kwargs.get("beta", 1), call.node.kwargs.get("alpha", 1)
     terms = [
         value if factor == 1 else emit(relax.op.multiply(value, relax.const(factor, a.ty.dtype)))
         for value, factor in zip((bias, product), factors, strict=True)
@@ -209,44 +199,42 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
         return emit(relax.op.add(terms[1], terms[0]))
     if factors[1]:
         return terms[0]
-    only = terms[0] if terms else relax.const(0, dtype_of(node))
+    only = terms[0] if terms else relax.const(0, call.dtype)
     return emit(relax.op.broadcast_to(only, product.ty.shape))
 
 
-def _divide(node: Any, importer: Any) -> relax.Expr:
+def _divide(call: Call) -> relax.Expr:
     """Numbers and operands of other types become the result's type first, as torch does it."""
-    emit = importer.block_builder.emit
-    x, y = importer.retrieve_args(node)[:2]
-    mode = node.kwargs.get("rounding_mode")
-    if node.target.__name__ == "floor_divide.default":
+    mode = call.node.kwargs.get("rounding_mode")
+    if call.node.target.__name__ == "floor_divide.default":
         mode = "floor"
-    dtype = dtype_of(node)
     divide = floor_divided if mode == "floor" else divided
-    result = divide(importer, of_type(importer, x, dtype), of_type(importer, y, dtype))
-    return emit(relax.op.trunc(result)) if mode == "trunc" and "float" in dtype else result
+    result = divide(call, *map(call.typed, call.args[:2]))
+    is_cut = mode == "trunc" and "float" in call.dtype
+    return call.emit(relax.op.trunc(result)) if is_cut else result
 
 
-def _split(node: Any, importer: Any) -> relax.Expr:
+def _split(call: Call) -> relax.Expr:
     """Parts along an axis; TVM makes no tuple of a single part."""
-    x, sizes = importer.retrieve_args(node)[:2]
-    axis = argument(node, importer, 2, "dim", 0)
+    x, sizes = call.args[:2]
+    axis = call.get(2, "dim", 0)
     if isinstance(sizes, int):
         if not is_static(x):
-            return importer._split(node)
+            return call.importer._split(call.node)
         length = shape_of(x)[axis]
         sizes = [min(sizes, length - begin) for begin in range(0, length, sizes or 1)] or [0]
     if len(sizes) == 1:
-        return importer.block_builder.emit(relax.Tuple([x]))
+        return call.emit(relax.Tuple([x]))
     cuts = [int(cut) for cut in np.cumsum(sizes)[:-1]]
-    return importer.block_builder.emit(relax.op.split(x, cuts, axis))
+    return call.emit(relax.op.split(x, cuts, axis))
 
 
-def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
+def _running(function: Callable[..., relax.Expr]) -> Converter:
     """Running sums and products in the result's type; of halves in float32, as PyTorch does."""
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        x, axis = importer.retrieve_args(node)[:2]
-        emit, dtype = importer.block_builder.emit, dtype_of(node)
+    def convert(call: Call) -> relax.Expr:
+        x, axis = call.args[:2]
+        emit, dtype = call.emit, call.dtype
         if dtype not in NARROW:
             return emit(function(x, axis, dtype))
         return emit(relax.op.astype(emit(function(x, axis, "float32")), dtype))
@@ -254,10 +242,9 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
     return convert
 
 
-def _unfold(node: Any, importer: Any) -> relax.Expr:
+def _unfold(call: Call) -> relax.Expr:
     """`x.unfold`: windows along one axis; their elements become the last axis."""
-    emit = importer.block_builder.emit
-    x, axis, size, step = importer.retrieve_args(node)
+    emit, (x, axis, size, step) = call.emit, call.args
     rank = len(x.ty.shape.values)
     axis %= rank
     starts = np.arange(0, int(x.ty.shape.values[axis]) - size + 1, step)
@@ -267,8 +254,8 @@ def _unfold(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.permute_dims(windows, [*axes, axis + 1]))
 
 
-def _fold(node: Any, importer: Any) -> relax.Expr:
+def _fold(call: Call) -> relax.Expr:
     """`fold`: where windows overlap, their elements are added."""
-    x, size, kernel, dilation, padding, stride = importer.retrieve_args(node)
+    x, size, kernel, dilation, padding, stride = call.args
     windows = Windows(size, kernel, dilation, padding, padding, stride)
-    return fold(importer.block_builder.emit, x, windows)
+    return fold(call.emit, x, windows)

@@ -34,10 +34,9 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.expressions import shape_of
 from tvm_stretch.network.steps import steps_call
-from tvm_stretch.read.torch.importer import as_onnx, dtype_of
+from tvm_stretch.read.torch.importer import Call
 from tvm_stretch.targets.kernels.experts import experts_call
 
 _LIBRARY = torch.library.Library("tvm_stretch", "FRAGMENT")
@@ -84,43 +83,42 @@ _define("factor(Tensor x, str kind) -> Tensor", _factor_shape)
 _define("factor2(Tensor a, Tensor x, str kind) -> Tensor", lambda a, x, kind: x.new_empty(x.shape))
 
 
-def _factor(node: Any, importer: Any) -> relax.Expr:
+def _factor(call: Call) -> relax.Expr:
     """Batches become one axis."""
-    *operands, kind = importer.retrieve_args(node)
-    emit = importer.block_builder.emit
+    *operands, kind = call.args
+    emit, builder = call.emit, call.importer.block_builder
     shapes = [shape_of(x) for x in operands]
     flat = [
         emit(relax.op.reshape(x, [prod(shape[:-2]), *shape[-2:]]))
         for x, shape in zip(operands, shapes, strict=True)
     ]
-    factors = emit(factor_call(importer.block_builder, kind, *flat))
+    factors = emit(factor_call(builder, kind, *flat))
     return emit(relax.op.reshape(factors, [*shapes[-1][:-2], *shape_of(factors)[1:]]))
 
 
-def _dft(node: Any, importer: Any) -> relax.Expr:
+def _dft(call: Call) -> relax.Expr:
     """The axis before that of the parts, which are one of real numbers and two of complex ones."""
-    x, length, inverse, onesided = importer.retrieve_args(node)
+    x, length, inverse, onesided = call.args
     attributes = {"inverse": int(inverse), "onesided": int(onesided)}
     inputs = [x, np.asarray(length), np.asarray(-2)]
-    return as_onnx(node, importer, "DFT", inputs, attributes)
+    return call.onnx("DFT", inputs, attributes)
 
 
-def _same_bits(node: Any, importer: Any) -> relax.Expr:
-    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(node)))
-    return as_onnx(node, importer, "BitCast", [importer.env[node.args[0]]], {"to": kind})
+def _same_bits(call: Call) -> relax.Expr:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(call.dtype))
+    return call.onnx("BitCast", [call.x], {"to": kind})
 
 
-def _experts(node: Any, importer: Any) -> relax.Expr:
+def _experts(call: Call) -> relax.Expr:
     """Rows are sorted by expert; torch's own operator takes a summand that no network gives."""
-    given: list[Any] = [*importer.retrieve_args(node), None]
+    given: list[Any] = [*call.args, None]
     x, weights, ends, *others = given
     is_routed = ends is not None and (len(shape_of(x)), len(shape_of(weights))) == (2, 3)
     if not is_routed or any(other is not None for other in others):
-        raise UnsupportedError(
-            f"expected rows and a matrix for each expert for {node.target}, got shapes "
-            f"{shape_of(x)} and {shape_of(weights)}; write the products one by one"
-        )
-    return importer.block_builder.emit(experts_call(importer.block_builder, x, weights, ends))
+        got = f"shapes {shape_of(x)} and {shape_of(weights)}"
+        wanted = "rows and a matrix for each expert"
+        raise call.refused(wanted, got, "write the products one by one")
+    return call.emit(experts_call(call.importer.block_builder, x, weights, ends))
 
 
 OWN_CONVERTERS = {

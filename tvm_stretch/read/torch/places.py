@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.read.onnx.node import numpy_dtype
-from tvm_stretch.read.torch.importer import argument, as_onnx, dtype_of, of_type
+from tvm_stretch.read.torch.importer import Call
 
 _REDUCTIONS = {"sum": b"add", "prod": b"mul", "amax": b"max", "amin": b"min"}
 """ONNX's names for the reductions of `scatter_reduce`."""
@@ -37,12 +35,12 @@ class _Indexed:
     Axes that are indexed side by side stay where they were; others leave theirs in front.
     """
 
-    importer: Any
+    call: Call
     x: relax.Expr
     indices: list[relax.Expr | None]
 
     def __post_init__(self) -> None:
-        emit = self.emit = self.importer.block_builder.emit
+        emit = self.emit = self.call.emit
         rank = len(self.x.ty.shape.values)
         self.axes = [axis for axis, index in enumerate(self.indices) if index is not None]
         self.rest = [axis for axis in range(rank) if axis not in self.axes]
@@ -69,7 +67,7 @@ class _Indexed:
         """One element for each tuple of indices."""
         return self.turned(self.emit(relax.op.gather_nd(self.front, self.places)), self.order)
 
-    def written(self, node: Any, values: relax.Expr, reduction: bytes) -> relax.Expr:
+    def written(self, values: relax.Expr, reduction: bytes) -> relax.Expr:
         """The tensor with ``values`` at the tuples of indices."""
         sizes = shape_of(self.x)
         whole = [*self.shape, *(sizes[axis] for axis in self.rest)]
@@ -78,7 +76,7 @@ class _Indexed:
         values = self.emit(relax.op.broadcast_to(values, shape))
         values = self.turned(values, [order.index(axis) for axis in range(len(order))])
         inputs = [self.front, self.places, values]
-        scattered = as_onnx(node, self.importer, "ScatterND", inputs, {"reduction": reduction})
+        scattered = self.call.onnx("ScatterND", inputs, {"reduction": reduction})
         moved = self.axes + self.rest
         return self.turned(scattered, [moved.index(axis) for axis in range(len(moved))])
 
@@ -97,29 +95,25 @@ def _has_mask(indices: Sequence[relax.Expr | None]) -> bool:
     return any(index is not None and str(index.ty.dtype) == "bool" for index in indices)
 
 
-def _index(node: Any, importer: Any) -> relax.Expr:
-    x, indices = importer.retrieve_args(node)
+def _index(call: Call) -> relax.Expr:
+    x, indices = call.args
     if _has_mask(indices):
-        raise UnsupportedError(
-            f"expected indices for torch's {node.target} ({node.name!r}), got a mask, whose number "
-            "of elements depends on the data; use torch.where"
-        )
-    return _Indexed(importer, x, indices).taken()
+        got = "a mask, whose number of elements depends on the data"
+        raise call.refused("indices", got, "use torch.where")
+    return _Indexed(call, x, indices).taken()
 
 
-def _index_put(node: Any, importer: Any) -> relax.Expr:
-    x, indices, values = importer.retrieve_args(node)[:3]
-    added = bool(argument(node, importer, 3, "accumulate", False))
-    values = of_type(importer, values, str(x.ty.dtype))
+def _index_put(call: Call) -> relax.Expr:
+    x, indices, values = call.args[:3]
+    added = bool(call.get(3, "accumulate", False))
+    values = call.typed(values, str(x.ty.dtype))
     if not _has_mask(indices):
-        indexed = _Indexed(importer, x, indices)
-        return indexed.written(node, values, b"add" if added else b"none")
+        indexed = _Indexed(call, x, indices)
+        return indexed.written(values, b"add" if added else b"none")
     if len(indices) > 1 or added or prod(shape_of(values)) > 1:
-        raise UnsupportedError(
-            f"expected indices, or one mask and one number, for torch's {node.target} "
-            f"({node.name!r}), got a mask with others; use torch.where"
-        )
-    emit, rank = importer.block_builder.emit, len(x.ty.shape.values)
+        wanted = "indices, or one mask and one number,"
+        raise call.refused(wanted, "a mask with others", "use torch.where")
+    emit, rank = call.emit, len(x.ty.shape.values)
     mask = indices[0]
     missing = range(len(mask.ty.shape.values), rank)
     mask = emit(relax.op.expand_dims(mask, [*missing])) if missing else mask
@@ -127,56 +121,47 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.where(mask, number, x))
 
 
-def _written(
-    node: Any, importer: Any, x: relax.Expr, values: relax.Expr, reduction: bytes
-) -> relax.Expr:
+def _written(call: Call, x: relax.Expr, values: relax.Expr, reduction: bytes) -> relax.Expr:
     """Elements at the places of one axis; those of ``values`` beyond the places are not read."""
-    emit = importer.block_builder.emit
-    axis, places = importer.retrieve_args(node)[1:3]
+    axis, places = call.args[1:3]
     sizes = shape_of(places)
     if sizes != shape_of(values):
         axes = [*range(len(sizes))]
-        values = emit(relax.op.strided_slice(values, axes, [0] * len(sizes), sizes))
+        values = call.emit(relax.op.strided_slice(values, axes, [0] * len(sizes), sizes))
     attributes = {"axis": axis, "reduction": reduction}
-    inputs = [x, places, values]
-    return as_onnx(node, importer, "ScatterElements", inputs, attributes)
+    return call.onnx("ScatterElements", [x, places, values], attributes)
 
 
-def _scatter(node: Any, importer: Any) -> relax.Expr:
+def _scatter(call: Call) -> relax.Expr:
     """``scatter`` of a tensor or a number."""
-    x, _, places, values = importer.retrieve_args(node)[:4]
-    values = of_type(importer, values, str(x.ty.dtype))
+    x, _, places, values = call.args[:4]
+    values = call.typed(values, str(x.ty.dtype))
     if not values.ty.shape.values:
-        values = importer.block_builder.emit(relax.op.broadcast_to(values, places.ty.shape))
-    reduction = argument(node, importer, 4, "reduce", None)
-    return _written(node, importer, x, values, _REDUCED[reduction])
+        values = call.emit(relax.op.broadcast_to(values, places.ty.shape))
+    reduction = call.get(4, "reduce", None)
+    return _written(call, x, values, _REDUCED[reduction])
 
 
-def _scatter_add(node: Any, importer: Any) -> relax.Expr:
-    x, values = importer.env[node.args[0]], importer.env[node.args[3]]
-    return _written(node, importer, x, values, b"add")
+def _scatter_add(call: Call) -> relax.Expr:
+    return _written(call, call.x, call.importer.env[call.node.args[3]], b"add")
 
 
-def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
+def _scatter_reduce(call: Call) -> relax.Expr:
     """Without the tensor's own elements, neutral ones are written to the places before."""
-    emit = importer.block_builder.emit
-    x, _, _, values, kind = importer.retrieve_args(node)[:5]
-    whole, dtype = node.kwargs.get("include_self", True), str(x.ty.dtype)
+    emit, (x, _, _, values, kind) = call.emit, call.args[:5]
+    whole, dtype = call.node.kwargs.get("include_self", True), str(x.ty.dtype)
     if kind == "mean" and "float" not in dtype:
-        raise UnsupportedError(
-            f"expected floating-point numbers for the mean of torch's {node.target} "
-            f"({node.name!r}), got {dtype}; convert them before"
-        )
+        raise call.refused("floating-point numbers", dtype, "convert them before")
     if not whole:
         lowest, highest = (
             (-np.inf, np.inf) if "float" in dtype else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         )
         neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(kind, 0)
-        x = _written(node, importer, x, _like(values, neutral), b"none")
+        x = _written(call, x, _like(values, neutral), b"none")
     if kind != "mean":
-        return _written(node, importer, x, values, _REDUCTIONS[kind])
-    total = _written(node, importer, x, values, b"add")
-    counts = _written(node, importer, _like(x, int(whole)), _like(values, 1), b"add")
+        return _written(call, x, values, _REDUCTIONS[kind])
+    total = _written(call, x, values, b"add")
+    counts = _written(call, _like(x, int(whole)), _like(values, 1), b"add")
     return emit(relax.op.divide(total, relax.op.maximum(counts, relax.const(1, dtype))))
 
 
@@ -185,9 +170,8 @@ def _like(x: relax.Expr, number: float) -> relax.Expr:
     return relax.const(np.full(shape_of(x), number, dtype), dtype)
 
 
-def _select_scatter(node: Any, importer: Any) -> relax.Expr:
-    emit = importer.block_builder.emit
-    x, values, axis, index = importer.retrieve_args(node)[:4]
+def _select_scatter(call: Call) -> relax.Expr:
+    emit, (x, values, axis, index) = call.emit, call.args[:4]
     sizes = shape_of(x)
     axis %= len(sizes)
     chosen = np.arange(sizes[axis]) == index % sizes[axis]
@@ -195,17 +179,14 @@ def _select_scatter(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.where(mask, emit(relax.op.expand_dims(values, axis)), x))
 
 
-def _as_strided(node: Any, importer: Any) -> relax.Expr:
+def _as_strided(call: Call) -> relax.Expr:
     """The elements of the tensor lie in memory one after the other."""
-    emit = importer.block_builder.emit
-    x, sizes, strides = importer.retrieve_args(node)[:3]
-    known = node.args[0].meta["val"]
-    offset = argument(node, importer, 3, "storage_offset", None) or 0
+    emit, (x, sizes, strides) = call.emit, call.args[:3]
+    known = call.node.args[0].meta["val"]
+    offset = call.get(3, "storage_offset", None) or 0
     if not known.is_contiguous() or known.storage_offset():
-        raise UnsupportedError(
-            f"expected a contiguous tensor for torch's {node.target} ({node.name!r}), got strides "
-            f"{known.stride()}; call contiguous() before"
-        )
+        got = f"strides {known.stride()}"
+        raise call.refused("a contiguous tensor", got, "call contiguous() before")
     counts = [np.arange(size) * stride for size, stride in zip(sizes, strides, strict=True)]
     places = sum(np.ix_(*counts), np.asarray(offset)).reshape(-1)
     if np.array_equal(places, np.arange(known.numel())):
@@ -215,56 +196,54 @@ def _as_strided(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.reshape(taken, relax.ShapeExpr(sizes)))
 
 
-def _arange(node: Any, importer: Any) -> relax.Expr:
+def _arange(call: Call) -> relax.Expr:
     """The importer counts falling numbers wrongly."""
     import torch
 
-    if any(not isinstance(arg, int | float) for arg in node.args):  # a symbol
-        return importer._arange(node)
-    dtype = node.meta["val"].dtype
-    made = torch.arange(*node.args, dtype=dtype)
+    if any(not isinstance(arg, int | float) for arg in call.node.args):  # a symbol
+        return call.importer._arange(call.node)
+    dtype = call.node.meta["val"].dtype
+    made = torch.arange(*call.node.args, dtype=dtype)
     # NumPy has no bfloat16 of torch's
     numbers = (made if dtype != torch.bfloat16 else made.float()).numpy()
-    return importer.block_builder.emit(constant(numbers.astype(numpy_dtype(dtype_of(node)))))
+    return call.emit(constant(numbers.astype(numpy_dtype(call.dtype))))
 
 
-def _bucket(node: Any, importer: Any) -> relax.Expr:
+def _bucket(call: Call) -> relax.Expr:
     """The number of bounds below each number, or of those that are not above it if ``right``."""
-    emit, (x, bounds) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
-    if node.target.__name__.startswith("searchsorted"):
+    emit, (x, bounds) = call.emit, call.args[:2]
+    if call.node.target.__name__.startswith("searchsorted"):
         x, bounds = bounds, x
     if len(bounds.ty.shape.values) > 1:  # a row for each row of numbers
         bounds = emit(relax.op.expand_dims(bounds, -2))
-    right = node.kwargs.get("right", False) or node.kwargs.get("side") == "right"
+    right = call.node.kwargs.get("right", False) or call.node.kwargs.get("side") == "right"
     compare = relax.op.less_equal if right else relax.op.less
     if isinstance(x, int | float):  # of the bounds' type if that is as exact
         whole = isinstance(x, int) or "float" in str(bounds.ty.dtype)
         x = relax.const(x, str(bounds.ty.dtype) if whole else "float32")
     dtype = str(x.ty.dtype) if "float" in str(x.ty.dtype) else str(bounds.ty.dtype)
-    x, bounds = of_type(importer, x, dtype), of_type(importer, bounds, dtype)
+    x, bounds = call.typed(x, dtype), call.typed(bounds, dtype)
     below = emit(compare(bounds, emit(relax.op.expand_dims(x, -1))))
-    return emit(relax.op.sum(emit(relax.op.astype(below, dtype_of(node))), -1))
+    return emit(relax.op.sum(emit(relax.op.astype(below, call.dtype)), -1))
 
 
-def _joined(node: Any, importer: Any) -> relax.Expr:
+def _joined(call: Call) -> relax.Expr:
     """Torch leaves out empty vectors."""
-    tensors, dtype = importer.retrieve_args(node)[0], dtype_of(node)
-    axis = argument(node, importer, 1, "dim", 0)
-    rank = len(node.meta["val"].shape)
-    parts = [of_type(importer, x, dtype) for x in tensors if len(x.ty.shape.values) == rank]
-    return importer.block_builder.emit(relax.op.concat(parts, axis))
+    rank = len(call.node.meta["val"].shape)
+    parts = [call.typed(x) for x in call.args[0] if len(x.ty.shape.values) == rank]
+    return call.emit(relax.op.concat(parts, call.get(1, "dim", 0)))
 
 
-def _index_select(node: Any, importer: Any) -> relax.Expr:
-    x, axis, places = importer.retrieve_args(node)
-    return importer.block_builder.emit(relax.op.take(x, places, axis))
+def _index_select(call: Call) -> relax.Expr:
+    x, axis, places = call.args
+    return call.emit(relax.op.take(x, places, axis))
 
 
-def _of_data(node: Any, _: Any) -> relax.Expr:
-    raise UnsupportedError(
-        f"expected results whose shapes are known before a run, got torch's {node.target} "
-        f"({node.name!r}), whose number of elements depends on the data; keep all elements and use "
-        "a mask, as with torch.where"
+def _of_data(call: Call) -> relax.Expr:
+    raise call.refused(
+        "results whose shapes are known before a run",
+        "one whose number of elements depends on the data",
+        "keep all elements and use a mask, as with torch.where",
     )
 
 

@@ -17,7 +17,7 @@ Torch's decomposition and TVM's importer would unroll the steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tvm_stretch.base.errors import ModelError, UnsupportedError
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.read.onnx.node import CONVERTERS, Node
 from tvm_stretch.read.onnx.operators import recurrent  # noqa: F401  registers the converter
+from tvm_stretch.read.torch.importer import Call, Converter
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ def register_quantised() -> None:
     import torch.ao.quantization.fx._decomposed  # noqa: F401
 
 
-def quantised_converters(program: ExportedProgram) -> dict[str, Callable[[Any, Any], relax.Expr]]:
+def quantised_converters(program: ExportedProgram) -> dict[str, Converter]:
     """Converters of the quantising operators of ``program``, as TVM's importer wants them.
 
     Raises:
@@ -70,9 +71,9 @@ def quantised_converters(program: ExportedProgram) -> dict[str, Callable[[Any, A
         if known and node.target.__name__ != _CONVERTS:
             _check(node, values)
 
-    def written(node: Any, importer: Any) -> relax.Expr:
-        write = _dequantise if node.target.__name__.startswith("dequantize") else _quantise
-        return write(_Quantising(node, values), importer)
+    def written(call: Call) -> relax.Expr:
+        write = _dequantise if call.node.target.__name__.startswith("dequantize") else _quantise
+        return write(_Quantising(call.node, values), call)
 
     return {_CONVERTS: _convert, **dict.fromkeys(_KNOWN, written)}
 
@@ -162,17 +163,15 @@ def _check(node: Any, values: dict[str, torch.Tensor]) -> None:
     given.scales()
 
 
-def _convert(node: Any, importer: Any) -> relax.Expr:
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], dtype))
+def _convert(call: Call) -> relax.Expr:
+    return call.emit(relax.op.astype(call.x, call.dtype))
 
 
-def _quantise(given: _Quantising, importer: Any) -> relax.Expr:
+def _quantise(given: _Quantising, call: Call) -> relax.Expr:
     source, (scale, zero) = given.node.args[0], given.scales()
     if source.name in given.values:  # weights that were not folded
         return constant(_numbers(given))
-    emit = importer.block_builder.emit
-    x, limits, used = importer.env[source], np.iinfo(given.dtype), given.limits()
+    emit, x, limits, used = call.emit, call.x, np.iinfo(given.dtype), given.limits()
     if str(x.ty.dtype) != "float32":
         x = emit(relax.op.astype(x, "float32"))
     if used != (limits.min, limits.max):
@@ -195,18 +194,10 @@ def _between(x: relax.Expr, limits: list[np.ndarray], axis: int) -> relax.Expr:
     return relax.op.minimum(relax.op.maximum(x, low), high)
 
 
-def _dequantise(given: _Quantising, importer: Any) -> relax.Expr:
-    emit = importer.block_builder.emit
-    x, (scale, zero) = importer.env[given.node.args[0]], given.scales()
-    result = emit(relax.op.dequantize(x, constant(scale), constant(zero), given.axis))
-    wanted = str(given.node.meta["val"].dtype).removeprefix("torch.")
-    return result if wanted == "float32" else emit(relax.op.astype(result, wanted))
+def _dequantise(given: _Quantising, call: Call) -> relax.Expr:
+    scale, zero = map(constant, given.scales())
+    return call.typed(call.emit(relax.op.dequantize(call.x, scale, zero, given.axis)))
 
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-Converter = Callable[[Any, Any], relax.Expr]
 
 # The positions of ONNX's gates in torch's order, which is i, f, g, o for LSTM and r, z, n for GRU.
 _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -236,13 +227,11 @@ def recurrent_converters(program: ExportedProgram) -> dict[str, Converter]:
         return (value if value.element_size() > 2 else value.float()).numpy()
 
     def converter(op: str, attributes: dict[str, Any]) -> Converter:
-        def convert(node: Any, importer: Any) -> relax.Expr:
-            arguments = importer.retrieve_args(node)
-            x, states, _, _, count, _, _, both, batch_first = arguments
-            arrays = [weight(argument) for argument in node.args[2]]
-            directions = 2 if both else 1
+        def convert(call: Call) -> relax.Expr:
+            x, states, _, _, count, _, _, both, batch_first = call.args
+            arrays = [weight(argument) for argument in call.node.args[2]]
             each = len(arrays) // count
-            stack = _Stack(op, attributes, directions, importer.block_builder)
+            stack = _Stack(op, attributes, 2 if both else 1, call.importer.block_builder)
             layers = [arrays[i * each : (i + 1) * each] for i in range(count)]
             states = list(states) if op == "LSTM" else [states]
             return stack.results(x, states, layers, batch_first=batch_first)
