@@ -252,7 +252,7 @@ def code(program: bytes, **said: object) -> Any:
     [
         (b"\x7fEL", {}, "expected an ELF file for the program"),
         (b"\x7fELF", {"kernels": ["a", "a"]}, "expected each name once for kernels"),
-        (b"\x7fELF", {"spin_us": -1}, "expected a duration below a day for spin_us"),
+        (b"\x7fELF", {"spin_us": -1}, "expected an integer in .0, 86400000. for spin_us"),
         (b"\x7fELF", {"emulator": "qemu"}, "expected a list for emulator"),
     ],
 )

@@ -1,52 +1,21 @@
 #include "code.h"
 
-#include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/reflection/registry.h>
 
 #include <cstring>
 
+#include "json_reader.h"
 #include "memory.h"
 #include "packed.h"
 
 namespace tvm_stretch::dsp {
 namespace {
 
-namespace json = ffi::json;
-
 constexpr const char* kKind = "tvm_stretch.dsp";
 constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'D', '1'};
 constexpr int64_t kLongest = 86'400'000;  // a day, as milliseconds
 
-[[noreturn]] void Refuse(const std::string& expected, const char* where) {
-  TVM_FFI_THROW(ValueError) << "expected " << expected << " for " << where
-                            << " of the DSP's code, got something else; compile the model again";
-  TVM_FFI_UNREACHABLE();
-}
-
-template <typename T>
-T Field(const json::Object& object, const char* key, const char* expected) {
-  auto found = object.find(ffi::String(key));
-  if (found == object.end()) Refuse(expected, key);
-  auto value = (*found).second.try_cast<T>();
-  if (!value) Refuse(expected, key);
-  return *value;
-}
-
-std::vector<std::string> Strings(const json::Object& object, const char* key) {
-  std::vector<std::string> strings;
-  for (const ffi::Any& item : Field<json::Array>(object, key, "a list")) {
-    auto text = item.try_cast<ffi::String>();
-    if (!text) Refuse("strings", key);
-    strings.emplace_back(*text);
-  }
-  return strings;
-}
-
-int64_t Duration(const json::Object& object, const char* key) {
-  const auto value = Field<int64_t>(object, key, "an integer");
-  if (value < 0 || value > kLongest) Refuse("a duration below a day", key);
-  return value;
-}
+constexpr Document kDocument{"the DSP's code", "compile the model again"};
 
 // Precedes JSON and program in an artifact.
 struct CodeHeader {
@@ -100,28 +69,23 @@ ffi::Module Load(const ffi::Bytes& bytes) {
 }  // namespace
 
 CodeSpec CodeSpec::FromJSON(const ffi::String& text, const ffi::Bytes& program) {
-  ffi::String error;
-  auto root = json::Parse(text, &error).try_cast<json::Object>();
-  if (!root) Refuse("a JSON object", "the text");
+  const Reader root = Reader::Parse(kDocument, text);
   CodeSpec spec;
-  for (const std::string& name : Strings(*root, "kernels")) {
+  for (const std::string& name : root["kernels"].Strings()) {
     const auto position = static_cast<uint32_t>(spec.kernels.size());
-    if (!spec.kernels.emplace(name, position).second) Refuse("each name once", "kernels");
+    if (!spec.kernels.emplace(name, position).second) root["kernels"].Refuse("each name once");
   }
-  spec.emulator = Strings(*root, "emulator");
-  if (root->find(ffi::String("server")) != root->end()) {
-    spec.server = Field<ffi::String>(*root, "server", "a string");
-  }
-  spec.runs_here = Field<bool>(*root, "runs_here", "true or false");
-  if (root->find(ffi::String("fastrpc")) != root->end()) {
-    spec.by_fastrpc = Field<bool>(*root, "fastrpc", "true or false");
-  }
-  spec.device = Field<ffi::String>(*root, "device", "a string");
-  spec.spin = std::chrono::microseconds(Duration(*root, "spin_us"));
-  spec.deadline = std::chrono::milliseconds(Duration(*root, "deadline_ms"));
+  spec.emulator = root["emulator"].Strings();
+  if (root.Has("server")) spec.server = root["server"].Str();
+  spec.runs_here = root["runs_here"].Bool();
+  spec.by_fastrpc = root.Has("fastrpc") && root["fastrpc"].Bool();
+  spec.device = root["device"].Str();
+  spec.spin = std::chrono::microseconds(root["spin_us"].Int(0, kLongest));
+  spec.deadline = std::chrono::milliseconds(root["deadline_ms"].Int(0, kLongest));
   spec.program.assign(program.data(), program.size());
-  if (spec.server.empty() && spec.program.compare(0, 4, "\177ELF") != 0)
-    Refuse("an ELF file", "the program");
+  if (spec.server.empty() && spec.program.compare(0, 4, "\177ELF") != 0) {
+    kDocument.Refuse("an ELF file", "the program");
+  }
   return spec;
 }
 

@@ -1,134 +1,72 @@
 #include "code.h"
 
-#include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
+#include "json_reader.h"
 #include "memory.h"
 #include "packed.h"
 
 namespace tvm_stretch::opencl {
 namespace {
 
-namespace json = ffi::json;
-
 constexpr const char* kKind = "tvm_stretch.opencl";
-constexpr int64_t kMaxValue = int64_t{1} << 31;
+constexpr int64_t kMaxValue = (int64_t{1} << 31) - 1;
+constexpr Document kDocument{"the OpenCL code", "compile the model again"};
 
-[[noreturn]] void Refuse(const std::string& expected, const std::string& where) {
-  TVM_FFI_THROW(ValueError) << "expected " << expected << " for " << where
-                            << " of the OpenCL code, got something else; compile the model again";
-  TVM_FFI_UNREACHABLE();
-}
-
-template <typename T>
-T As(const ffi::Any& value, const char* expected, const std::string& where) {
-  auto cast = value.try_cast<T>();
-  if (!cast) Refuse(expected, where);
-  return *cast;
-}
-
-ffi::Any Field(const json::Object& object, const char* key, const std::string& where) {
-  auto found = object.find(ffi::String(key));
-  if (found == object.end()) Refuse("a value", where + "." + key);
-  return (*found).second;
-}
-
-std::string TextField(const json::Object& object, const char* key, const std::string& where) {
-  return As<ffi::String>(Field(object, key, where), "a string", where + "." + key);
-}
-
-std::array<size_t, 3> Sizes(const json::Object& launch, const char* key, const std::string& where) {
-  auto list = As<json::Array>(Field(launch, key, where), "a list", where + "." + key);
-  if (list.size() != 3) Refuse("three sizes", where + "." + key);
+std::array<size_t, 3> ReadSizes(const Reader& list) {
+  const std::vector<int64_t> given = list.Ints(1, kMaxValue + 1);
+  if (given.size() != 3) list.Refuse("three sizes");
   std::array<size_t, 3> sizes;
-  for (size_t i = 0; i < 3; ++i) {
-    auto size = list[i].try_cast<int64_t>();
-    if (!size || *size < 1 || *size > kMaxValue) Refuse("positive sizes", where + "." + key);
-    sizes[i] = static_cast<size_t>(*size);
-  }
+  std::copy(given.begin(), given.end(), sizes.begin());
   return sizes;
 }
 
-ArgSpec ReadArg(const ffi::Any& value, const std::string& where) {
+ArgSpec ReadArg(const Reader& reader) {
   static const std::unordered_map<std::string, ArgSpec::Kind> kinds = {
       {"buffer", ArgSpec::Kind::kBuffer}, {"offset", ArgSpec::Kind::kOffset},
       {"image", ArgSpec::Kind::kImage},   {"int32", ArgSpec::Kind::kInt32},
       {"local", ArgSpec::Kind::kLocal},   {"scratch", ArgSpec::Kind::kScratch},
       {"bell", ArgSpec::Kind::kBell},
   };
-  auto pair = As<json::Array>(value, "a pair", where);
-  if (pair.size() != 2) Refuse("a pair", where);
-  auto kind = kinds.find(As<ffi::String>(pair[0], "a string", where));
-  auto number = pair[1].try_cast<int64_t>();
-  if (kind == kinds.end()) Refuse("buffer, offset, image, int32, local, scratch or bell", where);
-  if (!number || *number >= kMaxValue || *number < -kMaxValue) Refuse("an int32", where);
-  if (kind->second != ArgSpec::Kind::kInt32 && *number < 0) Refuse("no negative number", where);
-  bool is_bytes = kind->second == ArgSpec::Kind::kLocal || kind->second == ArgSpec::Kind::kScratch;
-  if (is_bytes && *number == 0) Refuse("a positive number", where);
-  return ArgSpec{kind->second, *number};
+  const std::vector<Reader> pair = reader.List();
+  if (pair.size() != 2) reader.Refuse("a pair");
+  const auto kind = kinds.find(pair[0].Str());
+  if (kind == kinds.end()) reader.Refuse("buffer, offset, image, int32, local, scratch or bell");
+  const bool is_bytes =
+      kind->second == ArgSpec::Kind::kLocal || kind->second == ArgSpec::Kind::kScratch;
+  const int64_t least = kind->second == ArgSpec::Kind::kInt32 ? -kMaxValue - 1 : is_bytes ? 1 : 0;
+  return ArgSpec{kind->second, pair[1].Int(least, kMaxValue)};
 }
 
-class Reader {
- public:
-  CodeSpec Read(const ffi::String& text) {
-    ffi::String error;
-    auto root = As<json::Object>(json::Parse(text, &error), "a JSON object", "the text");
-    spec_.options = TextField(root, "options", "code");
-    for (const ffi::Any& text :
-         As<json::Array>(Field(root, "sources", "code"), "a list", "sources")) {
-      spec_.sources.push_back(As<ffi::String>(text, "a string", "sources"));
-    }
-    auto kernels = As<json::Object>(Field(root, "kernels", "code"), "an object", "kernels");
-    for (const auto& entry : kernels) {
-      std::string name = As<ffi::String>(entry.first, "a string", "a name in kernels");
-      auto launches = As<json::Array>(entry.second, "a list", name);
-      std::vector<LaunchSpec>& specs = spec_.kernels[name];
-      for (const ffi::Any& launch : launches) {
-        std::string where = name + "[" + std::to_string(specs.size()) + "]";
-        specs.push_back(ReadLaunch(As<json::Object>(launch, "an object", where), where));
-      }
-    }
-    FindBells();
-    return std::move(spec_);
-  }
+LaunchSpec ReadLaunch(const Reader& reader, size_t sources) {
+  LaunchSpec launch;
+  launch.entry = reader["entry"].Str();
+  launch.source = reader["source"].Int(0, static_cast<int64_t>(sources) - 1);
+  launch.group_size = ReadSizes(reader["group_size"]);
+  launch.global_size = ReadSizes(reader["groups"]);
+  for (size_t i = 0; i < 3; ++i) launch.global_size[i] *= launch.group_size[i];
+  for (const Reader& arg : reader["args"].List()) launch.args.push_back(ReadArg(arg));
+  return launch;
+}
 
- private:
-  LaunchSpec ReadLaunch(const json::Object& object, const std::string& where) {
-    LaunchSpec launch;
-    launch.entry = TextField(object, "entry", where);
-    auto source = As<int64_t>(Field(object, "source", where), "a position", where + ".source");
-    if (source < 0 || source >= static_cast<int64_t>(spec_.sources.size())) {
-      Refuse("a position in sources", where + ".source");
-    }
-    launch.source = static_cast<size_t>(source);
-    launch.group_size = Sizes(object, "group_size", where);
-    launch.global_size = Sizes(object, "groups", where);
-    for (size_t i = 0; i < 3; ++i) launch.global_size[i] *= launch.group_size[i];
-    for (const ffi::Any& arg : As<json::Array>(Field(object, "args", where), "a list", where)) {
-      launch.args.push_back(ReadArg(arg, where + ".args"));
-    }
-    return launch;
+// Whether all kernels have bells, as the doorbell needs.
+bool HasBells(const CodeSpec& spec) {
+  const auto doorbell = spec.kernels.find(kDoorbell);
+  if (doorbell == spec.kernels.end()) return false;
+  const std::vector<LaunchSpec>& launches = doorbell->second;
+  if (launches.size() != 1 || launches[0].args.size() != 1 || !launches[0].has_bell()) {
+    kDocument.Refuse("one launch with a bell", kDoorbell);
   }
-
-  void FindBells() {
-    auto doorbell = spec_.kernels.find(kDoorbell);
-    spec_.has_bells = doorbell != spec_.kernels.end();
-    if (!spec_.has_bells) return;
-    const std::vector<LaunchSpec>& launches = doorbell->second;
-    if (launches.size() != 1 || launches[0].args.size() != 1 || !launches[0].has_bell()) {
-      Refuse("one launch with a bell", kDoorbell);
-    }
-    for (const auto& entry : spec_.kernels) {
-      for (const LaunchSpec& launch : entry.second) spec_.has_bells &= launch.has_bell();
-    }
-  }
-
-  CodeSpec spec_;
-};
+  const auto have = [](const auto& kernel) {
+    const std::vector<LaunchSpec>& all = kernel.second;
+    return std::all_of(all.begin(), all.end(), [](const auto& one) { return one.has_bell(); });
+  };
+  return std::all_of(spec.kernels.begin(), spec.kernels.end(), have);
+}
 
 // Precedes the text in an artifact.
 struct CodeHeader {
@@ -188,7 +126,20 @@ bool LaunchSpec::has_bell() const {
   return std::any_of(args.begin(), args.end(), is_bell);
 }
 
-CodeSpec CodeSpec::FromJSON(const ffi::String& text) { return Reader().Read(text); }
+CodeSpec CodeSpec::FromJSON(const ffi::String& text) {
+  const Reader root = Reader::Parse(kDocument, text);
+  CodeSpec spec;
+  spec.options = root["options"].Str();
+  spec.sources = root["sources"].Strings();
+  for (const auto& [name, launches] : root["kernels"].Members()) {
+    std::vector<LaunchSpec>& specs = spec.kernels[name];
+    for (const Reader& launch : launches.List()) {
+      specs.push_back(ReadLaunch(launch, spec.sources.size()));
+    }
+  }
+  spec.has_bells = HasBells(spec);
+  return spec;
+}
 
 const CodeSpec& CodeOf(const ffi::Module& module) {
   if (std::strcmp(module->kind(), kKind) != 0) {

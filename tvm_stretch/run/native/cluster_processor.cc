@@ -5,17 +5,14 @@
 // they sleep, because waking a thread takes longer than a small region.
 //
 //   {"cores": "0-3", "threads": 4}     its compiled code (targets/cpu/little.py)
-#include <tvm/ffi/extra/json.h>
-
 #include <utility>
 
 #include "cores.h"
+#include "json_reader.h"
 #include "queue_processor.h"
 
 namespace tvm_stretch {
 namespace {
-
-namespace json = ffi::json;
 
 constexpr int64_t kMostThreads = 1024;
 // The next run may begin at once.
@@ -28,29 +25,13 @@ struct ClusterSpec {
 };
 
 ClusterSpec ReadSpec(const ffi::String& text) {
-  ffi::String error;
-  auto root = json::Parse(text, &error).try_cast<json::Object>();
+  static constexpr Document kDocument{"the code of a cluster", "compile the model again"};
+  const Reader root = Reader::Parse(kDocument, text);
   ClusterSpec spec;
-  bool is_good = root.has_value();
-  if (is_good) {
-    auto cores = root->find(ffi::String("cores"));
-    auto threads = root->find(ffi::String("threads"));
-    is_good = cores != root->end() && threads != root->end();
-    if (is_good) {
-      auto list = (*cores).second.try_cast<ffi::String>();
-      auto count = (*threads).second.try_cast<int64_t>();
-      is_good = list && count && *count >= 1 && *count <= kMostThreads;
-      if (is_good) {
-        spec.text = *list;
-        spec.threads = static_cast<int>(*count);
-        spec.cores = ParseCores(spec.text, "the cores of a processor");
-      }
-    }
-  }
-  if (!is_good || spec.cores.empty()) {
-    TVM_FFI_THROW(ValueError) << "expected cores and threads for the code of a cluster, got '"
-                              << std::string(text) << "'; compile the model again";
-  }
+  spec.text = root["cores"].Str();
+  spec.threads = static_cast<int>(root["threads"].Int(1, kMostThreads));
+  spec.cores = ParseCores(spec.text, "the cores of a processor");
+  if (spec.cores.empty()) root["cores"].Refuse("at least one core");
   return spec;
 }
 

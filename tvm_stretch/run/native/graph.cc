@@ -22,7 +22,7 @@ Memory ReadMemory(const Reader& reader) {
   if (kind == "arena") return Memory::kArena;
   if (kind == "constant") return Memory::kConstant;
   if (kind == "prepared") return Memory::kPrepared;
-  RefuseGraph("input, output, arena, constant or prepared", reader.where());
+  reader.Refuse("input, output, arena, constant or prepared");
 }
 
 DLDataType ReadDType(const Reader& reader) {
@@ -30,9 +30,9 @@ DLDataType ReadDType(const Reader& reader) {
   try {
     dtype = ffi::StringToDLDataType(reader.Str());
   } catch (const ffi::Error&) {
-    RefuseGraph("a data type", reader.where());
+    reader.Refuse("a data type");
   }
-  if (dtype.bits == 0 || dtype.lanes == 0) RefuseGraph("a data type", reader.where());
+  if (dtype.bits == 0 || dtype.lanes == 0) reader.Refuse("a data type");
   return dtype;
 }
 
@@ -66,8 +66,7 @@ TensorSpec ReadTensor(const Reader& reader) {
                                          : DenseStrides(tensor.shape, reader.where());
   const int64_t bytes = SpannedBytes(tensor, reader.where());
   if (bytes != tensor.bytes) {
-    RefuseGraph("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,",
-                reader.where());
+    reader.Refuse("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,");
   }
   return tensor;
 }
@@ -142,7 +141,7 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
   if (node.kernel == kCopyKernel) {
     if (node.inputs.size() != 1 || node.outputs.size() != 1 ||
         tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
-      RefuseGraph("one input and one output of the same size", reader.where());
+      reader.Refuse("one input and one output of the same size");
     }
     return node;
   }
@@ -150,7 +149,7 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
   for (const std::vector<int64_t>* ids : {&node.inputs, &node.outputs}) {
     for (int64_t id : *ids) {
       if (tensors[id].offset % static_cast<int64_t>(kAlignment) != 0) {
-        RefuseGraph("tensors that start at multiples of 64 bytes", reader.where());
+        reader.Refuse("tensors that start at multiples of 64 bytes");
       }
     }
   }
@@ -216,12 +215,12 @@ std::vector<ProcessorSpec> ReadProcessors(const Reader& list) {
     processors.push_back(ProcessorSpec{item["name"].Str(), item["kind"].Str()});
     if (item.Has("max_share")) processors.back().max_share = item["max_share"].Share();
     if ((processors.back().kind == kCpuKind) != (processors.size() == 1)) {
-      RefuseGraph("the CPU in the first place and nowhere else", item.where());
+      item.Refuse("the CPU in the first place and nowhere else");
     }
   }
-  if (processors.empty()) RefuseGraph("at least one processor", list.where());
+  if (processors.empty()) list.Refuse("at least one processor");
   if (processors.size() == 1 && processors[0].max_share < 1) {
-    RefuseGraph("another processor beside one with a limit", list.where());
+    list.Refuse("another processor beside one with a limit");
   }
   return processors;
 }
@@ -233,7 +232,7 @@ std::vector<int64_t> ReadTransfers(const Reader& list, const GraphSpec& graph, b
     Memory memory = graph.tensors[id].memory;
     bool ok = memory == Memory::kArena || memory == Memory::kOutput ||
               (memory == Memory::kInput && !written);
-    if (!ok) RefuseGraph("tensors in memory that nodes write or the caller fills", list.where());
+    if (!ok) list.Refuse("tensors in memory that nodes write or the caller fills");
   }
   return ids;
 }
@@ -246,7 +245,7 @@ RegionSpec ReadRegion(const Reader& reader, const GraphSpec& graph) {
   region.after = reader["after"].Ints(0, static_cast<int64_t>(graph.regions.size()) - 1);
   for (int64_t id : region.after) {
     if (graph.regions[id].processor == region.processor) {
-      RefuseGraph("regions of other processors", reader["after"].where());
+      reader["after"].Refuse("regions of other processors");
     }
   }
   region.receives = ReadTransfers(reader["receives"], graph, false);
@@ -260,13 +259,12 @@ void ReadRegions(const Reader& list, GraphSpec* graph) {
   for (const Reader& item : list.List()) {
     graph->regions.push_back(ReadRegion(item, *graph));
     for (int64_t node : graph->regions.back().nodes) {
-      if (placed[node]) RefuseGraph("each node in one region", item.where());
+      if (placed[node]) item.Refuse("each node in one region");
       placed[node] = true;
     }
   }
   for (size_t node = 0; node < placed.size(); ++node) {
-    if (!placed[node])
-      RefuseGraph("a region of node '" + graph->nodes[node].name + "'", list.where());
+    if (!placed[node]) list.Refuse("a region of node '" + graph->nodes[node].name + "'");
   }
 }
 
@@ -279,14 +277,14 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
     const int64_t expected = item["expected_ns"].Int(0, INT64_MAX);
     std::vector<int64_t> work;
     if (item.Has("work_ns")) work = item["work_ns"].Ints(0, INT64_MAX);
-    if (!work.empty() && work.size() != count) RefuseGraph("the work of each region", item.where());
+    if (!work.empty() && work.size() != count) item.Refuse("the work of each region");
     graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected, std::move(work)});
     if (item.Has("milliwatts")) {
       graph->plans.back().milliwatts = item["milliwatts"].Int(0, INT64_MAX);
     }
     for (size_t i = next; i < next + count; ++i) {
       for (int64_t other : graph->regions[i].after) {
-        if (other < static_cast<int64_t>(next)) RefuseGraph("regions of one plan", item.where());
+        if (other < static_cast<int64_t>(next)) item.Refuse("regions of one plan");
       }
     }
     next += count;
@@ -342,7 +340,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
     TVM_FFI_THROW(ValueError) << "expected JSON for the graph, got " << error
                               << "; export the model again";
   }
-  Reader root(value, "");
+  const Reader root(kGraph, value);
   int64_t version = root["version"].Int(0, INT64_MAX);
   if (root["format"].Str() != "tvm_stretch.graph" || version != kFormatVersion) {
     TVM_FFI_THROW(ValueError) << "expected version " << kFormatVersion
@@ -357,7 +355,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.spare = root.Has("spare") && root["spare"].Bool();
   if (root.Has("within_ns")) graph.within_ns = root["within_ns"].Int(0, INT64_MAX);
   graph.streams = root.Has("streams") && root["streams"].Bool();
-  for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
+  graph.cpu_features = root["cpu_features"].Strings();
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
   ReadPorts(root["inputs"], Memory::kInput, graph.tensors, &graph.inputs);
   graph.arguments = graph.inputs.size();

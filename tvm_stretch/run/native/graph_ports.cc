@@ -14,15 +14,14 @@ void ReadMorePorts(const Reader& length, const char* first, const char* rest, Me
   std::vector<PortSpec> own;
   ReadPorts(length[first], memory, tensors, &own);
   ReadPorts(length[rest], memory, tensors, &own);
-  if (own.size() != ports->size())
-    RefuseGraph("as many ports as the first length has", length.where());
+  if (own.size() != ports->size()) length.Refuse("as many ports as the first length has");
   for (size_t i = 0; i < own.size(); ++i) {
     PortSpec& port = (*ports)[i];
     const TensorSpec& known = tensors[port.tensor];
     const TensorSpec& other = tensors[own[i].tensor];
     if (own[i].name != port.name || !(known.dtype == other.dtype) ||
         known.shape.size() != other.shape.size()) {
-      RefuseGraph("the names, types and numbers of dimensions of the first length", length.where());
+      length.Refuse("the names, types and numbers of dimensions of the first length");
     }
     port.bytes = std::max(port.bytes, own[i].bytes);
     ids->push_back(own[i].tensor);
@@ -41,10 +40,10 @@ GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors
   const bool known = bits == 8 || bits == 16 || bits == 32 || bits == 64;
   if (!integers || !callers || tensor.dtype.lanes != 1 || !known ||
       tensor.strides != DenseStrides(tensor.shape, reader.where())) {
-    RefuseGraph("an input or output of integers", reader.where());
+    reader.Refuse("an input or output of integers");
   }
   if (guard.low.size() != guard.high.size() || (guard.low.size() > 1 && guard.low.size() != last)) {
-    RefuseGraph("a range for each place in the last dimension", reader.where());
+    reader.Refuse("a range for each place in the last dimension");
   }
   return guard;
 }
@@ -59,7 +58,7 @@ std::vector<GuardSpec> ReadGuards(const Reader& owner, const std::vector<TensorS
 // By how many elements each axis of a port grows with a span.
 std::vector<int64_t> ReadGrowth(const Reader& list, const TensorSpec& tensor) {
   std::vector<int64_t> growth = list.Ints(0, kMaxBytes);
-  if (growth.size() != tensor.shape.size()) RefuseGraph("a number for each axis", list.where());
+  if (growth.size() != tensor.shape.size()) list.Refuse("a number for each axis");
   return growth;
 }
 
@@ -68,9 +67,9 @@ SpanInput ReadSpanInput(const Reader& span, const PortSpec& port, const TensorSp
   const bool is_mask = span["masks"].Has(port.name.c_str());
   if (is_mask) input.fill = span["masks"][port.name.c_str()].Int(0, 1);
   for (const Reader& name : span["hiding"].List()) input.hides |= name.Str() == port.name;
-  if (input.hides && !is_mask) RefuseGraph("a value that hides padding", span.where());
+  if (input.hides && !is_mask) span.Refuse("a value that hides padding");
   const bool one_by_one = tensor.dtype.lanes == 1 && tensor.dtype.bits >= 8;
-  if (!one_by_one || tensor.dtype.bits > 64) RefuseGraph("inputs of whole bytes", span.where());
+  if (!one_by_one || tensor.dtype.bits > 64) span.Refuse("inputs of whole bytes");
   return input;
 }
 
@@ -86,10 +85,10 @@ void CheckGrowth(const GraphSpec& graph, const Reader& list) {
           const int64_t most = graph.lengths[length].sizes[i] - graph.spans[i].low;
           growing += step > 0 ? 1 : 0;
           if (step > 0 && most >= 0 && most > (tensor.shape[axis] - 1) / step) {
-            RefuseGraph("axes as long as their growth", list.where());
+            list.Refuse("axes as long as their growth");
           }
         }
-        if (growing > 1) RefuseGraph("axes that grow with one span", list.where());
+        if (growing > 1) list.Refuse("axes that grow with one span");
       }
     };
     for (size_t i = 0; i < graph.arguments; ++i) {
@@ -111,7 +110,7 @@ std::vector<int64_t> ReadSlides(const Reader& length, const GraphSpec& graph) {
   for (size_t i = 0; i < slides.size(); ++i) {
     const int64_t most = i < graph.states.size() ? graph.states[i].slide : 0;
     if (slides[i] > most || slides[i] % kAlignment != 0 || (slides[i] > 0) != (most > 0)) {
-      RefuseGraph("a slide of whole vectors for each state that slides", length.where());
+      length.Refuse("a slide of whole vectors for each state that slides");
     }
   }
   return slides;
@@ -130,7 +129,7 @@ void ReadSampling(const Reader& item, const GraphSpec& graph, StateSpec* state) 
   const bool is_index = is_of(next.dtype, kDLInt, 32) || is_of(next.dtype, kDLInt, 64);
   if (!is_index || !is_of(scores.dtype, kDLFloat, 32) || scores.shape.empty() ||
       state->output >= graph.results) {
-    RefuseGraph("an output of indices and one of float32 scores", item.where());
+    item.Refuse("an output of indices and one of float32 scores");
   }
   const Reader sampling = item["sampling"];
   state->sampling = {sampling["temperature"].Number(0, kMaxTemperature),
@@ -145,7 +144,7 @@ int64_t ReadRewind(const Reader& item, const GraphSpec& graph, size_t output) {
   const int64_t rewind = item["rewind"].Int(-1, 1);
   const DLDataType type = graph.tensors[graph.outputs[output].tensor].dtype;
   const bool is_whole = type.code == kDLInt && type.lanes == 1 && (type.bits & 96) != 0;
-  if (rewind > 0 && !is_whole) RefuseGraph("a counter of integers", item.where());
+  if (rewind > 0 && !is_whole) item.Refuse("a counter of integers");
   return rewind;
 }
 
@@ -158,7 +157,7 @@ std::pair<int64_t, int64_t> ReadWrittenRows(const Reader& state, const GraphSpec
   const bool is_list = tensor.shape.size() == 1 && tensor.dtype.code == kDLInt &&
                        tensor.dtype.bits == 64 && tensor.dtype.lanes == 1;
   if (!is_list || starts < static_cast<int64_t>(graph.results)) {
-    RefuseGraph("an output of its own for the starts of rows", state.where());
+    state.Refuse("an output of its own for the starts of rows");
   }
   return {starts, state["row"].Int(1, kMaxBytes)};
 }
@@ -177,21 +176,20 @@ void CheckShapesOfStates(const Reader& root, GraphSpec* graph) {
         const std::vector<int64_t>& scores = graph->output(state.scores, length).shape;
         const int64_t rows = Product(scores.begin(), scores.end() - 1);
         if (scores.back() == 0 || values == 0 || rows < values || rows % values != 0) {
-          RefuseGraph("rows of scores for each value of a state", root.where());
+          root.Refuse("rows of scores for each value of a state");
         }
       }
       state.is_fed |= !is_same;
       rests |= is_same;
       if (graph->output(state.output, length).shape != next ||
           held.bytes < graph->output(state.output).bytes) {
-        RefuseGraph("outputs of one shape, and inputs with room for them, for states",
-                    root.where());
+        root.Refuse("outputs of one shape, and inputs with room for them, for states");
       }
     }
     const bool is_apart = state.slide == 0 && state.starts < 0 && state.initial < 0;
     const bool is_alone = graph->lengths.size() == 1;  // built to be measured
     if (!(rests || is_alone) || (state.is_fed && !(is_apart && state.output < graph->results))) {
-      RefuseGraph("states of their outputs' shapes", root.where());
+      root.Refuse("states of their outputs' shapes");
     }
   }
 }
@@ -205,7 +203,7 @@ void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>&
     const TensorSpec& tensor = tensors[id];
     if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports->size()) ||
         tensor.offset != 0 || tensor.strides != DenseStrides(tensor.shape, item.where())) {
-      RefuseGraph("a tensor without gaps that starts the port's own memory", item.where());
+      item.Refuse("a tensor without gaps that starts the port's own memory");
     }
     ports->push_back(PortSpec{item["name"].Str(), id, tensor.bytes});
   }
@@ -217,15 +215,15 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     const auto last = static_cast<int64_t>(graph->outputs.size()) - 1;
     const auto output = static_cast<size_t>(item["output"].Int(0, last));
     for (const StateSpec& other : graph->states) {
-      if (other.output == output) RefuseGraph("an output of its own", item.where());
+      if (other.output == output) item.Refuse("an output of its own");
     }
-    if (input >= graph->inputs.size()) RefuseGraph("an input of its own", item.where());
+    if (input >= graph->inputs.size()) item.Refuse("an input of its own");
     const TensorSpec& from = graph->tensors[graph->outputs[output].tensor];
     const TensorSpec& to = graph->tensors[graph->inputs[input].tensor];
-    if (!(from.dtype == to.dtype)) RefuseGraph("an output of its input's type", item.where());
+    if (!(from.dtype == to.dtype)) item.Refuse("an output of its input's type");
     const int64_t slide = item.Has("slide") ? item["slide"].Int(0, to.bytes) : 0;
     if (slide % kAlignment != 0 || (slide > 0 && output < graph->results)) {
-      RefuseGraph("a slide of whole vectors to an output of its own", item.where());
+      item.Refuse("a slide of whole vectors to an output of its own");
     }
     const auto [starts, row] = ReadWrittenRows(item, *graph);
     const int64_t room = graph->weights_bytes - to.bytes;
@@ -236,7 +234,7 @@ void ReadStates(const Reader& list, GraphSpec* graph) {
     ReadSampling(item, *graph, &graph->states.back());
   }
   if (graph->arguments + graph->states.size() != graph->inputs.size()) {
-    RefuseGraph("a state for each held input", list.where());
+    list.Refuse("a state for each held input");
   }
 }
 
@@ -292,14 +290,14 @@ void ReadSpans(const Reader& root, GraphSpec* graph) {
       span.inputs.push_back(ReadSpanInput(item, graph->inputs[i], graph->input(i)));
     }
     const std::vector<Reader> outputs = item["outputs"].List();
-    if (outputs.size() != graph->results) RefuseGraph("the growth of each output", item.where());
+    if (outputs.size() != graph->results) item.Refuse("the growth of each output");
     for (size_t i = 0; i < outputs.size(); ++i) {
       span.outputs.push_back(ReadGrowth(outputs[i], graph->output(i)));
     }
     for (LengthSpec& length : graph->lengths) {
       const auto named = std::find_if(length.sizes_by_name.begin(), length.sizes_by_name.end(),
                                       [&](const auto& one) { return one.first == span.name; });
-      if (named == length.sizes_by_name.end()) RefuseGraph("a span of all lengths", item.where());
+      if (named == length.sizes_by_name.end()) item.Refuse("a span of all lengths");
       length.sizes.push_back(named->second);
     }
     graph->spans.push_back(std::move(span));
