@@ -54,16 +54,13 @@ LEAST_RATIO = 0.1
 
 
 def duplicate_and_scale(
-    mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
+    mod: tvm.IRModule,  # with batch normalisations, as `frontend.load_trainable` returns it
+    design: Design,  # which segments have which branches
+    warm: bool = True,  # weights start from those of ``mod``; otherwise all are random, after He
+    seed: int = 0,  # of the random numbers
+    noise: float = NOISE,  # added to the weights of every branch but the first
 ) -> tvm.IRModule:
     """The network that a design describes.
-
-    Args:
-        mod: with batch normalisations, as `frontend.load_trainable` returns it.
-        design: which segments have which branches.
-        warm: weights start from those of ``mod``; otherwise all are random, after He.
-        seed: of the random numbers.
-        noise: added to the weights of every branch but the first.
 
     Raises:
         PlanError: the design does not fit the network.

@@ -22,12 +22,11 @@ from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.passes.fold_constants import constant_bindings, is_constant
 
 
-def merge_regions(main: relax.Function, parts: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
-    """One module of ``main`` and the regions that it calls.
-
-    Args:
-        parts: regions and kernels of each processor, the CPU first.
-    """
+def merge_regions(
+    main: relax.Function,
+    parts: Mapping[str, tvm.IRModule],  # regions and kernels of each processor, the CPU first
+) -> tvm.IRModule:
+    """One module of ``main`` and the regions that it calls."""
     host = next(iter(parts))
     builder = relax.BlockBuilder()
     regions: dict[str, GlobalVar] = {}

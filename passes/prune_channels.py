@@ -194,18 +194,14 @@ class _Groups:
 _MULTIPLE = 8
 
 
-def prune_channels(mod: tvm.IRModule, share: float) -> tuple[tvm.IRModule, dict[str, Source]]:
+def prune_channels(
+    mod: tvm.IRModule,  # with batch normalisations, as `frontend.load_trainable` returns it
+    share: float,  # of the channels; more or fewer go where that leaves a multiple of 8
+) -> tuple[tvm.IRModule, dict[str, Source]]:
     """The network without a share of the channels of each group.
-
-    Args:
-        mod: with batch normalisations, as `frontend.load_trainable` returns it.
-        share: of the channels; more or fewer go where that leaves a multiple of 8.
 
     Returns:
         The network, and the channels of ``mod`` from which each of its tensors comes.
-
-    Raises:
-        UnsupportedError: no channel can go.
     """
     operators = Operators(mod["main"])
     groups = channel_groups(operators)

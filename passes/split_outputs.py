@@ -100,14 +100,13 @@ class _Value:
     widths: Widths = ()  # channels of every part, 0 for parts that do not exist
 
 
-def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm.IRModule:
-    """Rewrite ``main``; see the module docstring.
-
-    Args:
-        mod: a canonical module with unique names.
-        shares: for each convolution or dense layer to split, the number of output channels of each
-            processor. Other operators follow their operands.
-    """
+def split_outputs(
+    mod: tvm.IRModule,  # a canonical module with unique names
+    # for each convolution or dense layer to split, the number of output channels of each processor.
+    # Other operators follow their operands.
+    shares: Mapping[str, Sequence[int]],
+) -> tvm.IRModule:
+    """Rewrite ``main``; see the module docstring."""
     if not shares:
         return mod
     main = mod["main"]

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_stretch.network.attributes import KERNELS, MODEL
-from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, shape_of
+from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, network_of, shape_of
 from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.network.provenance import Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
@@ -111,11 +111,8 @@ def _fused(mod: tvm.IRModule, function: relax.Function) -> tuple[tirx.PrimFunc, 
     builder = builder_with_kernels(mod)
     var = builder.add_func(group.with_attr("Primitive", True), "region")
     given = [relax.Var(param.name, param.ty) for param in params]
-    with builder.function("main", given):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Call(var, given))
-        builder.emit_func_output(result)
-    fused = relax.transform.FuseTIR()(relax.transform.LegalizeOps()(builder.get()))
+    main = network_of(given, lambda _: relax.Call(var, given), builder)
+    fused = relax.transform.FuseTIR()(relax.transform.LegalizeOps()(main))
     (kernel,) = (f for v, f in fused.functions.items() if v.name_hint == "region")
     return kernel.without_attr("global_symbol"), list(lifter.params)
 

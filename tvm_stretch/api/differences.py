@@ -36,24 +36,16 @@ _KINDS = "fiu"  # types of NumPy that can be compared: floats and integers
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor as two builds computed it.
+    """One tensor as two builds computed it."""
 
-    Attributes:
-        name: its name in the ONNX network.
-        operator: the type of the node that writes it.
-        shape: its extents.
-        largest: the largest difference of an element; infinite where only one of the two is not
-            finite.
-        relative: the root of the mean square of the differences, divided by that of the reference.
-        begins: whether it is above the limit, and all that its node reads is not.
-    """
-
-    name: str
-    operator: str
-    shape: tuple[int, ...]
+    name: str  # its name in the ONNX network
+    operator: str  # the type of the node that writes it
+    shape: tuple[int, ...]  # its extents
+    # the largest difference of an element; infinite where only one of the two is not finite
     largest: float
+    # the root of the mean square of the differences, divided by that of the reference
     relative: float
-    begins: bool
+    begins: bool  # whether it is above the limit, and all that its node reads is not
 
 
 @dataclass(frozen=True)

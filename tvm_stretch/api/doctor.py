@@ -39,18 +39,13 @@ _LITTLE_MEMORY, _LITTLE_DISK = 4 * _GIB, 2 * _GIB
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: a thing, its state, and the reason or the details.
+    """One line: a thing, its state, and the reason or the details."""
 
-    Attributes:
-        state: ``ok``, ``note`` for what makes runs slower or measurements worse, ``missing`` for
-            what does not work without it.
-        what: the thing.
-        found: details, or the error that says what to do.
-    """
-
+    # ``ok``, ``note`` for what makes runs slower or measurements worse, ``missing`` for what does
+    # not work without it
     state: Literal["ok", "note", "missing"]
-    what: str
-    found: str
+    what: str  # the thing
+    found: str  # details, or the error that says what to do
 
     def __str__(self) -> str:
         """The line."""

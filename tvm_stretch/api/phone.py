@@ -31,6 +31,7 @@ from tvm_stretch.api.compiler import compile
 from tvm_stretch.base.errors import InputError, StretchError, TargetError
 from tvm_stretch.base.files import cache_folder, make_folder, replace_whole
 from tvm_stretch.base.progress import say
+from tvm_stretch.network.expressions import network_of
 from tvm_stretch.phone.adb import FOLDER, Adb, connected
 from tvm_stretch.phone.description import Description
 from tvm_stretch.phone.device import Device, connect
@@ -91,18 +92,14 @@ class Ready:
 
 
 def prepare(
+    # the phone's serial number; by default ``$ANDROID_SERIAL``, or the only phone
     serial: str | None = None,
+    # the files for the phone; by default what ``make phone-android`` makes here
     folder: Path | None = None,
-    name: str | None = None,
-    tracker: str = TRACKER,
+    name: str | None = None,  # its key at the tracker; by default the name of its model
+    tracker: str = TRACKER,  # HOST:PORT of the tracker, which is started if it does not run
 ) -> Ready:
     """Serve a phone, and try each of its processors.
-
-    Args:
-        serial: the phone's serial number; by default ``$ANDROID_SERIAL``, or the only phone.
-        folder: the files for the phone; by default what ``make phone-android`` makes here.
-        name: its key at the tracker; by default the name of its model.
-        tracker: HOST:PORT of the tracker, which is started if it does not run.
 
     Raises:
         DeviceError: a step fails; the message says what to do.
@@ -269,15 +266,14 @@ def _weights() -> np.ndarray:
 
 def _network() -> tvm.IRModule:
     """A convolution of integers, which all processors have kernels for, and a maximum."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, _IN, _SIZE, _SIZE), "int8"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            weights = relax.const(_weights())
-            sums = builder.emit(relax.op.nn.conv2d(x, weights, padding=1, out_dtype="int32"))
-            out = builder.emit_output(relax.op.maximum(sums, relax.const(0, "int32")))
-        builder.emit_func_output(out)
-    return builder.get()
+
+    def operators(bb: relax.BlockBuilder) -> relax.Expr:
+        weights = relax.const(_weights())
+        sums = bb.emit(relax.op.nn.conv2d(x, weights, padding=1, out_dtype="int32"))
+        return relax.op.maximum(sums, relax.const(0, "int32"))
+
+    return network_of([x], operators)
 
 
 def _answer(x: np.ndarray) -> np.ndarray:

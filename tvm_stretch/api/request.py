@@ -138,11 +138,7 @@ class Request:
         return read if wanted is None else replace(read, scheduler=read_scheduler(wanted))
 
     def checked(self, model: Model, limits: Limits) -> Model:
-        """The model, which can pause the processors that the caller limits beside a plan.
-
-        Raises:
-            InputError: its CPU is to pause, and has no other processor beside it.
-        """
+        """The model, which can pause the processors that the caller limits beside a plan."""
         if self.first_plan is not None and 0 in limits.caps and len(model.graph.processors) == 1:
             raise InputError(
                 "expected a plan with another processor beside a CPU that max_share limits, got "

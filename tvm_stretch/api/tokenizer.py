@@ -79,11 +79,7 @@ class Tokenizer:
         return sorted(token for token in ends if token is not None)
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a conversation, after which the model answers.
-
-        Raises:
-            ModelError: the model's template is no program of Jinja, or refuses the messages.
-        """
+        """The text of a conversation, after which the model answers."""
         if not self.vocabulary.chat_template:
             return "\n".join(message["content"] for message in messages)
         words = self.vocabulary.tokens

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def exported(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """What a package has to bind to ``__getattr__``.
-
-    Args:
-        package: its name.
-        names: for each name, the module below the package that holds it.
-    """
+def exported(
+    package: str,  # its name
+    names: Mapping[str, str],  # for each name, the module below the package that holds it
+) -> Callable[[str], Any]:
+    """What a package has to bind to ``__getattr__``."""
 
     def get(name: str) -> Any:
         if name not in names:

@@ -213,11 +213,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def replaceable(path: Path) -> Path:
-    """The file that a user's path names, with links followed; it need not exist.
-
-    Raises:
-        OSError: it is no regular file. A new file in its place would destroy a device or a socket.
-    """
+    """The file that a user's path names, with links followed; it need not exist."""
     real = Path(os.path.realpath(path))
     mode = stat.S_IFREG
     with contextlib.suppress(FileNotFoundError):
@@ -235,13 +231,12 @@ def _is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or (is_open and stat.S_ISREG(mode))
 
 
-def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write a file atomically: to a temporary name, flushed, then renamed.
-
-    Args:
-        path: the file; an existing one is replaced.
-        mode: its permissions, restricted by the umask.
-    """
+def replace_whole(
+    path: Path,  # the file; an existing one is replaced
+    content: str | bytes,
+    mode: int = 0o666,  # its permissions, restricted by the umask
+) -> None:
+    """Write a file atomically: to a temporary name, flushed, then renamed."""
     temporary = None
     try:
         with held(lambda: _new_beside(path, mode)) as (temporary, handle):

@@ -161,13 +161,9 @@ class Format:
         least: float = 0.0,
         most: float = _MOST,
         /,
-        **limits: tuple[float, float],
+        **limits: tuple[float, float],  # ranges of single fields
     ) -> Kind:
-        """Refuse a dataclass with a number outside of a range, also in its lists and mappings.
-
-        Args:
-            limits: ranges of single fields.
-        """
+        """Refuse a dataclass with a number outside of a range, also in its lists and mappings."""
         for name, value in vars(found).items():
             low, high = limits.get(name, (least, most))
             parts = value if isinstance(value, tuple) else (value,)

@@ -33,11 +33,7 @@ _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 
 
 def onnx_file(mod: tvm.IRModule, plan: Plan | None) -> bytes:
-    """The ONNX file of canonical Relax, to which the plan's shares and splits were applied.
-
-    Raises:
-        UnsupportedError: ONNX has no form of an operator that we know, or the file is too large.
-    """
+    """The ONNX file of canonical Relax, to which the plan's shares and splits were applied."""
     main = mod["main"]
     operators = Operators(main)
     _require_forms(operators)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tvm
@@ -67,6 +67,21 @@ def tensor_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
 def constant(value: np.ndarray) -> relax.Expr:
     """A constant with the values of an array, perhaps not contiguous; scalars stay scalars."""
     return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+
+
+def network_of(
+    params: Sequence[relax.Var],
+    body: Callable[[relax.BlockBuilder], relax.Expr],  # emits the network, and returns its result
+    builder: relax.BlockBuilder | None = None,  # with the kernels that the network calls
+    name: str = "",  # of the result
+) -> tvm.IRModule:
+    """A module whose ``main`` is one block."""
+    bb = builder or relax.BlockBuilder()
+    with bb.function("main", [*params]):
+        with bb.dataflow():
+            result = bb.emit_output(body(bb), name_hint=name)
+        bb.emit_func_output(result)
+    return bb.get()
 
 
 def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:

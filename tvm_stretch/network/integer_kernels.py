@@ -28,19 +28,18 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 """Shapes and types of operands."""
 
 
-def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr) -> relax.Call:
-    """The call of an integer operator.
-
-    Args:
-        bb: receives the kernel.
-        integer: the operator.
-        operands: for ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
-            if it rounds, a float32 factor for each output channel; for ``round`` the sums, with
-            `Integer.factors` a tensor to add to them, and the factor of each channel or, as
-            (1, 1, rows, columns), of each pixel; for ``table`` data and the results for all 256
-            values; for ``softmax`` data and `softmax_powers`; for ``average`` data and the divisor
-            of each sum, as (1, 1, rows, columns) or one number; for others the data.
-    """
+def integer_call(
+    bb: relax.BlockBuilder,  # receives the kernel
+    integer: Integer,  # the operator
+    # for ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and, if it rounds,
+    # a float32 factor for each output channel; for ``round`` the sums, with `Integer.factors` a
+    # tensor to add to them, and the factor of each channel or, as (1, 1, rows, columns), of each
+    # pixel; for ``table`` data and the results for all 256 values; for ``softmax`` data and
+    # `softmax_powers`; for ``average`` data and the divisor of each sum, as (1, 1, rows, columns)
+    # or one number; for others the data
+    *operands: relax.Expr,
+) -> relax.Call:
+    """The call of an integer operator."""
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     # tables with other scales are the same loops, so they share one kernel
     computed = replace(integer, zeros=(), factors=()) if integer.kind == "table" else integer

@@ -54,9 +54,6 @@ class Calls:
     """The calls of ``function`` in program order, also by the names of their variables.
 
     Names are unique in canonical Relax; in fused functions, where they are not, use ``bound``.
-
-    Raises:
-        UnsupportedError: a binding is neither a call nor a tuple nor a variable.
     """
 
     def __init__(self, function: relax.Function) -> None:

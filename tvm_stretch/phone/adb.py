@@ -43,15 +43,10 @@ _WAYS_OUT = {
 
 @dataclass(frozen=True)
 class Adb:
-    """A connected phone.
+    """A connected phone."""
 
-    Attributes:
-        program: the path of adb.
-        serial: the phone's serial number.
-    """
-
-    program: str
-    serial: str
+    program: str  # the path of adb
+    serial: str  # the phone's serial number
 
     def shell(self, what: str, command: str, check: bool = True) -> str:
         """What a command of the phone's shell prints; empty if it fails and ``check`` is False."""

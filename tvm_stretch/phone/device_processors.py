@@ -30,14 +30,12 @@ Processors = tuple[list[Processor], list[Processor]]
 
 
 def processors_of(
-    place: Device | Description | None, targets: Targets, cpu_threads: int | None
+    place: Device | Description | None,  # their device; None for this machine
+    targets: Targets,  # the wanted processors; by default all of the device, or this machine's CPU
+    # the number of cores for CPU kernels; on a device, by default the big cores
+    cpu_threads: int | None,
 ) -> Processors:
     """All processors of a model, and the processors to place operators on; see `make_processors`.
-
-    Args:
-        place: their device; None for this machine.
-        targets: the wanted processors; by default all of the device, or this machine's CPU.
-        cpu_threads: the number of cores for CPU kernels; on a device, by default the big cores.
 
     Raises:
         DeviceError: the device does not describe itself.

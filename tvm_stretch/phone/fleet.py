@@ -182,15 +182,12 @@ class Post:
 
 
 def carry_out(
-    crews: Sequence[Crew], census: Callable[[], Mapping[str, int]], seconds: float
+    crews: Sequence[Crew],  # the crew of each key
+    # returns the number of phones of each key; called repeatedly
+    census: Callable[[], Mapping[str, int]],
+    seconds: float,  # the time after which no batch is begun
 ) -> None:
-    """Measure with all phones until the time is over.
-
-    Args:
-        crews: the crew of each key.
-        census: returns the number of phones of each key; called repeatedly.
-        seconds: the time after which no batch is begun.
-    """
+    """Measure with all phones until the time is over."""
     end, stop = time.monotonic() + seconds, threading.Event()
     asked = -_CENSUS_SECONDS
     try:
@@ -365,11 +362,7 @@ def _crew(
 
 
 def _learn(kind: _Kind, processor: Processor, crew: Crew) -> None:
-    """Learn the model from the measurements of all phones of a kind.
-
-    Raises:
-        DeviceError: there are no measurements.
-    """
+    """Learn the model from the measurements of all phones of a kind."""
     dataset = open_dataset(kind.folder, processor)
     if not dataset.rows:
         raise DeviceError(

@@ -108,11 +108,7 @@ class RemoteRun:
 
     @contextlib.contextmanager
     def on(self, link: Link) -> Iterator[None]:
-        """Context in which the run is in progress on the device.
-
-        Raises:
-            RunCancelledError: it was cancelled, before or meanwhile.
-        """
+        """Context in which the run is in progress on the device."""
         link.function("tvm_stretch.announce_run")(self.number)
         with self._beginning:
             if self._cancelled.is_set():
@@ -371,11 +367,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
 
 
 def require_fitting(device: Device, graph: Graph) -> None:
-    """Refuse a model that the device cannot run, before sending it.
-
-    Raises:
-        ArtifactError: it is for another machine, or for features that the device lacks.
-    """
+    """Refuse a model that the device cannot run, before sending it."""
     triple = str(graph.target.get("mtriple", ""))
     if triple:
         _require_machine(device, triple.partition("-")[0])

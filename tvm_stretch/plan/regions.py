@@ -29,16 +29,13 @@ from tvm_stretch.targets.processor import Processor
 def form_regions(
     main: relax.Function,
     processor_of: Mapping[str, str],
+    # all operators, each after its operands; by default program order
     order: Sequence[str] | None = None,
+    # operators that stay in one region, in program order, although the first of them then waits for
+    # the operands of all; only they read their results, but for the last one
     together: Sequence[Sequence[str]] = (),
 ) -> tuple[PlannedRegion, ...]:
-    """The fewest regions in which no operator waits longer than necessary.
-
-    Args:
-        order: all operators, each after its operands; by default program order.
-        together: operators that stay in one region, in program order, although the first of them
-            then waits for the operands of all; only they read their results, but for the last one.
-    """
+    """The fewest regions in which no operator waits longer than necessary."""
     calls = Calls(main)
     reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
     views = {name for name, call in calls.calls.items() if kind_of(call) in RESHAPES | PIECES}

@@ -64,11 +64,7 @@ _MOST = 64  # each length is a plan of its own, with kernels of its own
 
 
 def read_lengths(lengths: Lengths) -> dict[str, list[int] | Length]:
-    """The sizes of each dimension, checked.
-
-    Raises:
-        InputError: a name has no sizes, or a size is below 1 or given twice.
-    """
+    """The sizes of each dimension, checked."""
     if not isinstance(lengths, Mapping) or not lengths:
         raise InputError(
             f"expected a dictionary for lengths, got {lengths!r:.100}; give the sizes of each "
@@ -93,11 +89,7 @@ def _sizes(name: str, given: Iterable[int] | Length) -> list[int] | Length:
 
 
 def combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Every combination of the sizes, in the order in which they are given.
-
-    Raises:
-        InputError: there are too many.
-    """
+    """Every combination of the sizes, in the order in which they are given."""
     every = [dict(zip(sizes, one, strict=True)) for one in itertools.product(*sizes.values())]
     if len(every) > _MOST:
         raise InputError(

@@ -52,11 +52,7 @@ _ALIGNMENT = 64
 
 
 def write_data(graph: Graph, weights: tvm.runtime.Tensor, path: Path) -> None:
-    """Write the file; it appears complete or not at all.
-
-    Raises:
-        ArtifactError: the network is for streams, whose kernels rely on what the executor writes.
-    """
+    """Write the file; it appears complete or not at all."""
     if graph.streams:
         raise ArtifactError(
             "expected a network without streams for data beside its kernels, got one that was "

@@ -84,11 +84,7 @@ class LocalRun:
         self._cancelled = threading.Event()
 
     def __call__(self, action: Callable[[], Any]) -> Any:
-        """The result of an action that runs a model once, on this thread.
-
-        Raises:
-            RunCancelledError: it was cancelled, before or meanwhile.
-        """
+        """The result of an action that runs a model once, on this thread."""
         announce = tvm.get_global_func("tvm_stretch.announce_run")
         announce(self._number)
         try:
@@ -117,11 +113,7 @@ class BackgroundRuns:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm_stretch")
 
     def start(self, run: Callable[[], Any], stop: Callable[[], None]) -> RunFuture:
-        """Run when all earlier runs are done; `stop` ends this run alone, and may take its time.
-
-        Raises:
-            RunError: the interpreter is ending.
-        """
+        """Run when all earlier runs are done; `stop` ends this run alone, and may take its time."""
         if self._process != os.getpid():
             self._begin()  # a fork has no threads but the one that forked
         future = RunFuture(stop)

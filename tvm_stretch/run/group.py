@@ -41,16 +41,12 @@ from tvm_stretch.run.values import Answer
 class Leases:
     """The leases in a folder; all processes that name it take turns."""
 
-    def __init__(self, folder: object, processors: Iterable[str]) -> None:
-        """Open a file for each processor.
-
-        Args:
-            folder: the folder; True for one in the user's cache.
-            processors: names.
-
-        Raises:
-            InputError: there can be no files.
-        """
+    def __init__(
+        self,
+        folder: object,  # the folder; True for one in the user's cache
+        processors: Iterable[str],  # names
+    ) -> None:
+        """Open a file for each processor."""
         path = cache_folder("leases") if folder is True else as_path(folder, "the leases")
         if path is None:
             raise InputError("expected a folder for leases, got no usable cache; name a folder")

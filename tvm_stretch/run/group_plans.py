@@ -45,27 +45,18 @@ class Way:
 
 @dataclass(eq=False)
 class Member:
-    """One model of a group.
+    """One model of a group."""
 
-    Attributes:
-        name: the member's name.
-        ways: its plans.
-        rate: runs in a second, or relative to the other members.
-        priority: runs of members with larger numbers go first.
-        deadline: seconds from `submit` to the answer; infinite if there is none.
-        shares: the plans that were chosen for it, and how much of its runs each takes.
-        started: how many runs of each plan were started.
-        failure: why a run failed last, for people.
-    """
-
-    name: str
-    ways: list[Way]
-    rate: float
-    priority: float
-    deadline: float
+    name: str  # the member's name
+    ways: list[Way]  # its plans
+    rate: float  # runs in a second, or relative to the other members
+    priority: float  # runs of members with larger numbers go first
+    deadline: float  # seconds from `submit` to the answer; infinite if there is none
+    # the plans that were chosen for it, and how much of its runs each takes
     shares: dict[Way, float] = field(default_factory=dict)
+    # how many runs of each plan were started
     started: Counter[Way] = field(default_factory=Counter)
-    failure: str = ""
+    failure: str = ""  # why a run failed last, for people
 
     @property
     def way(self) -> Way:
@@ -84,11 +75,7 @@ class Member:
 
 
 def choose_plans(members: Sequence[Member]) -> None:
-    """Choose plans for each member; see the module docstring.
-
-    Raises:
-        InputError: no plans meet the deadlines, or there are too many combinations.
-    """
+    """Choose plans for each member; see the module docstring."""
     if math.prod(len(member.ways) for member in members) > _MOST_COMBINATIONS:
         raise InputError(
             f"expected fewer than {_MOST_COMBINATIONS} combinations of plans for a group, got "

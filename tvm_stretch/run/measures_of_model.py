@@ -157,11 +157,7 @@ def _run_anyway(run: Callable[[], None]) -> None:
 
 
 def require_runs(repeat: int) -> None:
-    """Refuse to measure no runs at all.
-
-    Raises:
-        InputError: it is no number of runs.
-    """
+    """Refuse to measure no runs at all."""
     if not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"expected at least 1 for repeat, got {repeat!r}; measure at least once")
 

@@ -87,11 +87,7 @@ class Energy:
 
 
 def read_meters(meter: object) -> tuple[Meter, ...]:
-    """The meters that a caller gave: True for those of this machine, a `Meter`, or several.
-
-    Raises:
-        MeterError: there are none.
-    """
+    """The meters that a caller gave: True for those of this machine, a `Meter`, or several."""
     if meter is True:
         return find_meters()
     meters = (meter,) if isinstance(meter, Meter) else meter
@@ -104,11 +100,7 @@ def read_meters(meter: object) -> tuple[Meter, ...]:
 
 
 def find_meters(root: str | Path = "/sys/class", nvml: str = _NVML) -> tuple[Meter, ...]:
-    """The meters of this machine: its battery, or else its packages and NVIDIA's GPUs.
-
-    Raises:
-        MeterError: there is none that can be read.
-    """
+    """The meters of this machine: its battery, or else its packages and NVIDIA's GPUs."""
     why: list[str] = []
     battery = _batteries(Path(root, "power_supply"), why)
     meters = battery or (*_packages(Path(root, "powercap"), why), *_gpus(nvml, why))
@@ -140,18 +132,12 @@ class Recorder(Protocol):
 
 
 def measure_energy(
-    run: Callable[[], object],
-    meters: Sequence[Meter] | Recorder,
-    seconds: float = _SECONDS,
-    at_once: int = 1,
+    run: Callable[[], object],  # a call of it runs the network
+    meters: Sequence[Meter] | Recorder,  # of this machine, or what reads them elsewhere
+    seconds: float = _SECONDS,  # how long, if the meters move often enough
+    at_once: int = 1,  # how often a call of `run` runs the network
 ) -> Energy:
     """Run again and again, and read the meters meanwhile.
-
-    Args:
-        run: a call of it runs the network.
-        meters: of this machine, or what reads them elsewhere.
-        seconds: how long, if the meters move often enough.
-        at_once: how often a call of `run` runs the network.
 
     Raises:
         MeterError: a meter fails, jumps or stands still.

@@ -27,18 +27,14 @@ from tvm_stretch.run.autoload import find_file, load_native_library
 _HEADERS = ("processor.h", "graph.h", "bound_graph.h", "memory.h", "queue_processor.h", "spin.h")
 
 
-def build_processor(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+def build_processor(
+    source: str | os.PathLike[str],  # C++ that includes ``processor.h``; one file
+    folder: str | os.PathLike[str],  # where the library goes; made if it is not there
+) -> Path:
     """Compile a source that drives a kind of processor, unless the folder has it already.
-
-    Args:
-        source: C++ that includes ``processor.h``; one file.
-        folder: where the library goes; made if it is not there.
 
     Returns:
         The library, whose name tells what it was made of.
-
-    Raises:
-        InstallError: there is no compiler (``c++`` or ``$CXX``), or it refuses the source.
     """
     source, folder = Path(source), Path(folder)
     command = [os.environ.get("CXX", "c++"), *compile_flags()]
@@ -73,11 +69,7 @@ def compile_flags() -> list[str]:
 
 
 def load_processor(library: str | os.PathLike[str]) -> None:
-    """Load a library of `build_processor`, or one that was built with `compile_flags`.
-
-    Raises:
-        InstallError: it is no such library, or another one has its kind of processor.
-    """
+    """Load a library of `build_processor`, or one that was built with `compile_flags`."""
     load_native_library()  # the library needs it, and finds the one that is loaded
     if kind := _refused_kind(os.fspath(library)):
         raise InstallError(

@@ -80,19 +80,13 @@ class Parts:
 
     def explained(
         self,
-        reason: str,
+        reason: str,  # in words
+        # the candidates among which it was; by default those of its plan
         considered: Sequence[Considered] | None = None,
-        number: int = 0,
-        network: str = "",
+        number: int = 0,  # which of several plans
+        network: str = "",  # what the network is called; by default as before
     ) -> Parts:
-        """The parts, with a plan that says why it was chosen.
-
-        Args:
-            reason: in words.
-            considered: the candidates among which it was; by default those of its plan.
-            number: which of several plans.
-            network: what the network is called; by default as before.
-        """
+        """The parts, with a plan that says why it was chosen."""
         plans = [*self.graph.plans]
         plan = {**(plans[number].plan if plans else self.graph.plan), "reason": reason}
         if considered is not None:
@@ -106,21 +100,14 @@ class Parts:
 
     def named(
         self,
-        names: Sequence[str],
-        expected: Sequence[float],
+        names: Sequence[str],  # of the plans
+        expected: Sequence[float],  # seconds that a run of each should take
+        # nanoseconds that each region of each plan should take, if they are known
         work: Sequence[tuple[int, ...]] | None = None,
-        watts: Sequence[float] = (),
-        within_ns: int = 0,
+        watts: Sequence[float] = (),  # of a run of each, if plans are chosen by energy
+        within_ns: int = 0,  # how long a run may take then; 0: any time
     ) -> Parts:
-        """The parts, whose plans have names.
-
-        Args:
-            names: of the plans.
-            expected: seconds that a run of each should take.
-            work: nanoseconds that each region of each plan should take, if they are known.
-            watts: of a run of each, if plans are chosen by energy.
-            within_ns: how long a run may take then; 0: any time.
-        """
+        """The parts, whose plans have names."""
         only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
         count = len(names)
         rows = zip(

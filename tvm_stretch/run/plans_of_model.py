@@ -31,15 +31,12 @@ NOWHERE = "nowhere"
 
 
 def find_execution(
-    planned: Mapping[str, str], graph: Graph, ran: Collection[int] | None = None
+    planned: Mapping[str, str],  # the processor of each operator
+    graph: Graph,  # its regions, each on a processor, and their kernels
+    # the nodes that a traced run executed; None for all of them
+    ran: Collection[int] | None = None,
 ) -> Execution:
-    """Compare a plan with the graph that runs.
-
-    Args:
-        planned: the processor of each operator.
-        graph: its regions, each on a processor, and their kernels.
-        ran: the nodes that a traced run executed; None for all of them.
-    """
+    """Compare a plan with the graph that runs."""
     reads: dict[str, set[str]] = {}
     for region in graph.regions:
         processor = graph.processors[region.processor].name

@@ -30,24 +30,18 @@ _Row: TypeAlias = tuple[str, float | None, float | None]
 
 @dataclass(frozen=True)
 class ReportDifference:
-    """What two reports have different.
+    """What two reports have different."""
 
-    Attributes:
-        facts: latencies, sizes and counts: their name, before, after.
-        moved: operators on another processor: their name, before, after.
-        changed: kernels of the same operators: their name, nanoseconds before, after; those that
-            changed most first.
-        only_before: kernels whose operators are no kernel of the other report, and nanoseconds.
-        only_after: those of the other one.
-        remarks: why the reports may not compare.
-    """
-
-    facts: tuple[_Row, ...]
+    facts: tuple[_Row, ...]  # latencies, sizes and counts: their name, before, after
+    # operators on another processor: their name, before, after
     moved: tuple[tuple[str, str, str], ...]
+    # kernels of the same operators: their name, nanoseconds before, after; those that changed most
+    # first
     changed: tuple[_Row, ...]
+    # kernels whose operators are no kernel of the other report, and nanoseconds
     only_before: tuple[tuple[str, float], ...]
-    only_after: tuple[tuple[str, float], ...]
-    remarks: tuple[str, ...] = ()
+    only_after: tuple[tuple[str, float], ...]  # those of the other one
+    remarks: tuple[str, ...] = ()  # why the reports may not compare
 
     def __str__(self) -> str:
         """The tables of the module docstring; at most 20 kernels each."""
@@ -76,11 +70,7 @@ class ReportDifference:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The data in a page that `Model.report` wrote.
-
-    Raises:
-        InputError: the file is not there, or no such page.
-    """
+    """The data in a page that `Model.report` wrote."""
     try:
         size = path.stat().st_size
         matches = _DATA.findall(path.read_text(encoding="utf-8")) if size < _MOST else []

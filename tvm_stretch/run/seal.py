@@ -68,12 +68,11 @@ def require_seal(file: BinaryIO, name: str) -> _Seal:
     return own
 
 
-def check_seal(path: Path, name: str) -> None:
+def check_seal(
+    path: Path,  # the file, which must not change meanwhile
+    name: str,  # what the user calls it
+) -> None:
     """Refuse a file that is not what `seal` has seen, but for an artifact's weights.
-
-    Args:
-        path: the file, which must not change meanwhile.
-        name: what the user calls it.
 
     Raises:
         ArtifactError: it is damaged, truncated, or was never sealed.

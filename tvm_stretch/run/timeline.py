@@ -189,14 +189,12 @@ class Timeline:
         )
 
 
-def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> Timeline:
-    """The timeline of a trace of the executor (`TraceToJSON` in executor_runs.cc).
-
-    Args:
-        graph: the graph that ran.
-        trace: the parsed JSON.
-        plan: what was wanted: when regions should run, and where operators should.
-    """
+def read_timeline(
+    graph: Graph,  # the graph that ran
+    trace: Mapping[str, Any],  # the parsed JSON
+    plan: Plan | None,  # what was wanted: when regions should run, and where operators should
+) -> Timeline:
+    """The timeline of a trace of the executor (`TraceToJSON` in executor_runs.cc)."""
     planned = {} if plan is None else {r.name: r for r in plan.regions}
     start = trace["start"]
     names = [region.name for region in graph.regions]

@@ -54,11 +54,7 @@ class TensorInfo:
 
 
 def to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:
-    """`value` as a tensor for input `name`, without a copy where possible.
-
-    Raises:
-        InputError: it is no array, or has another shape, dtype or device.
-    """
+    """`value` as a tensor for input `name`, without a copy where possible."""
     if not hasattr(value, "__dlpack__"):
         raise InputError(
             f"expected a NumPy array or a DLPack tensor for input {name!r}, got "

@@ -38,13 +38,10 @@ class Links:
 
 
 def link_regions(
-    regions: Sequence[RegionSteps], outputs: Iterable[View]
+    regions: Sequence[RegionSteps],  # in the order of the graph
+    outputs: Iterable[View],  # tensors that the caller reads
 ) -> tuple[list[Links], list[int]]:
     """Find the links of all regions.
-
-    Args:
-        regions: in the order of the graph.
-        outputs: tensors that the caller reads.
 
     Returns:
         The links, and for each region the regions (bits of an integer) that happen before it.

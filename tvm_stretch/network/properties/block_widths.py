@@ -48,10 +48,6 @@ class BlockWidths:
     Args:
         operators: of the network, batch normalisations not folded.
         members: operators of the block in program order; the last one computes its result.
-
-    Raises:
-        UnsupportedError: the block reads several tensors, or the channels of an operator cannot be
-            derived from those of its input.
     """
 
     def __init__(self, operators: Operators, members: Sequence[Operator]) -> None:

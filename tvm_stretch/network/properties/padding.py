@@ -39,16 +39,12 @@ class Masks:
     hiding: frozenset[str] = frozenset()  # of those that hide positions from softmax
 
 
-def masks_of(small: relax.Function, large: relax.Function, name: str) -> Masks:
-    """The inputs that keep padding from changing the answer.
-
-    Args:
-        small: the network for fewer positions of the dimension ``name``, canonical.
-        large: the network for more.
-
-    Raises:
-        InputError: padding may change the answer.
-    """
+def masks_of(
+    small: relax.Function,  # the network for fewer positions of the dimension ``name``, canonical
+    large: relax.Function,  # the network for more
+    name: str,
+) -> Masks:
+    """The inputs that keep padding from changing the answer."""
     reasons = []
     for fill in (0, 1):
         walk = _Walk(Calls(small), Calls(large), fill)

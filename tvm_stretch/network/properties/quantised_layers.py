@@ -67,13 +67,11 @@ class AxisGeometry:
     skip: int  # pixels that are computed but cut off before the result
 
 
-def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
-    """The convolutions that compute ``call`` with ``weight``; None if there are none.
-
-    Args:
-        call: a call of ``nn.conv2d_transpose`` or ``nn.conv1d_transpose``.
-        weight: as IOHW, or as IOW, with its taps already dilated.
-    """
+def transposed_images(
+    call: relax.Call,  # a call of ``nn.conv2d_transpose`` or ``nn.conv1d_transpose``
+    weight: np.ndarray,  # as IOHW, or as IOW, with its taps already dilated
+) -> Images | None:
+    """The convolutions that compute ``call`` with ``weight``; None if there are none."""
     attrs, result = call.attrs, shape_of(call)
     layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout
     axes = len(result) - 2

@@ -191,16 +191,15 @@ def _amounts(kernels: Sequence[Features], below: Sequence[Parts] | None) -> Arra
     return np.asarray(rows, dtype=np.float64)
 
 
-def _weights(amounts: Array, target: Array, quantile: float = 0.5, faint: float = 0.0) -> Array:
-    """Non-negative weights with the least absolute relative error, by iterative reweighting.
-
-    Args:
-        amounts: the weighted quantities, one kernel a row.
-        target: what the sums should be.
-        quantile: share of the targets that should lie below their sums.
-        faint: quantities below this share of the target say little of their weight, which is
-            then drawn to the weight that would fit all sums.
-    """
+def _weights(
+    amounts: Array,  # the weighted quantities, one kernel a row
+    target: Array,  # what the sums should be
+    quantile: float = 0.5,  # share of the targets that should lie below their sums
+    # quantities below this share of the target say little of their weight, which is then drawn to
+    # the weight that would fit all sums
+    faint: float = 0.0,
+) -> Array:
+    """Non-negative weights with the least absolute relative error, by iterative reweighting."""
     from scipy.optimize import nnls
 
     relative, goal = amounts / target[:, None], np.ones(len(target))

@@ -193,12 +193,11 @@ class Profile:
             )
         return self.processors[name]
 
-    def clocked(self, mhz: Mapping[str, float]) -> Profile:
-        """The device while these processors have these clocks; hand-overs take as long as before.
-
-        Args:
-            mhz: of processors by name; others keep theirs.
-        """
+    def clocked(
+        self,
+        mhz: Mapping[str, float],  # of processors by name; others keep theirs
+    ) -> Profile:
+        """The device while processors have these clocks; hand-overs take as long as before."""
         clocked = {name: self.processor(name).clocked(clock) for name, clock in mhz.items()}
         told = ",".join(f"{name}={clock:g}" for name, clock in mhz.items())
         processors = {**self.processors, **clocked}

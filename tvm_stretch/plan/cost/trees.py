@@ -57,11 +57,7 @@ def text_of(booster: xgboost.Booster) -> str:
 
 
 def trees_of(text: str, width: int) -> list[Array]:
-    """The nodes of each tree that `text_of` wrote; children count from the tree's root.
-
-    Raises:
-        CostModelError: they are no trees with ``width`` inputs.
-    """
+    """The nodes of each tree that `text_of` wrote; children count from the tree's root."""
     nodes = np.frombuffer(base64.b64decode(text, validate=True), _NODE)
     places, is_inner = np.arange(len(nodes)), (nodes["left"] != -1) | (nodes["right"] != -1)
     children = np.stack([nodes["left"], nodes["right"]], axis=1)[is_inner]

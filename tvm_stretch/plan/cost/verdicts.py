@@ -99,15 +99,12 @@ def verdicts_path(folder: Path, processor: Processor) -> Path:
 
 
 def apply_verdicts(
-    processors: Sequence[Processor], placeable: Sequence[Processor]
+    processors: Sequence[Processor],  # all processors of a model, the CPU first
+    placeable: Sequence[Processor],  # those on which operators may be placed
 ) -> tuple[list[Processor], list[Processor]]:
     """The same processors, refusing operators that failed in ``ts.tune.probe``.
 
     Their kernels for GPUs have the configurations that ``ts.tune.measure`` found to be the fastest.
-
-    Args:
-        processors: all processors of a model, the CPU first.
-        placeable: those on which operators may be placed.
 
     Raises:
         CostModelError: a file of verdicts is damaged, of another version or from another device.

@@ -265,20 +265,14 @@ _WEIGHTS = ("constant", "prepared")
 
 
 def in_place(
-    graph: Graph,
-    kernels: Mapping[str, Features],
-    flushed: bool = False,
+    graph: Graph,  # the nodes in the order in which they run
+    kernels: Mapping[str, Features],  # features by name of kernel; nodes of other kernels get None
+    flushed: bool = False,  # whether the caches are emptied before every run
+    # whether bytes that several nodes touch count once in a round. The cache of a GPU keeps a
+    # network of 25 MB whose nodes touch 130.
     once: bool = False,
 ) -> list[Features | None]:
-    """The features of each node of a graph, with the bytes that are touched in between.
-
-    Args:
-        graph: the nodes in the order in which they run.
-        kernels: features by name of kernel; nodes of other kernels get None.
-        flushed: whether the caches are emptied before every run.
-        once: whether bytes that several nodes touch count once in a round. The cache of a GPU keeps
-            a network of 25 MB whose nodes touch 130.
-    """
+    """The features of each node of a graph, with the bytes that are touched in between."""
     touched = _Touched(graph)
     reuse = [touched.node(node) for node in graph.nodes]
     total = _different_bytes(graph) if once else touched.now

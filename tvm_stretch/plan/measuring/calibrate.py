@@ -147,19 +147,16 @@ class Calibration:
 
 
 def calibrate_profile(
-    latencies: Sequence[Latency],
+    latencies: Sequence[Latency],  # of networks, each on one processor
+    # the kernels of each network (or part), by `Latency.label`
     works: Mapping[str, Sequence[Work]],
+    # provides everything that is not calibrated: names, precisions, targets, transfers, and
+    # processors without latencies
     like: Profile,
+    # how much the numbers' typical ratios weigh; less for an unusual processor
     stiffness: float = STIFFNESS,
 ) -> Calibration:
     """The profile of the device on which the latencies were measured.
-
-    Args:
-        latencies: of networks, each on one processor.
-        works: the kernels of each network (or part), by `Latency.label`.
-        like: provides everything that is not calibrated: names, precisions, targets, transfers,
-            and processors without latencies.
-        stiffness: how much the numbers' typical ratios weigh; less for an unusual processor.
 
     Raises:
         CostModelError: the processor or network of a latency is unknown.

@@ -28,7 +28,13 @@ from tvm_stretch.base.files import as_path
 from tvm_stretch.base.named_arguments import named_arguments
 from tvm_stretch.base.progress import Progress, count, quiet, reporting, say
 from tvm_stretch.make.pipeline import Job, build_parts
-from tvm_stretch.network.expressions import builder_with_kernels, shape_of, with_variables
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    builder_with_kernels,
+    network_of,
+    shape_of,
+    with_variables,
+)
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.phone.device import Device
@@ -207,14 +213,10 @@ def _try(trial: Trial, where: _Trials) -> str:
 def _require_device(where: _Trials, reason: str, path: Path) -> None:
     """After an operator failed, check that the device still runs a trivial one."""
     processor = where.processor
-    bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 16), "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            out = bb.emit_output(relax.op.add(x, x), name_hint=_PROBED)
-        bb.emit_func_output(out)
-    call = bb.get()["main"].body.blocks[0].bindings[0].value
-    if processor.why_not(call) is None and _try(Trial(call, bb.get()), where):
+    network = network_of([x], lambda _: relax.op.add(x, x), name=_PROBED)
+    (binding,) = bindings_of(network["main"])
+    if processor.why_not(binding.value) is None and _try(Trial(binding.value, network), where):
         raise CostModelError(
             f"expected {processor.name} to be there while it is probed, got {reason!r} from "
             f"everything; what was found before is kept in {path}: bring it back and probe again"
@@ -227,7 +229,6 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
     Tensors become inputs, constants stay. A tensor that is in blocked layout in the network comes
     from an identity operator that writes blocks.
     """
-    bb = builder_with_kernels(trial.mod)
     params: dict[relax.Var, relax.Var] = {}
     before: list[str] = []
 
@@ -241,17 +242,16 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
     for argument in trial.call.args:
         collect(argument)
     values: dict[relax.Var, relax.Expr] = {}
-    with bb.function("main", list(params.values())):
-        with bb.dataflow():
-            for old, param in params.items():
-                passed = _passed_on(param) if old.name in trial.blocked else None
-                if passed is not None:
-                    before.append(f"{_BEFORE}{len(before)}")
-                values[old] = param if passed is None else bb.emit(passed, name_hint=before[-1])
-            alone = with_variables(trial.call, values.__getitem__)
-            result = bb.emit_output(alone, name_hint=_PROBED)
-        bb.emit_func_output(result)
-    return bb.get(), before
+
+    def call(bb: relax.BlockBuilder) -> relax.Expr:
+        for old, param in params.items():
+            passed = _passed_on(param) if old.name in trial.blocked else None
+            if passed is not None:
+                before.append(f"{_BEFORE}{len(before)}")
+            values[old] = param if passed is None else bb.emit(passed, name_hint=before[-1])
+        return with_variables(trial.call, values.__getitem__)
+
+    return network_of([*params.values()], call, builder_with_kernels(trial.mod), _PROBED), before
 
 
 def _passed_on(value: relax.Var) -> relax.Expr | None:

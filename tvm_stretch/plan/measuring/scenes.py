@@ -16,6 +16,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.network.expressions import network_of
+
 _SIDES = (5, 7, 8, 10, 13, 14, 16, 20, 28, 35, 40, 56)
 _PARTS = 5
 _MOST_TOKENS = 800
@@ -40,15 +42,15 @@ class _Scene:
         parts = (*usual, self.excite, self.rows, self.block, self.attention)
         shape = (1, self.dice.choice((3, 16, 24)), self.side, self.side)
         x = relax.Var("x", relax.TensorType(shape, "float32"))
-        with self.bb.function("main", [x]):
-            with self.bb.dataflow():
-                value = self.conv(x, self.width())
-                for _ in range(_PARTS):
-                    part: Callable[[Any], Any] = self.dice.choice(parts)
-                    value = part(value)
-                out = self.bb.emit_output(self.classify(value))
-            self.bb.emit_func_output(out)
-        return self.bb.get()
+
+        def body(_: relax.BlockBuilder) -> relax.Expr:
+            value = self.conv(x, self.width())
+            for _ in range(_PARTS):
+                part: Callable[[Any], Any] = self.dice.choice(parts)
+                value = part(value)
+            return self.classify(value)
+
+        return network_of([x], body, self.bb)
 
     def width(self) -> int:
         """A number of channels; not always whole vectors."""

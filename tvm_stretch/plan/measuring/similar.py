@@ -36,11 +36,7 @@ _EXPONENTIAL = 20
 
 
 def folders_of(like: Folders | None) -> list[Path]:
-    """The argument ``like`` as folders.
-
-    Raises:
-        InputError: it is neither a folder nor a list of them.
-    """
+    """The argument ``like`` as folders."""
     if like is None:
         return []
     if not isinstance(like, str | os.PathLike | Sequence):
@@ -57,9 +53,6 @@ def similar_models(folders: Sequence[Path], processor: str) -> list[MeasuredMode
 
     AVX2 kernels that a model of AVX-512 predicted: after the same 60 samples, errors of networks
     were 8.4 % with its trees and 4.6 % without (one AMD EPYC of the Zen 4 kind).
-
-    Raises:
-        CostModelError: no folder has one, or one is damaged or of another version.
     """
     paths = [folder / f"{processor}.json" for folder in folders]
     models = [load_cost_model(path).without_residuals() for path in paths if path.exists()]

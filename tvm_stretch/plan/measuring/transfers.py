@@ -18,6 +18,7 @@ from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.pipeline import Job, build_parts
+from tvm_stretch.network.expressions import network_of
 from tvm_stretch.network.operators import Calls
 from tvm_stretch.plan.cost.generic_features import TransferFeatures
 from tvm_stretch.plan.measuring.dataset import Row
@@ -91,25 +92,18 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
     return max(1.0, together / (max(alone) / 2))
 
 
+@compiling()
 def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
     """A chain of operators on tensors of ``size`` bytes, alternating or on the host."""
-    with compiling():
-        return _compiled_chain(host, other, size, count, in_turns)
-
-
-def _compiled_chain(
-    host: Processor, other: Processor, size: int, count: int, in_turns: bool
-) -> Model:
-    bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, size // 64, 16), "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            y: relax.Expr = x
-            for index in range(count):
-                y = bb.emit(relax.op.subtract(relax.const(np.float32(index + 0.5)), y))
-            out = bb.emit_output(y)
-        bb.emit_func_output(out)
-    mod = load_network(bb.get())
+
+    def operators(bb: relax.BlockBuilder) -> relax.Expr:
+        y: relax.Expr = x
+        for index in range(count):
+            y = bb.emit(relax.op.subtract(relax.const(np.float32(index + 0.5)), y))
+        return y
+
+    mod = load_network(network_of([x], operators))
     names = list(Calls(mod["main"]).calls)
     # The host's chain keeps one operator on the other processor, so both runs wake it once.
     places = [index % 2 if in_turns else int(index == count - 2) for index in range(count)]
@@ -123,19 +117,18 @@ def _compiled_chain(
 
 def _layers() -> IRModule:
     """A residual network's 3x3 convolutions: many pixels at first, then many weights."""
-    bb, dice = relax.BlockBuilder(), np.random.default_rng(0)
-    x = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            value, inputs = x, 64
-            for outputs, stride in _LAYERS:
-                weight = dice.standard_normal((outputs, inputs, 3, 3), dtype=np.float32)
-                scaled = relax.const(weight / np.float32(3 * np.sqrt(inputs)))
-                value = bb.emit(relax.op.nn.conv2d(value, scaled, strides=stride, padding=1))
-                inputs = outputs
-            out = bb.emit_output(value)
-        bb.emit_func_output(out)
-    return bb.get()
+    x, dice = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32")), np.random.default_rng(0)
+
+    def layers(bb: relax.BlockBuilder) -> relax.Expr:
+        value, inputs = x, 64
+        for outputs, stride in _LAYERS:
+            weight = dice.standard_normal((outputs, inputs, 3, 3), dtype=np.float32)
+            scaled = relax.const(weight / np.float32(3 * np.sqrt(inputs)))
+            value = bb.emit(relax.op.nn.conv2d(value, scaled, strides=stride, padding=1))
+            inputs = outputs
+        return value
+
+    return network_of([x], layers)
 
 
 def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:

@@ -24,6 +24,7 @@ from tvm import relax
 
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.pipeline import Job
+from tvm_stretch.network.expressions import network_of
 from tvm_stretch.plan.cost.tuned import Tuned, with_winners
 from tvm_stretch.plan.measuring.trial import Array, Build, Failure, Forms, attempt
 from tvm_stretch.plan.measuring.tune_gpu import convolved, operands_of
@@ -128,25 +129,22 @@ class Pairs(Forms):
         """The copies, each of which adds its result to that of the one before."""
         window, conv = self.layers.window, self.layers.conv
         data, every, _ = self._operands
-        bb = relax.BlockBuilder()
         given = relax.Var("x", relax.TensorType(self._added, "float32"))
         attrs: Sequence[dict[str, Any]] = [
             {"strides": window.stride, "padding": window.padding, "dilation": window.dilation},
             {"strides": conv.stride, "padding": conv.padding},
         ]
-        with bb.function("main", [given]):
-            with bb.dataflow():
-                x = bb.emit(relax.op.add(relax.const(data), given))
-                total: relax.Expr | None = None
-                for first, second in every:
-                    y = relax.op.nn.conv2d(
-                        x, relax.const(first), groups=window.channels, **attrs[0]
-                    )
-                    y = relax.op.nn.conv2d(bb.emit(y), relax.const(second), **attrs[1])
-                    total = bb.emit(y if total is None else relax.op.add(bb.emit(y), total))
-                result = bb.emit_output(total)
-            bb.emit_func_output(result)
-        return bb.get()
+
+        def copies(bb: relax.BlockBuilder) -> relax.Expr:
+            x = bb.emit(relax.op.add(relax.const(data), given))
+            total: relax.Expr | None = None
+            for first, second in every:
+                y = relax.op.nn.conv2d(x, relax.const(first), groups=window.channels, **attrs[0])
+                y = relax.op.nn.conv2d(bb.emit(y), relax.const(second), **attrs[1])
+                total = bb.emit(y if total is None else relax.op.add(bb.emit(y), total))
+            return total
+
+        return network_of([given], copies)
 
     def fastest(self, models: Mapping[PairTile, Model]) -> PairTile:
         """The tile that is faster than two kernels, or `APART`."""

@@ -45,16 +45,13 @@ list schedule because the solver found none that is as fast."""
 
 
 def solve_piece(
-    simulation: Simulation, piece: Sequence[int], *, seconds: float | None = None
+    simulation: Simulation,  # a simulation of all operators that the piece depends on
+    piece: Sequence[int],  # operators in topological order
+    *,
+    # the solver's time; if given, its nodes are limited too, and it ends at a gap of a thousandth
+    seconds: float | None = None,
 ) -> PieceEnd:
-    """Append the operators of a piece to the simulation so that the last one finishes first.
-
-    Args:
-        simulation: a simulation of all operators that the piece depends on.
-        piece: operators in topological order.
-        seconds: the solver's time; if given, its nodes are limited too, and it ends at a gap of a
-            thousandth.
-    """
+    """Append the operators of a piece to the simulation so that the last one finishes first."""
     if not piece:
         return "proved"
     known = simulation.copy()

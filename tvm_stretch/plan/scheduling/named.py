@@ -20,11 +20,7 @@ NAMES = ("hope", "hope-greedy", "heft")
 
 
 def read_scheduler(given: object) -> Scheduler:
-    """The scheduler that a caller names or gives.
-
-    Raises:
-        InputError: it is neither a function nor a known name.
-    """
+    """The scheduler that a caller names or gives."""
     if callable(given):
         return given
     if not is_one_of(given, NAMES):

@@ -65,14 +65,12 @@ def _costs_of(group: Group, costs: GroupCosts) -> tuple[int | None, ...]:
         ) from None
 
 
-def splittable(problem: Problem, graph: OperatorGraph, launch: Sequence[int] = ()) -> Problem:
-    """The problem of a network, whose schedulers may split operators by channels.
-
-    Args:
-        problem: as `problem_of` makes it.
-        graph: the network's kernels.
-        launch: the fixed nanoseconds of every kernel, by processor.
-    """
+def splittable(
+    problem: Problem,  # as `problem_of` makes it
+    graph: OperatorGraph,  # the network's kernels
+    launch: Sequence[int] = (),  # the fixed nanoseconds of every kernel, by processor
+) -> Problem:
+    """The problem of a network, whose schedulers may split operators by channels."""
     groups = {group.name: group for group in graph.groups}
 
     def marked(job: Job) -> Job:

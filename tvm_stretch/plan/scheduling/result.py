@@ -13,32 +13,21 @@ from tvm_stretch.plan.scheduling.simulate import Simulation
 
 @dataclass(frozen=True)
 class Result:
-    """A schedule.
+    """A schedule."""
 
-    Attributes:
-        scheduler: the name of the scheduler.
-        problem: the problem that was scheduled: the given one, or that problem with operators split
-            into parts.
-        placement: the processor of each operator.
-        order: the operators of each processor, in the order in which they run.
-        start: predicted nanoseconds at which each operator begins to receive its inputs.
-        finish: predicted nanoseconds at which its result is written.
-        makespan: the last finish.
-        runtime_ns: the duration of scheduling.
-        proved: whether the scheduler proved that no schedule is faster.
-        pieces: how a solver ended with each piece of the network (`ilp.py`).
-    """
-
-    scheduler: str
+    scheduler: str  # the name of the scheduler
+    # the problem that was scheduled: the given one, or that problem with operators split into parts
     problem: Problem
-    placement: tuple[int, ...]
+    placement: tuple[int, ...]  # the processor of each operator
+    # the operators of each processor, in the order in which they run
     order: tuple[tuple[int, ...], ...]
+    # predicted nanoseconds at which each operator begins to receive its inputs
     start: tuple[int, ...]
-    finish: tuple[int, ...]
-    makespan: int
-    runtime_ns: int
-    proved: bool = False
-    pieces: tuple[str, ...] = ()
+    finish: tuple[int, ...]  # predicted nanoseconds at which its result is written
+    makespan: int  # the last finish
+    runtime_ns: int  # the duration of scheduling
+    proved: bool = False  # whether the scheduler proved that no schedule is faster
+    pieces: tuple[str, ...] = ()  # how a solver ended with each piece of the network (`ilp.py`)
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -54,14 +43,13 @@ Scheduler: TypeAlias = Callable[[Problem], Result]
 
 
 def result_of(
-    scheduler: str, simulation: Simulation, began_ns: int, *, optimal: bool = False
+    scheduler: str,
+    simulation: Simulation,
+    began_ns: int,  # `time.perf_counter_ns` when scheduling began
+    *,
+    optimal: bool = False,  # whether it is proved that no schedule is faster
 ) -> Result:
-    """The result of a complete simulation.
-
-    Args:
-        began_ns: `time.perf_counter_ns` when scheduling began.
-        optimal: whether it is proved that no schedule is faster.
-    """
+    """The result of a complete simulation."""
     problem = simulation.problem
     indices = range(len(problem.operators))
     return Result(

@@ -28,6 +28,7 @@ from tvm_stretch.base.errors import (
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.pipeline import Job, Observer, build_parts
 from tvm_stretch.make.placement import find_refusals, fit_processors
+from tvm_stretch.network.expressions import network_of
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.network.properties.equal_layers import KEPT
@@ -171,11 +172,7 @@ make a tenth of it in networks of random weights."""
 
 
 def _require_right(site: Site, built: Sequence[Candidate], models: Sequence[Model]) -> None:
-    """Compare what vendors' compilers made with a model that none of them had a part in.
-
-    Raises:
-        WrongAnswerError: an engine computes something else.
-    """
+    """Compare what vendors' compilers made with a model that none of them had a part in."""
     engines = {p.name for p in site.processors if p.code.model is not None}
     used = [engines & {*candidate.plan.processor_of().values()} for candidate in built]
     plain = next((m for m, own in zip(models, used, strict=True) if not own), None)
@@ -261,7 +258,9 @@ _FEW_LAYERS, _SMALL_SIDE = 2, 14
 
 
 def at_present_pace(
-    costs: Costs, measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]]
+    costs: Costs,
+    # builds and times plans of a network
+    measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]],
 ) -> Costs:
     """The costs at the machine's present speed, by a small chain of convolutions.
 
@@ -271,9 +270,6 @@ def at_present_pace(
     Other guests of a machine slow its cores down, not always equally, and branches that meet wait
     for the slower one. A processor that takes no floats is timed with a chain of integers: its
     model predicts the chip of a DSP, but an emulator takes some hundred times as long.
-
-    Args:
-        measure: builds and times plans of a network.
     """
     for chain in (_chain, _integer_chain):
         network = load_network(chain())
@@ -294,37 +290,36 @@ def at_present_pace(
 
 def _integer_chain() -> tvm.IRModule:
     """Like `_chain`, in 8 bits and so small that an emulator is fast enough."""
-    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    dice = np.random.default_rng(0)
     x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SMALL_SIDE, _SMALL_SIDE), "uint8"))
     layer = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), padding=(1, 1, 1, 1))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y: relax.Expr = x
-            for _ in range(_FEW_LAYERS):
-                weight = dice.integers(-127, 128, (_CHANNELS, _CHANNELS, 3, 3)).astype("int8")
-                bias, factor = np.zeros(_CHANNELS, "int32"), np.full(_CHANNELS, 4e-4, "float32")
-                constants = map(relax.const, (weight, bias, factor))
-                y = builder.emit(integer_call(builder, layer, y, *constants))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get()
+
+    def layers(bb: relax.BlockBuilder) -> relax.Expr:
+        y: relax.Expr = x
+        for _ in range(_FEW_LAYERS):
+            weight = dice.integers(-127, 128, (_CHANNELS, _CHANNELS, 3, 3)).astype("int8")
+            bias, factor = np.zeros(_CHANNELS, "int32"), np.full(_CHANNELS, 4e-4, "float32")
+            constants = map(relax.const, (weight, bias, factor))
+            y = bb.emit(integer_call(bb, layer, y, *constants))
+        return y
+
+    return network_of([x], layers)
 
 
 def _chain() -> tvm.IRModule:
     """The reference network: layers like those of real networks, with as many meetings."""
-    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    dice = np.random.default_rng(0)
     x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SIDE, _SIDE), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = x
-            for _ in range(_LAYERS):
-                weight = dice.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 24
-                constant = relax.const(weight.astype("float32"))
-                y = builder.emit(relax.op.nn.conv2d(y, constant, padding=1))
-                y = builder.emit(relax.op.nn.relu(y))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get()
+
+    def layers(bb: relax.BlockBuilder) -> relax.Expr:
+        y = x
+        for _ in range(_LAYERS):
+            weight = dice.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 24
+            constant = relax.const(weight.astype("float32"))
+            y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(y, constant, padding=1))))
+        return y
+
+    return network_of([x], layers)
 
 
 def choose(
@@ -381,11 +376,7 @@ def predict(
 def find(
     mod: tvm.IRModule, site: Site, limits: Limits = NO_LIMITS
 ) -> tuple[Costs, Found, list[Candidate]]:
-    """The costs of a site, what a search finds, and all candidates.
-
-    Raises:
-        InputError: the objective counts energy, and the processors' powers are not known.
-    """
+    """The costs of a site, what a search finds, and all candidates."""
     say("searching for plans")
     costs = site.costs(mod)
     if "energy" in limits.objective.needs and costs.power is None:

@@ -98,13 +98,12 @@ class Costs:
         return self.together[place] * self.models[self.processors[place].name].crowded(kernels)
 
     def ask_for(
-        self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
+        self,
+        groups: Sequence[Group],
+        # groups of which halves are needed, too, and the axis along which they are cut
+        halves: Mapping[Group, Sequence[Along]] | None = None,
     ) -> None:
-        """Ask the models for many kernels at once, which is much faster than one by one.
-
-        Args:
-            halves: groups of which halves are needed, too, and the axis along which they are cut.
-        """
+        """Ask the models for many kernels at once, which is much faster than one by one."""
         for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
             for group in groups:

@@ -53,13 +53,12 @@ class FewerLayers:
         fewer = with_fewer_layers(mod, run)
         return None if fewer is None else FewerLayers(mod, fewer, run)
 
-    def decision(self, found: Decision, job: Job) -> Decision | None:
-        """The decision for all layers; None if the plan does not repeat from layer to layer.
-
-        Args:
-            found: that for fewer layers.
-            job: the whole network.
-        """
+    def decision(
+        self,
+        found: Decision,  # that for fewer layers
+        job: Job,  # the whole network
+    ) -> Decision | None:
+        """The decision for all layers; None if the plan does not repeat from layer to layer."""
         note = f"searched with {KEPT} of {self.run.count} equal layers"
         own = replace(found.job, mod=self.whole, observer=job.observer).by(None)
         if found.plan is not None:

@@ -161,11 +161,7 @@ LATENCY = Objective()
 
 
 def read_objective(objective: object) -> Objective:
-    """What a caller of ``ts.compile`` gave.
-
-    Raises:
-        InputError: it is no objective.
-    """
+    """What a caller of ``ts.compile`` gave."""
     if isinstance(objective, Objective):
         return objective
     if isinstance(objective, Hashable) and objective in ("latency", "energy"):

@@ -80,14 +80,11 @@ def realise(
     options: Sequence[Option],
     what: str,
     limits: Limits = NO_LIMITS,
+    # when each kernel, or its part, begins on each processor by a schedule, whose order is then
+    # kept. Otherwise the order is ours.
     begins: Begins | None = None,
 ) -> Candidate | str:
-    """The plan of these options, or why there is none: a part is refused, or a limit exceeded.
-
-    Args:
-        begins: when each kernel, or its part, begins on each processor by a schedule, whose order
-            is then kept. Otherwise the order is ours.
-    """
+    """The plan of these options, or why there is none: a part is refused, or a limit exceeded."""
     shares = {name: widths for option in options for name, widths in option.shares.items()}
     splits = tuple(split for option in options for split in option.splits)
     processors = costs.processors

@@ -76,13 +76,12 @@ def is_busy() -> bool:
     return os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1
 
 
-def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) -> Memory | None:
-    """The memory of a canonical module; None if the user wants no files.
-
-    Args:
-        processors: all of this machine's that the model has, the CPU first.
-        targets: their targets and limits as text.
-    """
+def memory_of(
+    mod: tvm.IRModule,
+    processors: Sequence[Processor],  # all of this machine's that the model has, the CPU first
+    targets: str,  # their targets and limits as text
+) -> Memory | None:
+    """The memory of a canonical module; None if the user wants no files."""
     if cache_folder(_FOLDER) is None:
         return None
     parts = [

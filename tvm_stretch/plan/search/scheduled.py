@@ -46,11 +46,7 @@ def whole_problem(network: Network, costs: Costs) -> Problem:
 
 
 def ask(scheduler: Scheduler, problem: Problem) -> Result:
-    """The answer of a scheduler, checked.
-
-    Raises:
-        ScheduleError: it is no schedule of the problem.
-    """
+    """The answer of a scheduler, checked."""
     result: object = scheduler(problem)
     if not isinstance(result, Result):
         raise ScheduleError(

@@ -75,14 +75,13 @@ class Site:
         return all(p.hardware.on_host_cores and bool(p.machine.dot) for p in self.placeable)
 
     def costs(
-        self, mod: tvm.IRModule | None = None, left: Sequence[Processor] | None = None
+        self,
+        # the network; a profile has other costs for values of 8 bits
+        mod: tvm.IRModule | None = None,
+        # the processors to place operators on; by default `placeable`
+        left: Sequence[Processor] | None = None,
     ) -> Costs:
-        """The costs of the processors.
-
-        Args:
-            mod: the network; a profile has other costs for values of 8 bits.
-            left: the processors to place operators on; by default `placeable`.
-        """
+        """The costs of the processors."""
         able = self.placeable if left is None else left
         processors = [p if p in able else not_asked_for(p) for p in self.processors]
         shares = [processor.hardware.max_share for processor in self.processors]

@@ -87,11 +87,7 @@ def refused(expected: str, got: str) -> ModelError:
 
 
 def read_file(path: Path) -> GgufFile:
-    """Read the head of a file and map its tensors.
-
-    Raises:
-        ModelError: it cannot be read, or is none.
-    """
+    """Read the head of a file and map its tensors."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)

@@ -26,35 +26,21 @@ _ROUNDING = ("MatMulNBits", "GatherBlockQuantized")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a tokenizer needs.
+    """What a tokenizer needs."""
 
-    Attributes:
-        model: ``gpt2`` for merged pairs of bytes, ``llama`` for SentencePiece.
-        splitter: the name of the rule that splits a text before, such as ``smollm``.
-        tokens: the text of each token.
-        kinds: of each token: 1 is normal, 2 unknown, 3 control, 4 the user's, 5 unused, 6 a byte.
-        merges: pairs of tokens with a blank between, the first ones first.
-        scores: of each token, for SentencePiece.
-        chat_template: Jinja's text that makes a prompt of messages; empty if there is none.
-        begin: the token before a text, if there is one.
-        end: the token at which a model ends its answer.
-        turn_end: the token at the end of a turn, if that is another one.
-        adds_begin: whether a text begins with ``begin``.
-        adds_blank: whether a blank is put before a text.
-    """
-
-    model: str
-    splitter: str
-    tokens: tuple[str, ...]
+    model: str  # ``gpt2`` for merged pairs of bytes, ``llama`` for SentencePiece
+    splitter: str  # the name of the rule that splits a text before, such as ``smollm``
+    tokens: tuple[str, ...]  # the text of each token
+    # of each token: 1 is normal, 2 unknown, 3 control, 4 the user's, 5 unused, 6 a byte
     kinds: tuple[int, ...]
-    merges: tuple[str, ...]
-    scores: tuple[float, ...]
-    chat_template: str
-    begin: int | None
-    end: int | None
-    turn_end: int | None
-    adds_begin: bool
-    adds_blank: bool
+    merges: tuple[str, ...]  # pairs of tokens with a blank between, the first ones first
+    scores: tuple[float, ...]  # of each token, for SentencePiece
+    chat_template: str  # Jinja's text that makes a prompt of messages; empty if there is none
+    begin: int | None  # the token before a text, if there is one
+    end: int | None  # the token at which a model ends its answer
+    turn_end: int | None  # the token at the end of a turn, if that is another one
+    adds_begin: bool  # whether a text begins with ``begin``
+    adds_blank: bool  # whether a blank is put before a text
 
 
 @dataclass(frozen=True)

@@ -28,23 +28,18 @@ SOURCE = Path(__file__).with_name("fake_processor.cc")
 
 
 def fake_processor(
-    name: str = "fake",
+    name: str = "fake",  # its name in plans
     *,
+    # the CPU whose kernels it runs; by default this machine's
     target: tvm.target.Target | None = None,
+    # gives the reason where it does not support an operator; by default it supports what the CPU
+    # does
     refuse: Check | None = None,
-    folder: Path | None = None,
+    folder: Path | None = None,  # where its driver is built; by default in the user's cache
+    # what it does, as `fake_processor.cc` says; by default it has memory of its own
     **script: object,
 ) -> Processor:
-    """The processor.
-
-    Args:
-        name: its name in plans.
-        target: the CPU whose kernels it runs; by default this machine's.
-        refuse: gives the reason where it does not support an operator; by default it supports what
-            the CPU does.
-        folder: where its driver is built; by default in the user's cache.
-        script: what it does, as `fake_processor.cc` says; by default it has memory of its own.
-    """
+    """The processor."""
 
     def build(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
         return fake_code(folder, **{"mirrored": True, **script})
