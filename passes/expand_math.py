@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.exponentials import (
     LARGEST,
@@ -128,9 +128,8 @@ class _Expansion:
         return store
 
     def _depth(self, value: Expr) -> int:
-        copies: list[tirx.Let] = []
-        loads: list[TensorLoad] = []
-        tvm_ffi.structural_walk(value, [(tirx.Let, copies.append), (TensorLoad, loads.append)])
+        loads = nodes_of(value, TensorLoad)
+        copies = nodes_of(value, tirx.Let)
         names = [copy.var.name for copy in copies if copy.var.name.startswith(_ARGUMENT)]
         return max(
             [0]

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.nan import moved
 
@@ -33,11 +33,8 @@ class KeepNan:
 
 
 def _keep_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    running: list[tirx.Var] = []
-
-    def collect(block: s_tir.SBlock) -> None:
-        if block.init is not None:
-            running.extend(region.source for region in block.writes)
+    sums = [block for block in nodes_of(func.body, s_tir.SBlock) if block.init is not None]
+    running = [region.source for block in sums for region in block.writes]
 
     def swap(expr: tirx.Max | tirx.Min) -> Expr:
         """Put the operand that may be NaN second; see the module docstring."""
@@ -47,7 +44,6 @@ def _keep_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
         runs = first is not None and any(first.same_as(buffer) for buffer in running)
         return type(expr)(expr.b, expr.a) if bound or runs else expr
 
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, collect), order="post")
     body = rewrite(func.body, ((tirx.Max, tirx.Min), swap))
     return func.with_body(rewrite(body, (s_tir.SBlock, _from_infinity)))
 

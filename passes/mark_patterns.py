@@ -26,12 +26,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.network.attributes import ANNOTATION, NIBBLES, WORDS
-from tvm_stretch.network.expressions import bindings_of
+from tvm_stretch.network.expressions import bindings_of, nodes_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
 from tvm_stretch.targets.hexagon.kernels.hvx_bytes import lookup_of
@@ -112,10 +111,7 @@ def _gathered(func: tirx.PrimFunc) -> list[int]:
 
 
 def _loads(exprs: Sequence[tvm.ir.Expr]) -> list[TensorLoad]:
-    loads: list[TensorLoad] = []
-    for expr in exprs:
-        tvm_ffi.structural_walk(expr, (TensorLoad, loads.append))
-    return loads
+    return [load for expr in exprs for load in nodes_of(expr, TensorLoad)]
 
 
 def _fed_by_kernels(

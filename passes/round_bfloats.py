@@ -11,10 +11,10 @@ network expects one rounding an operator, and none within a GELU, as PyTorch com
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr, Op, register_op_attr
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite, rewrite_kernels
 
 _NAME = "tirx.tvm_stretch_round_bfloat"
@@ -48,8 +48,7 @@ def _with_roundings(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _is_computed(value: Expr) -> bool:
     """Whether some part of a value is computed in bfloat16, and not just read or chosen."""
-    nodes: list[Expr] = []
-    tvm_ffi.structural_walk(value, (_COMPUTED, nodes.append))
+    nodes = nodes_of(value, *_COMPUTED)
     return any(str(getattr(node.ty, "dtype", "")) == _BFLOAT for node in nodes)
 
 

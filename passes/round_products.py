@@ -13,11 +13,11 @@ Kernels that add nothing are left alone, because LLVM does not vectorise a loop 
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite, rewrite_kernels
 
 _FENCE = "llvm.arithmetic.fence"
@@ -33,14 +33,9 @@ class RoundProducts:
 
 
 def _with_fences(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sums: list[Expr] = []
-
-    def collect(block: s_tir.SBlock) -> None:
-        store = block.body
-        if block.init is None and isinstance(store, tirx.BufferStore):
-            tvm_ffi.structural_walk(store.value, ((tirx.Add, tirx.Sub), sums.append))
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, collect))
+    stores = [block.body for block in nodes_of(func.body, s_tir.SBlock) if block.init is None]
+    values = [store.value for store in stores if isinstance(store, tirx.BufferStore)]
+    sums = [added for value in values for added in nodes_of(value, tirx.Add, tirx.Sub)]
     if not any("float" in str(added.ty.dtype) for added in sums):
         return func
     return func.with_body(rewrite(func.body, (s_tir.SBlock, _rounded)))

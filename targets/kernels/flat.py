@@ -36,6 +36,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx import VECTOR, again, keep_bytes
 
@@ -216,8 +217,7 @@ def _axes_of(statement: Any) -> _Axes | None:
     extents = [int(axis.dom.extent) for axis in statement.iter_vars]
     long = [i for i, extent in enumerate(extents) if extent > 1]
     dense = [prod(extents[i + 1 :]) for i in range(len(extents))]
-    loads: list[TensorLoad] = []
-    tvm_ffi.structural_walk(statement.body.value, (TensorLoad, loads.append), order="post")
+    loads = nodes_of(statement.body.value, TensorLoad)
     again: list[TensorLoad] = []
     pixels: set[tuple[int, ...]] = set()
     for access, node in zip(memory.loads, loads, strict=True):

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.network.attributes import ANNOTATION, FIXED, RECTANGLE
 from tvm_stretch.network.codec import from_text
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 from .fixed_point import FixedPoint, narrowing_call
@@ -118,9 +118,7 @@ class FusedKernel:
 
 def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """The blocks of a kernel that is not scheduled yet, in order."""
-    blocks: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append), order="post")
-    return [block for block in blocks if block.name_hint != "root"]
+    return [block for block in nodes_of(func.body, s_tir.SBlock) if block.name_hint != "root"]
 
 
 def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
@@ -231,11 +229,4 @@ def same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
 
 
 def _loads(value: Expr, buffer: tirx.Buffer) -> list[TensorLoad]:
-    loads: list[TensorLoad] = []
-
-    def visit(node: TensorLoad) -> None:
-        if node.source.same_as(buffer):
-            loads.append(node)
-
-    tvm_ffi.structural_walk(value, (TensorLoad, visit), order="post")
-    return loads
+    return [load for load in nodes_of(value, TensorLoad) if load.source.same_as(buffer)]

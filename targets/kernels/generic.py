@@ -19,11 +19,11 @@ from math import gcd, prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.targets.kernels.flat import across_pixels
 
 from .flat import rows_of_chain, through_memory
@@ -189,13 +189,10 @@ def _points(block: Any) -> int:
 
 def _calls(node: Any) -> set[str]:
     """Names of the intrinsics that ``node`` calls; ``let`` for those that were expanded."""
-    names: set[str] = set()
-
-    def visit(inner: Any) -> None:
-        names.add("let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?"))
-
-    tvm_ffi.structural_walk(node, ((Call, tirx.Let), visit), order="post")
-    return names
+    return {
+        "let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?")
+        for inner in nodes_of(node, Call, tirx.Let)
+    }
 
 
 # --- schedules ------------------------------------------------------------------------------------

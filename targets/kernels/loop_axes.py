@@ -15,13 +15,13 @@ from math import prod
 from operator import mul
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.schedule import ScheduleError
 from tvm.sym import detect_linear_equation
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 
@@ -64,15 +64,11 @@ def footprint(block: Any) -> Footprint:
         pinned.update(i for i, stride in enumerate(strides) if stride is None)
         return Access(buffer, strides)
 
-    loads: list[Access] = []
-    visit = (TensorLoad, lambda node: loads.append(access(node.source, node.indices)))
-    tvm_ffi.structural_walk(body.value, visit, order="post")
+    loads = tuple(access(load.source, load.indices) for load in nodes_of(body.value, TensorLoad))
     zero = (TensorLoad, lambda node: tirx.const(0, node.ty))
-    rest = rewrite(body.value, zero)
-    seen: list[tirx.Var] = []
-    tvm_ffi.structural_walk(rest, (tirx.Var, seen.append), order="post")
+    seen = nodes_of(rewrite(body.value, zero), tirx.Var)
     pinned.update(i for i, a in enumerate(axes) if any(a.same_as(v) for v in seen))
-    return Footprint(access(body.buffer, body.indices), tuple(loads), frozenset(pinned))
+    return Footprint(access(body.buffer, body.indices), loads, frozenset(pinned))
 
 
 def _stride(place: Expr, axis: tirx.Var) -> int | None:

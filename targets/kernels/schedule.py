@@ -13,6 +13,7 @@ from tvm.ir import Call, Op
 from tvm.ir.expr import Expr, TensorLoad
 
 from tvm_stretch.network.attributes import IMAGES, WHOLE_QUADS
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
 from tvm_stretch.targets.opencl.kernels.rules import schedule_items
@@ -46,9 +47,7 @@ def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     If an expression reads a value twice, as in a square of exp, the value occurs twice, including
     its `Let`. TVM's passes take that for two values of one variable, and fail.
     """
-    stores: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
-    if not any(map(_names_twice, stores)):
+    if not any(map(_names_twice, nodes_of(func.body, tirx.BufferStore))):
         return func
     converted = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))
     return converted["main"]
@@ -62,32 +61,26 @@ def _lane_by_lane(loop: tirx.For) -> tirx.For:
     if loop.kind != VECTORIZED:
         return loop
     lanes = {loop.loop_var}
-    lets: list[tirx.Let] = []
-    choices: list[bool] = []
 
     def depends(expr: Expr) -> bool:
-        found: list[tirx.Var] = []
-        tvm_ffi.structural_walk(expr, (tirx.Var, found.append))
-        return not lanes.isdisjoint(found)
+        return not lanes.isdisjoint(nodes_of(expr, tirx.Var))
 
     def enter(block: s_tir.SBlockRealize) -> None:
         iterators = zip(block.block.iter_vars, block.iter_values, strict=True)
         lanes.update(iterator.var for iterator, value in iterators if depends(value))
 
-    def note(call: Call) -> None:
-        if isinstance(call.op, Op) and call.op.name == "prim.if_then_else":
-            choices.append(depends(call.args[0]))
+    def chooses(call: Call) -> bool:
+        choice = isinstance(call.op, Op) and call.op.name == "prim.if_then_else"
+        return choice and depends(call.args[0])
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, enter), order="pre")
-    tvm_ffi.structural_walk(loop.body, [(tirx.Let, lets.append), (Call, note)])
-    if not (lets and any(choices)):
+    if not (nodes_of(loop.body, tirx.Let) and any(map(chooses, nodes_of(loop.body, Call)))):
         return loop
     return tirx.For(loop.loop_var, loop.min, loop.extent, SERIAL, loop.body)
 
 
 def _names_twice(store: tirx.BufferStore) -> bool:
-    named: list[tirx.Var] = []
-    tvm_ffi.structural_walk(store.value, (tirx.Let, lambda let: named.append(let.var)))
+    named = [let.var for let in nodes_of(store.value, tirx.Let)]
     return len(named) > len({*named})
 
 
@@ -122,10 +115,8 @@ def _schedule(
 
 def _images(func: tirx.PrimFunc, template: Template, fused: FusedKernel) -> list[int]:
     """Parameters that are read as images; the epilogue reads single numbers, so not its own."""
-    loads: list[TensorLoad] = []
-    if fused.epilogue.value is not None:
-        tvm_ffi.structural_walk(fused.epilogue.value, (TensorLoad, loads.append))
-    own = [load.source for load in loads]
+    value = fused.epilogue.value
+    own = [] if value is None else [load.source for load in nodes_of(value, TensorLoad)]
     wanted = [fused.operands[operand] for operand in template.image_operands]
     return [
         place
@@ -156,9 +147,7 @@ def _with_outer_threads(body: tirx.Stmt, threads: int) -> tirx.Stmt:
         inside = rewrite(loop.body, (tirx.For, serial))
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside)
 
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
-    if not any(loop.kind == tirx.ForKind.PARALLEL for loop in loops):
+    if not any(loop.kind == tirx.ForKind.PARALLEL for loop in nodes_of(body, tirx.For)):
         return body
     return rewrite(body, (tirx.For, serial if threads == 1 else serial_inside))
 

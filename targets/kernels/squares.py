@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import DataType, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 from .flat import scheduled
@@ -87,9 +87,7 @@ class _Squares:
     @property
     def loads(self) -> list[TensorLoad]:
         """All loads, in the order of the strides of axes."""
-        loads: list[TensorLoad] = []
-        tvm_ffi.structural_walk(self.body.value, (TensorLoad, loads.append), order="post")
-        return loads
+        return nodes_of(self.body.value, TensorLoad)
 
     @property
     def turned(self) -> int:

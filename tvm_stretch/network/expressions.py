@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
@@ -101,6 +103,13 @@ def count_uses(function: relax.Function) -> dict[relax.Var, int]:
         relax.analysis.post_order_visit(binding.value, visit)
     relax.analysis.post_order_visit(function.body.body, visit)
     return uses
+
+
+def nodes_of(root: Any, *kinds: Any) -> list[Any]:
+    """The nodes of some classes in a tree of Relax or TIR, children before parents."""
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(root, (kinds, nodes.append))
+    return nodes
 
 
 def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr]) -> relax.Expr:

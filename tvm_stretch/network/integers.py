@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir import Expr
 
 from tvm_stretch.network.attributes import MEANING
 from tvm_stretch.network.codec import from_text
+from tvm_stretch.network.expressions import nodes_of
 
 ATTRIBUTE = "integer"
 """Attribute of a `relax.call_tir` call: the text of the `Integer` that it computes."""
@@ -86,13 +86,10 @@ def integer_of(call: Any) -> Integer | None:
 
 def meaning_of(func: tirx.PrimFunc) -> Integer | None:
     """The integer operator that a kernel computes, perhaps with others; None for other kernels."""
-    marks: list[object] = []
-
-    def visit(block: s_tir.SBlock) -> None:
-        marks.extend(text for key, text in block.annotations.items() if key == MEANING)
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
-    return _read(str(marks[0])) if marks else None
+    blocks = nodes_of(func.body, s_tir.SBlock)
+    marked = (block.annotations[MEANING] for block in blocks if MEANING in block.annotations)
+    mark = next(marked, None)
+    return None if mark is None else _read(str(mark))
 
 
 @lru_cache(maxsize=1024)  # passes ask for the same operators many times

@@ -37,6 +37,7 @@ from tvm_stretch.make.code.float_arithmetic import round_bfloats, simplify_integ
 from tvm_stretch.make.code.generate import generate
 from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite, without_scopes
 from tvm_stretch.targets.cpu.code.vector_conditions import same_for_all_lanes, whole_vectors_first
 from tvm_stretch.targets.kernels.machine import CORES
@@ -166,10 +167,7 @@ def _is_allocated(declared: tirx.DeclBuffer) -> bool:
 
 def _has_blocks(mod: tvm.IRModule) -> bool:
     """Whether a kernel comes from TVM's schedules; loop nests of templates have no blocks."""
-    blocks: list[s_tir.SBlock] = []
-    for kernel in mod.functions.values():
-        tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, blocks.append))
-    return bool(blocks)
+    return any(nodes_of(kernel.body, s_tir.SBlock) for kernel in mod.functions.values())
 
 
 _MACHINE_OFFSET = 18

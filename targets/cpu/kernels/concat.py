@@ -19,11 +19,11 @@ from itertools import accumulate
 from math import prod
 from typing import ClassVar
 
-import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features, Phases, feature
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import ConcatShape, Layer, taken
@@ -238,9 +238,4 @@ def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Exp
 
 def _parts(fused: FusedKernel) -> list[tirx.Buffer]:
     """The concatenated tensors, in order; a tensor may occur twice."""
-    parts: list[tirx.Buffer] = []
-    body = fused.blocks[-1].body
-    tvm_ffi.structural_walk(
-        body, (TensorLoad, lambda node: parts.append(node.source)), order="post"
-    )
-    return parts
+    return [load.source for load in nodes_of(fused.blocks[-1].body, TensorLoad)]

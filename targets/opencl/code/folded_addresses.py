@@ -24,6 +24,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 OPAQUE = "tvm_stretch_opaque"
@@ -54,18 +55,14 @@ def fold_addresses(
     memory: list[tirx.Var],
 ) -> tirx.Stmt:
     """The statement with opaque bases in its innermost loops."""
-    tensors: list[Any] = []
-
-    def declared(tensor: tirx.DeclBuffer) -> None:
-        if any(pointer.same_as(tensor.data) for pointer in memory):
-            tensors.append(tensor.buffer)
-
-    tvm_ffi.structural_walk(body, (tirx.DeclBuffer, declared))
+    tensors = [
+        tensor.buffer
+        for tensor in nodes_of(body, tirx.DeclBuffer)
+        if any(pointer.same_as(tensor.data) for pointer in memory)
+    ]
 
     def innermost(loop: tirx.For) -> tirx.For:
-        inner: list[tirx.For] = []
-        tvm_ffi.structural_walk(loop.body, (tirx.For, inner.append), order="post")
-        if inner:
+        if nodes_of(loop.body, tirx.For):
             return loop
         bases = _Bases(tensors)
         bases.count(loop.body)
@@ -132,22 +129,14 @@ class _Bases:
 
     def count(self, body: tirx.Stmt) -> None:
         """See all accesses."""
-
-        def see(tensor: Any, indices: Any) -> None:
-            key, terms, offset = self._key(tensor, indices)
+        for access in nodes_of(body, TensorLoad, tirx.BufferStore):
+            tensor = access.source if isinstance(access, TensorLoad) else access.buffer
+            key, terms, offset = self._key(tensor, access.indices)
             if key is not None:
                 base = self.found.setdefault(key, _Base(terms))
                 base.accesses += 1
                 base.offsets.add(offset)
-                base.lanes = math.gcd(base.lanes, _lanes(indices[0]))
-
-        tvm_ffi.structural_walk(
-            body,
-            [
-                (TensorLoad, lambda load: see(load.source, load.indices)),
-                (tirx.BufferStore, lambda store: see(store.buffer, store.indices)),
-            ],
-        )
+                base.lanes = math.gcd(base.lanes, _lanes(access.indices[0]))
 
     def apply(self, body: tirx.Stmt) -> tirx.Stmt:
         """The body whose accesses use the bases; `bound` then holds their definitions."""

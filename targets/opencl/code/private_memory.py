@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import PointerType, PrimType, Var
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 _STACK_BYTES = 2**16
@@ -42,10 +42,7 @@ def place_temporaries(
         ("shared", bytes for each group). OpenCL declares the latter only in kernels, not in the
         functions that they call.
     """
-    temporaries: list[Var] = []
-    tvm_ffi.structural_walk(
-        function.body, (tirx.AllocBuffer, lambda s: temporaries.append(s.buffer))
-    )
+    temporaries = [made.buffer for made in nodes_of(function.body, tirx.AllocBuffer)]
     moved: dict[Var, Var] = {}
     pointers: dict[Var, Var] = {}
     memory: list[tuple[str, int]] = []

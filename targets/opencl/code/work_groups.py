@@ -24,6 +24,7 @@ from tvm.target import Target
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.code.float_arithmetic import round_bfloats, simplify_integers, widen_bfloats
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.passes.round_products import fenced
 
@@ -76,10 +77,8 @@ def device_calls(
         memory = (*tensors.find(call.args[1:end]), *own)
         calls.append(DeviceCall(entry, device, memory, tensors.scratch, extents))
 
-    def refuse(_: tirx.BufferStore) -> None:
+    if nodes_of(host.body, tirx.BufferStore):
         raise UnsupportedError(f"expected work-items for all of kernel {name}, got some; report it")
-
-    tvm_ffi.structural_walk(host.body, (tirx.BufferStore, refuse))
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     return calls
 
@@ -153,12 +152,9 @@ def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
 
 def _is_independent(loop: tirx.For) -> bool:
     """Whether each iteration has its own slice of every tensor that the loop writes."""
-    own: list[tirx.Buffer] = []
-    stores: list[tirx.BufferStore] = []
-    loads: list[TensorLoad] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, lambda s: own.append(s.buffer)))
-    tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, stores.append))
-    tvm_ffi.structural_walk(loop.body, (TensorLoad, loads.append))
+    own = [allocated.buffer for allocated in nodes_of(loop.body, tirx.AllocBuffer)]
+    stores = nodes_of(loop.body, tirx.BufferStore)
+    loads = nodes_of(loop.body, TensorLoad)
 
     def is_sliced(indices: Sequence[Any]) -> bool:
         return any(index.same_as(loop.loop_var) for index in indices)
@@ -185,26 +181,13 @@ def _work_groups(
 
 
 def _mentions_threads(body: tirx.Stmt) -> bool:
-    bound: list[tirx.For] = []
-
-    def visit(loop: tirx.For) -> None:
-        if loop.kind == tirx.ForKind.THREAD_BINDING:
-            bound.append(loop)
-
-    tvm_ffi.structural_walk(body, (tirx.For, visit), order="post")
-    return bool(bound)
+    return any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in nodes_of(body, tirx.For))
 
 
 def _has_barriers(function: tirx.PrimFunc) -> bool:
     """Whether a kernel contains its own barriers between work-items."""
-    barriers: list[Call] = []
-
-    def visit(call: Call) -> None:
-        if getattr(call.op, "name", "") == "tirx.tvm_storage_sync":
-            barriers.append(call)
-
-    tvm_ffi.structural_walk(function.body, (Call, visit))
-    return bool(barriers)
+    names = {getattr(call.op, "name", "") for call in nodes_of(function.body, Call)}
+    return "tirx.tvm_storage_sync" in names
 
 
 def _portable_call(call: Call) -> tvm.ir.Expr:
@@ -266,30 +249,17 @@ def _has_vectors(loop: tirx.For) -> bool:
     It has none for ``bool``. A comparison of vectors returns integers as wide as its operands, with
     -1 for true: it can select between vectors of the same width, and is no number.
     """
-    bools: list[Any] = []
-    uneven: list[Any] = []
+    dtypes = [
+        *(load.source.dtype for load in nodes_of(loop.body, TensorLoad)),
+        *(store.buffer.dtype for store in nodes_of(loop.body, tirx.BufferStore)),
+        *(cast.value.ty.dtype for cast in nodes_of(loop.body, tirx.Cast)),
+    ]
     differs = _lane_variables(loop)
-
-    def see(value: Any, dtype: Any) -> None:
-        if str(dtype) == "bool":
-            bools.append(value)
-
-    def compared(chosen: tirx.Select) -> None:
-        bits = tvm.DataType(str(chosen.ty.dtype)).bits
-        for comparison in _comparisons(chosen.condition, differs):
-            if tvm.DataType(str(comparison.a.ty.dtype)).bits != bits:
-                uneven.append(comparison)
-
-    tvm_ffi.structural_walk(
-        loop.body,
-        [
-            (TensorLoad, lambda load: see(load, load.source.dtype)),
-            (tirx.BufferStore, lambda store: see(store, store.buffer.dtype)),
-            (tirx.Cast, lambda cast: see(cast, cast.value.ty.dtype)),
-            (tirx.Select, compared),
-        ],
+    return "bool" not in map(str, dtypes) and all(
+        tvm.DataType(str(comparison.a.ty.dtype)).bits == tvm.DataType(str(chosen.ty.dtype)).bits
+        for chosen in nodes_of(loop.body, tirx.Select)
+        for comparison in _comparisons(chosen.condition, differs)
     )
-    return not bools and not uneven
 
 
 def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
@@ -311,15 +281,12 @@ def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
 
 
 def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
-    seen: list[tirx.Var] = []
-    tvm_ffi.structural_walk(expr, (tirx.Var, seen.append))
-    return any(var.same_as(other) for var in seen for other in variables)
+    return any(var.same_as(other) for var in nodes_of(expr, tirx.Var) for other in variables)
 
 
 def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
     """Comparisons in a condition that differ between lanes."""
-    comparisons: list[Any] = []
-    tvm_ffi.structural_walk(condition, (_COMPARISONS, comparisons.append))
+    comparisons = nodes_of(condition, *_COMPARISONS)
     return [comparison for comparison in comparisons if _mentions(comparison, differs)]
 
 
@@ -384,16 +351,11 @@ class _Tensors:
         self.numbers: dict[Any, tuple[str, int]] = {
             param: ("buffer", index) for index, param in enumerate(host.params)
         }
-        tvm_ffi.structural_walk(host.body, (tirx.AllocBuffer, self._allocate))
-        tvm_ffi.structural_walk(host.body, (tirx.DeclBuffer, self._declare))
-
-    def _allocate(self, statement: tirx.AllocBuffer) -> None:
-        buffer = statement.buffer
-        self.numbers[buffer] = ("scratch", self.scratch)
-        self.scratch += whole_lines(bytes_of(buffer))
-
-    def _declare(self, statement: tirx.DeclBuffer) -> None:
-        self.numbers[statement.buffer] = self.numbers[statement.data.args[0]]
+        for allocated in nodes_of(host.body, tirx.AllocBuffer):
+            self.numbers[allocated.buffer] = ("scratch", self.scratch)
+            self.scratch += whole_lines(bytes_of(allocated.buffer))
+        for declared in nodes_of(host.body, tirx.DeclBuffer):
+            self.numbers[declared.buffer] = self.numbers[declared.data.args[0]]
 
     def find(self, pointers: Sequence[Call]) -> tuple[tuple[str, int], ...]:
         """The origin of each ``buffer.data``."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -24,6 +23,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 
 from tvm_stretch.network.attributes import WRITES_PLACES
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite, without_scopes
 from tvm_stretch.targets.kernels.loops import block, const, unravelled
 
@@ -36,10 +36,10 @@ _MOST_OWN = 2**24
 
 def is_in_order(func: tirx.PrimFunc) -> bool:
     """Whether a block has an opaque axis or loops inside, which TVM's rules would leave serial."""
-    inner = [one for one in _found(func.body, s_tir.SBlock) if one.name_hint != "root"]
+    inner = [one for one in nodes_of(func.body, s_tir.SBlock) if one.name_hint != "root"]
     return any(
         any(axis.iter_type == tirx.IterVar.Opaque for axis in one.iter_vars)
-        or any(loop.kind != tirx.ForKind.VECTORIZED for loop in _found(one.body, tirx.For))
+        or any(loop.kind != tirx.ForKind.VECTORIZED for loop in nodes_of(one.body, tirx.For))
         for one in inner
     )
 
@@ -49,7 +49,7 @@ def write_in_order(func: tirx.PrimFunc, group: int) -> tirx.PrimFunc:
     realized = without_scopes(func.body)
     root, places = realized.block, WRITES_PLACES in (func.attrs or {})
     nests = _parts(root.body)
-    used = [[*map(_buffer, _found(nest, (tirx.BufferStore, TensorLoad)))] for nest in nests]
+    used = [[*map(_buffer, nodes_of(nest, tirx.BufferStore, TensorLoad))] for nest in nests]
     shared: list[tirx.Buffer] = []
     own: list[list[tirx.Buffer]] = [[] for _ in nests]
     for buffer in root.alloc_buffers:
@@ -86,12 +86,6 @@ def _turns(body: tirx.Stmt, analyzer: Analyzer) -> int:
     return int(isinstance(body, tirx.BufferStore))
 
 
-def _found(body: Any, kinds: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(body, (kinds, found.append))
-    return found
-
-
 def _parts(body: tirx.Stmt) -> list[tirx.Stmt]:
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
@@ -111,7 +105,7 @@ def _spread(nest: tirx.Stmt, own: list[tirx.Buffer], places: bool) -> list[tirx.
     alone = [_parallel(1, lambda _: block(*temporaries, nest))]
     if not isinstance(body, s_tir.SBlockRealize):
         return alone
-    hidden = any(one.alloc_buffers or one.match_buffers for one in _found(body, s_tir.SBlock))
+    hidden = any(one.alloc_buffers or one.match_buffers for one in nodes_of(body, s_tir.SBlock))
     if not loops and not body.block.iter_vars and not own and not hidden:
         parts = _parts(body.block.body)
         written = all(isinstance(part, tirx.For) for part in parts)
@@ -157,7 +151,7 @@ def _is_free(loop: tirx.For, realized: s_tir.SBlockRealize) -> bool:
     axes = [
         axis.iter_type
         for axis, value in zip(realized.block.iter_vars, realized.iter_values, strict=True)
-        if any(map(loop.loop_var.same_as, _found(value, tirx.Var)))
+        if any(map(loop.loop_var.same_as, nodes_of(value, tirx.Var)))
     ]
     direct = any(map(loop.loop_var.same_as, realized.iter_values))
     return direct and axes == [tirx.IterVar.DataPar]

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
@@ -15,6 +14,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight import adreno
 from tvm.target import Target
 
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
 from .in_order import is_in_order, write_in_order
@@ -63,17 +63,9 @@ def _without_one_item(loop: tirx.For) -> tirx.Stmt:
 
 def _has_groups_inside(func: tirx.PrimFunc) -> bool:
     """Whether a serial loop runs work-groups, as the plain rule writes sums of whole tensors."""
-    loops: list[tirx.For] = []
-
-    def visit(loop: tirx.For) -> None:
-        if loop.thread_binding is None and isinstance(loop.body, tirx.For):
-            inner = loop.body.thread_binding
-            loops.extend(
-                [loop] if inner is not None and inner.thread_tag.startswith("blockIdx") else []
-            )
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, visit))
-    return bool(loops)
+    serial = [loop for loop in nodes_of(func.body, tirx.For) if loop.thread_binding is None]
+    inner = [loop.body.thread_binding for loop in serial if isinstance(loop.body, tirx.For)]
+    return any(bound is not None and bound.thread_tag.startswith("blockIdx") for bound in inner)
 
 
 def _is_one(extent: Expr) -> bool:
@@ -128,20 +120,16 @@ def _by_rules(func: tirx.PrimFunc, rules: Sequence[Any]) -> tirx.PrimFunc | None
 def _fits(func: tirx.PrimFunc, gpu: GpuMachine) -> bool:
     """Whether groups and their shared memory stay within what the device has."""
     items: dict[str, int] = {}
-    shared: list[int] = []
-
-    def bound(loop: tirx.For) -> None:
+    for loop in nodes_of(func.body, tirx.For):
         tag = str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
         if tag.startswith("threadIdx"):
             items[tag] = max(items.get(tag, 1), int(loop.extent))
-
-    def allocated(where: s_tir.SBlock) -> None:
-        for buffer in where.alloc_buffers:
-            if buffer.scope() == "shared":
-                size = tvm.DataType(str(buffer.dtype)).itemsize
-                shared.append(prod(int(extent) for extent in buffer.shape) * size)
-
-    tvm_ffi.structural_walk(func.body, [(tirx.For, bound), (s_tir.SBlock, allocated)])
+    shared = [
+        prod(map(int, buffer.shape)) * tvm.DataType(str(buffer.dtype)).itemsize
+        for block in nodes_of(func.body, s_tir.SBlock)
+        for buffer in block.alloc_buffers
+        if buffer.scope() == "shared"
+    ]
     group = prod(items.values())
     exchanged = group * 8 if group > 1 else 0  # what items of a group add up together
     return group <= gpu.max_group_items and sum(shared) + exchanged <= gpu.local_bytes

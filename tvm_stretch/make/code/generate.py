@@ -42,6 +42,7 @@ from tvm_stretch.base.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.base.progress import count, say
 from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 from tvm_stretch.network.attributes import RECTANGLE
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import changed_block, rewrite
 from tvm_stretch.targets import kernels
 
@@ -77,20 +78,14 @@ def with_safe_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _has_integers(func: tirx.PrimFunc) -> bool:
     """Whether a function reads integers or makes them of other values: most kernels do not."""
-    dtypes: set[str] = set()
-    rules = [
-        (TensorLoad, lambda load: dtypes.add(str(load.source.dtype))),
-        (tirx.Cast, lambda cast: dtypes.add(str(cast.ty.dtype))),
-    ]
-    tvm_ffi.structural_walk(func.body, rules)
-    return any("int" in dtype for dtype in dtypes)
+    return any(
+        "int" in str(node.ty.dtype if isinstance(node, tirx.Cast) else node.source.dtype)
+        for node in nodes_of(func.body, TensorLoad, tirx.Cast)
+    )
 
 
 def _is_made_of_floats(expr: Expr) -> bool:
-    casts: list[bool] = []
-    rule = (tirx.Cast, lambda cast: casts.append("float" in str(cast.value.ty.dtype)))
-    tvm_ffi.structural_walk(expr, [rule])
-    return any(casts)
+    return any("float" in str(cast.value.ty.dtype) for cast in nodes_of(expr, tirx.Cast))
 
 
 class _Values:

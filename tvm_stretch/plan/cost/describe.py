@@ -13,13 +13,12 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.network.attributes import ANNOTATION
-from tvm_stretch.network.expressions import dtype_bytes
+from tvm_stretch.network.expressions import dtype_bytes, nodes_of
 from tvm_stretch.network.integers import meaning_of
 from tvm_stretch.plan.cost.generic_features import (
     GenericFeatures,
@@ -173,9 +172,7 @@ def generic_features(
 
 def statements_of(function: tirx.PrimFunc, lanes: int) -> Iterator[Statement]:
     """The statements of a function that consists of blocks, in order."""
-    blocks: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append), order="post")
-    for block in blocks:
+    for block in nodes_of(function.body, s_tir.SBlock):
         if block.name_hint != "root" or len(block.iter_vars):
             yield _statement(block, lanes)
 
@@ -186,8 +183,7 @@ def _statement(block: s_tir.SBlock, lanes: int) -> Statement:
         extent for extent, axis in zip(extents, block.iter_vars, strict=True) if axis.iter_type == 2
     ]
     counts = dict.fromkeys(("arithmetic", "loads", "gathers", "calls", "conditions"), 0)
-
-    def visit(node: Any) -> None:
+    for node in nodes_of(block.body, TensorLoad, Call, *_ARITHMETIC):
         if isinstance(node, TensorLoad):
             counts["loads"] += 1
             counts["gathers"] += _pieces(node, lanes) - 1
@@ -197,10 +193,8 @@ def _statement(block: s_tir.SBlock, lanes: int) -> Statement:
                 counts["conditions"] += 1
             elif "float" in str(node.ty):
                 counts["calls"] += 1
-        elif isinstance(node, _ARITHMETIC) and "float" in str(node.ty):
+        elif "float" in str(node.ty):
             counts["arithmetic"] += 1
-
-    tvm_ffi.structural_walk(block.body, visit, order="post")
     mark = block.annotations.get(ANNOTATION)
     return Statement(
         mark=None if mark is None else str(mark),
@@ -216,11 +210,8 @@ def _pieces(load: TensorLoad, lanes: int) -> int:
 
     ``x[.., lane]``: 1; ``x[.., (lane + 4) % 8]``: 2; ``x[.., (lane + 3) % 8]``: 8
     """
-    shifts: list[int] = []
-    if len(load.indices):
-        tvm_ffi.structural_walk(
-            load.indices[-1], (tirx.IntImm, lambda number: shifts.append(int(number.value)))
-        )
+    numbers = nodes_of(load.indices[-1], tirx.IntImm) if len(load.indices) else []
+    shifts = [int(number.value) for number in numbers]
     return lanes // math.gcd(lanes, *shifts) if shifts else 1
 
 

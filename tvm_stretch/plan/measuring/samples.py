@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_stretch.base.errors import CostModelError
 from tvm_stretch.network.attributes import ANNOTATION
+from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.plan.cost.generic_features import MEASUREMENTS
 from tvm_stretch.targets.kernels.layers import ConvShape, Sliding, WindowShape, taken
 from tvm_stretch.targets.kernels.template import read_template
@@ -112,13 +112,8 @@ class Sample(Sliding):
 
 def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     """The sample that compiles to this kernel; None for kernels without one."""
-    marks: list[str] = []
-
-    def visit(block: s_tir.SBlock) -> None:
-        if ANNOTATION in block.annotations:
-            marks.append(str(block.annotations[ANNOTATION]))
-
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
+    notes = [block.annotations for block in nodes_of(function.body, s_tir.SBlock)]
+    marks = [str(note[ANNOTATION]) for note in notes if ANNOTATION in note]
     layer = read_template(marks[-1]).sampled if marks else None
     if not isinstance(layer, ConvShape | WindowShape) or layer.batch != 1:
         return None
