@@ -25,7 +25,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.base.errors import InstallError, StretchError, TargetError
-from tvm_stretch.network.expressions import bindings_of, with_variables
+from tvm_stretch.network.expressions import bindings_of, variables_of, with_variables
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.whole_regions import model_of
 from tvm_stretch.run.autoload import find_file, load_native_library
@@ -311,16 +311,8 @@ def _may_end(bindings: Sequence[relax.Binding], place: int) -> bool:
 def _read_outside(region: relax.Function, bindings: Sequence[relax.Binding]) -> list[relax.Var]:
     """The variables that the rest of the region reads, or returns."""
     inside = {binding.var for binding in bindings}
-    read: set[relax.Var] = set()
-
-    def note(var: relax.Var) -> relax.Expr:
-        read.add(var)
-        return var
-
-    for binding in bindings_of(region):
-        if binding.var not in inside:
-            with_variables(binding.value, note)
-    with_variables(region.body.body, note)
+    rest = [binding.value for binding in bindings_of(region) if binding.var not in inside]
+    read = {var for value in (*rest, region.body.body) for var in variables_of(value)}
     return [binding.var for binding in bindings if binding.var in read]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -91,18 +92,10 @@ def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
     return (binding for block in function.body.blocks for binding in block.bindings)
 
 
-def count_uses(function: relax.Function) -> dict[relax.Var, int]:
+def count_uses(function: relax.Function) -> Counter[relax.Var]:
     """How often each variable of ``function`` is read."""
-    uses: dict[relax.Var, int] = {}
-
-    def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Var):
-            uses[expr] = uses.get(expr, 0) + 1
-
-    for binding in bindings_of(function):
-        relax.analysis.post_order_visit(binding.value, visit)
-    relax.analysis.post_order_visit(function.body.body, visit)
-    return uses
+    readers = [*(binding.value for binding in bindings_of(function)), function.body.body]
+    return Counter(var for reader in readers for var in variables_of(reader))
 
 
 def nodes_of(root: Any, *kinds: Any) -> list[Any]:
@@ -128,14 +121,12 @@ def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr])
 
 def variables_of(expr: relax.Expr) -> list[relax.Var]:
     """The variables that an expression reads, in order."""
-    read: list[relax.Var] = []
-
-    def note(var: relax.Var) -> relax.Expr:
-        read.append(var)
-        return var
-
-    with_variables(expr, note)
-    return read
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.TupleGetItem):
+        return variables_of(expr.tuple_value)
+    parts = getattr(expr, "args" if isinstance(expr, relax.Call) else "fields", [])
+    return [var for part in parts[:] for var in variables_of(part)]
 
 
 def builder_with_kernels(mod: tvm.IRModule) -> relax.BlockBuilder:

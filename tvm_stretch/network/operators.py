@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from tvm import relax
-from tvm.ir import GenericConst, Op
+from tvm.ir import Op
 
 from tvm_stretch.base.errors import InputError, UnsupportedError
-from tvm_stretch.network.expressions import bindings_of, shape_of
+from tvm_stretch.network.expressions import bindings_of, shape_of, variables_of
 from tvm_stretch.network.integers import integer_of, operands_of
 from tvm_stretch.network.steps import is_block_product, kind_of_steps, recurrence_of
 
@@ -342,17 +342,7 @@ def operands(call: relax.Call) -> list[relax.Expr]:
 
 def _variables(expr: relax.Expr) -> tuple[str, ...]:
     """Names of the variables that ``expr`` reads."""
-    names: dict[str, None] = {}
-    args = expr.args[:] if isinstance(expr, relax.Call) else []
-    if args and all(isinstance(arg, relax.Var | GenericConst) for arg in args):
-        return tuple(dict.fromkeys(arg.name for arg in args if isinstance(arg, relax.Var)))
-
-    def visit(part: relax.Expr) -> None:
-        if isinstance(part, relax.Var):
-            names[part.name] = None
-
-    relax.analysis.post_order_visit(expr, visit)
-    return tuple(names)
+    return tuple(dict.fromkeys(var.name for var in variables_of(expr)))
 
 
 def bytes_of(ty: relax.Type) -> int:
