@@ -23,7 +23,13 @@ from tvm import relax
 
 from tvm_stretch.network.emitting.blocked_values import Rewriter
 from tvm_stretch.network.emitting.weights import store_halves
-from tvm_stretch.network.expressions import bindings_of, builder_with_kernels
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    builder_with_kernels,
+    results_of,
+    with_variables,
+    written_again,
+)
 from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -56,15 +62,11 @@ class BlockChannels:
 def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     main = mod["main"]
     rewriter = Rewriter(options.machine(main), builder_with_kernels(mod), options.halves)
-    bb = rewriter.bb
-    with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
-        with bb.dataflow():
-            for param in main.params:
-                rewriter.bind_parameter(param, param)
-            rewriter.bind_all(main)
-            result = [bb.emit_output(rewriter.plain(field)) for field in _fields(main.body.body)]
-        bb.emit_func_output(_like(main.body.body, result))
-    return _named(bb.get(), rewriter.names) if rewriter.converted else mod
+    with written_again(rewriter.bb, "main", main, rewriter.plain):
+        for param in main.params:
+            rewriter.bind_parameter(param, param)
+        rewriter.bind_all(main)
+    return _named(rewriter.bb.get(), rewriter.names) if rewriter.converted else mod
 
 
 def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
@@ -80,7 +82,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
             expr = names[expr]
         return (expr.tuple_value, expr.index) if isinstance(expr, relax.TupleGetItem) else (expr, 0)
 
-    returned = {origin(field) for field in _fields(main.body.body)}
+    returned = {origin(field) for field in results_of(main)}
     narrow = _read_in_other_blocks(mod, calls, origin, options)
     blocked: set[tuple[relax.Expr, int]] = set()
     operators: dict[relax.Var, str] = {}
@@ -99,13 +101,14 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
                     rewriter.bind_parameter(old, new)
                 rewriter.bind_all(region)
                 result = []
-                for index, field in enumerate(_fields(region.body.body)):
+                for index, field in enumerate(results_of(region)):
                     if rewriter.is_blocked(field) and (var, index) not in returned | narrow:
                         blocked.add((var, index))
                     keep = (var, index) in blocked
                     value = rewriter.blocked(field) if keep else rewriter.plain(field)
                     result.append(bb.emit_output(value))
-            bb.emit_func_output(_like(region.body.body, result))
+            is_tuple = isinstance(region.body.body, relax.Tuple)
+            bb.emit_func_output(relax.Tuple(result) if is_tuple else result[0])
         converted |= rewriter.converted
         operators.update(rewriter.names)
     return _named(_retyped_main(mod, bb), operators) if converted or blocked else mod
@@ -142,27 +145,11 @@ def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
     renamed: dict[relax.Var, relax.Expr] = {}
 
     def rename(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([rename(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(rename(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            return relax.Call(regions[expr.op.name_hint], [rename(arg) for arg in expr.args])
-        return renamed.get(expr, expr) if isinstance(expr, relax.Var) else expr
+        expr = with_variables(expr, lambda var: renamed.get(var, var))
+        is_call = isinstance(expr, relax.Call)
+        return relax.Call(regions[expr.op.name_hint], expr.args) if is_call else expr
 
-    with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
-        with bb.dataflow():
-            for binding in bindings_of(main):
-                renamed[binding.var] = bb.emit(rename(binding.value), name_hint=binding.var.name)
-            result = [bb.emit_output(rename(field)) for field in _fields(main.body.body)]
-        bb.emit_func_output(_like(main.body.body, result))
+    with written_again(bb, "main", main, rename) as bindings:
+        for binding in bindings:
+            renamed[binding.var] = bb.emit(rename(binding.value), name_hint=binding.var.name)
     return bb.get()
-
-
-def _fields(expr: relax.Expr) -> list[relax.Expr]:
-    """The results that a function returns, as a list."""
-    return list(expr.fields) if isinstance(expr, relax.Tuple) else [expr]
-
-
-def _like(expr: relax.Expr, fields: list[relax.Expr]) -> relax.Expr:
-    return relax.Tuple(fields) if isinstance(expr, relax.Tuple) else fields[0]

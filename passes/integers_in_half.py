@@ -22,11 +22,11 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.expressions import (
-    bindings_of,
     builder_with_kernels,
     constant,
     shape_of,
     with_variables,
+    written_again,
 )
 from tvm_stretch.network.integers import Integer, integer_of, operands_of, rounding_of
 from tvm_stretch.network.operators import PROCESSOR, kind_of
@@ -95,14 +95,9 @@ class _Region:
     def write(self, name: str, region: relax.Function) -> None:
         """Add the region to the builder."""
         self.integers = {param: param for param in region.params}
-        with self.bb.function(name, list(region.params), attrs=dict(region.attrs or {})):
-            with self.bb.dataflow():
-                for binding in bindings_of(region):
-                    self.bind(binding.var, binding.value)
-                fields = getattr(region.body.body, "fields", [region.body.body])
-                results = [self.bb.emit_output(self.integer(field)) for field in fields]
-            is_tuple = isinstance(region.body.body, relax.Tuple)
-            self.bb.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
+        with written_again(self.bb, name, region, self.integer) as bindings:
+            for binding in bindings:
+                self.bind(binding.var, binding.value)
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
         """Emit a binding in its best form."""

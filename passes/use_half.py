@@ -24,7 +24,7 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from tvm_stretch.network.codec import from_text, to_text
-from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, with_variables
+from tvm_stretch.network.expressions import builder_with_kernels, with_variables, written_again
 from tvm_stretch.network.operators import BINARY, kind_of
 from tvm_stretch.network.provenance import source_of
 from tvm_stretch.passes.name_operators import NameOperators, keep_names
@@ -86,20 +86,14 @@ class _Writer:
 
     def write(self, main: relax.Function) -> tvm.IRModule:
         """The module with the new ``main``."""
-        params = list(main.params)
-        self.values = {param: param for param in params}
-        with self.bb.function("main", params):
-            with self.bb.dataflow():
-                for binding in bindings_of(main):
-                    self.source = binding.var.name
-                    self.values[binding.var] = self.emit(self.rewritten(binding.value))
-                fields = getattr(main.body.body, "fields", [main.body.body])
-                results = [self.bb.emit_output(self.result(field)) for field in fields]
-            is_tuple = isinstance(main.body.body, relax.Tuple)
-            self.bb.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
+        self.values = {param: param for param in main.params}
+        with written_again(self.bb, "main", main, self.result) as bindings:
+            for binding in bindings:
+                self.source = binding.var.name
+                self.values[binding.var] = self.emit(self.rewritten(binding.value))
         mod = self.bb.get()
         described = to_text((self.halves, list(dict.fromkeys(self.wide))))
-        mod["main"] = mod["main"].with_attrs({**(main.attrs or {}), HALVES: described})
+        mod["main"] = mod["main"].with_attr(HALVES, described)
         return mod
 
     def emit(self, value: relax.Expr) -> relax.Expr:

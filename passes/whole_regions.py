@@ -19,7 +19,13 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_stretch.network.attributes import KERNELS, MODEL
-from tvm_stretch.network.expressions import bindings_of, builder_with_kernels, network_of, shape_of
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    builder_with_kernels,
+    network_of,
+    results_of,
+    shape_of,
+)
 from tvm_stretch.network.operators import PROCESSOR
 from tvm_stretch.network.provenance import Provenance, with_table
 from tvm_stretch.targets.processor import ModelWriter
@@ -59,15 +65,11 @@ def model_of(kernel: tirx.PrimFunc) -> bytes:
     return data
 
 
-def _results(function: relax.Function) -> list[relax.Expr]:
-    return list(getattr(function.body.body, "fields", [function.body.body]))
-
-
 def _whole(
     name: str, function: relax.Function, kernel: tirx.PrimFunc, constants: Sequence[relax.Expr]
 ) -> tuple[relax.Function, tvm.ir.GlobalVar]:
     """The region as one call of a kernel, and the kernel's name."""
-    results = _results(function)
+    results = results_of(function)
     builder = relax.BlockBuilder(tvm.IRModule({}))
     var = builder.add_func(kernel, f"{name}_model")
     operators = tuple(b.var.name for b in bindings_of(function))
@@ -88,7 +90,7 @@ def _whole(
 
 def _stub(function: relax.Function) -> tirx.PrimFunc:
     """A function of the region's parameters and results."""
-    results = _results(function)
+    results = results_of(function)
     inputs = [te.placeholder(shape_of(p), str(p.ty.dtype), p.name) for p in function.params]
     outputs = te.extern(
         [tuple(shape_of(result)) for result in results],

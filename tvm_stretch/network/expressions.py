@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,28 @@ def network_of(
             result = bb.emit_output(body(bb), name_hint=name)
         bb.emit_func_output(result)
     return bb.get()
+
+
+def results_of(function: relax.Function) -> list[relax.Expr]:
+    """What a function returns: the fields of a tuple, or one value."""
+    result = function.body.body
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
+
+
+@contextmanager
+def written_again(
+    builder: relax.BlockBuilder,
+    name: str,
+    function: relax.Function,
+    result: Callable[[relax.Expr], relax.Expr],  # what becomes of each result of the function
+) -> Iterator[Iterator[relax.Binding]]:
+    """A function of the same parameters and as many results; the block emits the bindings."""
+    with builder.function(name, list(function.params), attrs=dict(function.attrs or {})):
+        with builder.dataflow():
+            yield bindings_of(function)
+            results = [builder.emit_output(result(field)) for field in results_of(function)]
+        is_tuple = isinstance(function.body.body, relax.Tuple)
+        builder.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
 
 
 def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:

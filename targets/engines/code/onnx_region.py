@@ -23,7 +23,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.network.expressions import flat_args, shape_of
+from tvm_stretch.network.expressions import flat_args, results_of, shape_of
 from tvm_stretch.network.integers import Integer, integer_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.targets.engines.code.onnx_scales import with_copies
@@ -204,11 +204,6 @@ def written(
             if var in graph.scales and integer_of(value) is None:
                 graph.move(var, value)
         yield var, graph.nodes[before:]
-
-
-def results_of(function: relax.Function) -> list[relax.Expr]:
-    """The variables that a function returns."""
-    return list(getattr(function.body.body, "fields", [function.body.body]))
 
 
 def model_of(

@@ -32,7 +32,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import UnsupportedError
-from tvm_stretch.network.expressions import flat_args, shape_of
+from tvm_stretch.network.expressions import flat_args, shape_of, with_variables
 from tvm_stretch.network.integers import Integer, integer_of, operands_of
 from tvm_stretch.network.operators import kind_of
 
@@ -104,16 +104,14 @@ def _reading_copies(call: relax.Call) -> tuple[list[tuple[relax.Var, relax.Expr]
     """Copies of a call's operands of 8 bits, one for each, and the call that reads the copies."""
     copies: list[tuple[relax.Var, relax.Expr]] = []
 
-    def copied(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([copied(field) for field in expr.fields])
-        if not isinstance(expr, relax.Var) or not _is_of_bytes(expr):
-            return expr
-        copies.append((relax.Var(f"{expr.name}_as_read", expr.ty), expr))
+    def copied(var: relax.Var) -> relax.Expr:
+        if not _is_of_bytes(var):
+            return var
+        copies.append((relax.Var(f"{var.name}_as_read", var.ty), var))
         return copies[-1][0]
 
-    args = [copied(arg) for arg in call.args]
-    return copies, relax.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+    reader = with_variables(call, copied)  # fills the list
+    return copies, reader
 
 
 def _is_of_bytes(expr: relax.Expr) -> bool:
