@@ -9,16 +9,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from .channel_runs import mean_channels, winograd_runs
-from .features import (
-    GIGAHERTZ,
-    L1_BYTES,
-    L2_BYTES,
-    Features,
-    Phases,
-    Work,
-    feature,
-    missing,
-)
+from .features import GIGAHERTZ, L1_BYTES, L2_BYTES, Features, Phases, Work, feature, missing
 from .loops import balanced
 
 

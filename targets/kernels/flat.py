@@ -41,17 +41,7 @@ from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.hexagon.kernels.hvx import VECTOR, again, keep_bytes
 
 from .loop_axes import footprint
-from .loops import (
-    STACK_BYTES,
-    VECTORIZED,
-    block,
-    const,
-    load,
-    loop,
-    scratch,
-    unravelled,
-    within,
-)
+from .loops import STACK_BYTES, VECTORIZED, block, const, load, loop, scratch, unravelled, within
 
 
 def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) -> tirx.PrimFunc:

@@ -25,19 +25,7 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .accumulators import Square
-from .loops import (
-    block,
-    const,
-    each,
-    f32,
-    lanes,
-    load,
-    loop,
-    scratch,
-    store,
-    vectors,
-    within,
-)
+from .loops import block, const, each, f32, lanes, load, loop, scratch, store, vectors, within
 
 if TYPE_CHECKING:
     from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig

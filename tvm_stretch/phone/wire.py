@@ -23,12 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.rpc.base import (
-    RPC_CODE_SUCCESS,
-    RPC_MAGIC,
-    RPC_TRACKER_MAGIC,
-    TrackerCode,
-)
+from tvm.rpc.base import RPC_CODE_SUCCESS, RPC_MAGIC, RPC_TRACKER_MAGIC, TrackerCode
 
 from tvm_stretch.base.errors import DeviceError
 from tvm_stretch.base.progress import ended, step

@@ -41,16 +41,7 @@ from .group_features import GroupConvFeatures
 from .groups import QUAD
 from .item_conv import item_conv_candidates
 from .machine import GpuMachine
-from .tiles import (
-    TILE_NUMBERS,
-    Sizes,
-    Tile,
-    covers,
-    fits,
-    group_count,
-    tile_cycles,
-    tiles_of,
-)
+from .tiles import TILE_NUMBERS, Sizes, Tile, covers, fits, group_count, tile_cycles, tiles_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,17 +34,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from .base import GpuConvConfig
 from .group_features import GroupRowFeatures
-from .groups import (
-    QUAD,
-    barrier,
-    finish_quad,
-    launch,
-    load_quad,
-    quads,
-    splat,
-    when,
-    zeros,
-)
+from .groups import QUAD, barrier, finish_quad, launch, load_quad, quads, splat, when, zeros
 from .machine import GpuMachine
 
 _ROW_BLOCKS = 4  # the most of a group

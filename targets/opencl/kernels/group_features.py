@@ -9,11 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvm_stretch.targets.kernels.conv_features import (
-    ConvFeatures,
-    DenseFeatures,
-    WinogradFeatures,
-)
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures, DenseFeatures, WinogradFeatures
 from tvm_stretch.targets.kernels.features import Features, Phases, Work
 
 _GIGAHERTZ, _BYTES = 1.7, 3000.0

@@ -22,17 +22,7 @@ from tvm_stretch.targets.kernels.loops import block, const, load, loop, store, u
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import Template
 
-from .groups import (
-    QUAD,
-    finish_quad,
-    join_items,
-    launch,
-    load_quad,
-    quads,
-    splat,
-    when,
-    zeros,
-)
+from .groups import QUAD, finish_quad, join_items, launch, load_quad, quads, splat, when, zeros
 
 
 @dataclass(frozen=True)

@@ -26,18 +26,7 @@ from tvm_stretch.targets.kernels.template import Template
 from tvm_stretch.targets.kernels.window_taps import each_read, least, reads_of_tile, window_count
 
 from .base import Layer, TunedTemplate, in_images
-from .groups import (
-    QUAD,
-    chosen,
-    every,
-    finish_quad,
-    launch,
-    load_quad,
-    quads,
-    splat,
-    when,
-    zeros,
-)
+from .groups import QUAD, chosen, every, finish_quad, launch, load_quad, quads, splat, when, zeros
 from .machine import GpuMachine
 
 _WRITTEN_OUT = 64

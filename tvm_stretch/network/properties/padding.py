@@ -22,12 +22,7 @@ from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.expressions import shape_of, tensor_types
 from tvm_stretch.network.operators import Calls, Leaf, kind_of, operands
 from tvm_stretch.network.properties.known_values import Known
-from tvm_stretch.network.properties.padding_rules import (
-    MixedError,
-    Pair,
-    Uses,
-    rule_of,
-)
+from tvm_stretch.network.properties.padding_rules import MixedError, Pair, Uses, rule_of
 
 
 @dataclass(frozen=True)
