@@ -70,8 +70,6 @@ class OpenCLDevice:
     compute_units: int = 1  # work-groups that run at the same time
     # the largest tensor, and the largest scratch memory of a kernel
     max_buffer_bytes: int = 2**31 - 1
-    # width and height of the largest image; (0, 0) without images
-    image_size: tuple[int, int] = (0, 0)
     image_pixels: int = 0  # of the largest image that views a buffer; 0 without images
 
     @property
@@ -92,12 +90,7 @@ FAMILIES: Mapping[str, OpenCLDevice] = {
     "gpu": PHONE_GPU,
     "mali": replace(PHONE_GPU, name="a Mali GPU", local_on_chip=False, compute_units=4),
     "adreno": OpenCLDevice(
-        "gpu",
-        "an Adreno GPU",
-        fp16=True,
-        max_buffer_bytes=256 * 2**20,
-        image_size=(16384, 16384),
-        image_pixels=2**27,
+        "gpu", "an Adreno GPU", fp16=True, max_buffer_bytes=256 * 2**20, image_pixels=2**27
     ),
 }
 """Kinds of devices that a target may name."""
@@ -138,9 +131,6 @@ def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
         local_on_chip=found["local_is_fast"],
         compute_units=max(1, found["compute_units"]),
         max_buffer_bytes=found["max_buffer_bytes"],
-        image_size=(found["max_image_width"], found["max_image_height"])
-        if found["has_images"]
-        else (0, 0),
         image_pixels=found.get("max_image_pixels", 0) if found["has_images"] else 0,
     )
 
@@ -358,7 +348,7 @@ def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
     if not isinstance(ty.shape, relax.ShapeExpr):
         return None
     if ty.vdevice is not None and "texture" in str(ty.vdevice.memory_scope):
-        return _why_not_image(ty, device)
+        return "a tensor in an image; this executor keeps tensors in buffers"
     size = prod(int(extent) for extent in ty.shape.values) * -(-tvm.DataType(dtype).bits // 8)
     if size > device.max_buffer_bytes:
         return (
@@ -368,16 +358,3 @@ def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
     if device.type != "cpu" and size > 2**31 - 1:
         return f"a tensor of {size / 2**30:.1f} GiB; kernels for GPUs count bytes in 32 bits"
     return None
-
-
-def _why_not_image(ty: relax.TensorType, device: OpenCLDevice) -> str:
-    """Why the device has no such image; a pixel holds four channels, which are the last axis."""
-    if device.image_size == (0, 0):
-        return f"a tensor in an image; {device.name} has no images"
-    *rows, columns, _ = (int(extent) for extent in ty.shape.values)
-    if prod(rows) > device.image_size[1] or columns > device.image_size[0]:
-        return (
-            f"an image of {columns} x {prod(rows)} pixels; images of {device.name} have at most "
-            f"{device.image_size[0]} x {device.image_size[1]}"
-        )
-    return "a tensor in an image; this executor keeps tensors in buffers"

@@ -21,8 +21,6 @@ GPU = {
     "compute_units": 2,
     "max_buffer_bytes": 1 << 30,
     "has_images": True,
-    "max_image_width": 16384,
-    "max_image_height": 16384,
     "max_image_pixels": 1 << 27,
     "memory": "mapped",
 }

@@ -252,7 +252,6 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
       return Answer(sizes, bytes, to, size);
     case CL_DEVICE_LOCAL_MEM_SIZE:
       return Answer(cl_ulong{32768}, bytes, to, size);
-    case CL_DEVICE_GLOBAL_MEM_SIZE:
     case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
       return Answer(cl_ulong{1} << 30, bytes, to, size);
     case CL_DEVICE_EXTENSIONS:

@@ -30,7 +30,7 @@ from tvm_stretch.targets.opencl.opencl import (
 )
 from tvm_stretch.targets.processor import Processor
 
-BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True, image_size=(4096, 4096))
+BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True)
 ADRENO = {"kind": "opencl", "device": "adreno"}
 
 
@@ -75,12 +75,6 @@ def in_image(shape: tuple[int, ...]) -> tvm.IRModule:
             doubled((2**15, 2**15)),
             "a tensor of 4.0 GiB; kernels for GPUs count bytes in 32 bits",
         ),
-        ({"image_size": (0, 0)}, in_image((1, 8, 8, 4)), "the test's GPU has no images"),
-        (
-            {"image_size": (64, 64)},
-            in_image((1, 8, 65, 4)),
-            "an image of 65 x 8 pixels; images of the test's GPU have at most 64 x 64",
-        ),
         ({}, in_image((1, 8, 8, 4)), "this executor keeps tensors in buffers"),
     ],
 )
@@ -124,7 +118,6 @@ REPORT = {
     **{"type": "gpu", "name": "odd", "driver": "1", "fp16": False, "fp64": False},
     **{"max_group_size": 256, "local_bytes": 16384, "local_is_fast": True, "compute_units": 4},
     **{"max_buffer_bytes": 2**30, "has_images": False},
-    **{"max_image_width": 0, "max_image_height": 0},
 }
 """What a driver may say of itself."""
 

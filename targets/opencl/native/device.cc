@@ -56,12 +56,10 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
   info.vendor = Text(id, CL_DEVICE_VENDOR);
   info.version = Text(id, CL_DEVICE_VERSION);
   info.driver = Text(id, CL_DRIVER_VERSION);
-  info.c_version = Text(id, CL_DEVICE_OPENCL_C_VERSION);
   std::istringstream extensions(Text(id, CL_DEVICE_EXTENSIONS));
   for (std::string word; extensions >> word;) info.extensions.push_back(word);
   info.type = Number<cl_bitfield>(id, CL_DEVICE_TYPE);
   info.compute_units = Number<cl_uint>(id, CL_DEVICE_MAX_COMPUTE_UNITS);
-  info.clock_mhz = Number<cl_uint>(id, CL_DEVICE_MAX_CLOCK_FREQUENCY);
   info.max_group_size = Number<size_t>(id, CL_DEVICE_MAX_WORK_GROUP_SIZE);
   size_t sizes[8] = {};
   if (CL().GetDeviceInfo(id, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof(sizes), sizes, nullptr) ==
@@ -70,15 +68,8 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
   }
   info.local_bytes = Number<cl_ulong>(id, CL_DEVICE_LOCAL_MEM_SIZE);
   info.local_is_fast = Number<cl_uint>(id, CL_DEVICE_LOCAL_MEM_TYPE) == CL_LOCAL;
-  info.global_bytes = Number<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_SIZE);
-  info.cache_bytes = Number<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE);
   info.max_buffer_bytes = Number<cl_ulong>(id, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
-  info.base_align_bytes = Number<cl_uint>(id, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8;
-  info.address_bits = Number<cl_uint>(id, CL_DEVICE_ADDRESS_BITS);
-  info.float_lanes = Number<cl_uint>(id, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
   info.has_images = Number<cl_bool>(id, CL_DEVICE_IMAGE_SUPPORT) == kTrue;
-  info.max_image_width = Number<size_t>(id, CL_DEVICE_IMAGE2D_MAX_WIDTH);
-  info.max_image_height = Number<size_t>(id, CL_DEVICE_IMAGE2D_MAX_HEIGHT);
   info.max_image_pixels = Number<size_t>(id, CL_DEVICE_IMAGE_MAX_BUFFER_SIZE);
   info.unified = Number<cl_bool>(id, CL_DEVICE_HOST_UNIFIED_MEMORY) == kTrue;
   info.svm = Number<cl_bitfield>(id, CL_DEVICE_SVM_CAPABILITIES);
@@ -203,36 +194,22 @@ ffi::String DescribeDevices() {
     set("vendor", ffi::String(info.vendor));
     set("version", ffi::String(info.version));
     set("driver", ffi::String(info.driver));
-    set("c_version", ffi::String(info.c_version));
     set("type", ffi::String(info.is_gpu() ? "gpu" : info.is_cpu() ? "cpu" : "other"));
     set("memory", ffi::String(NameOf(device->memory)));
-    json::Array extensions, group_sizes;
+    json::Array extensions;
     for (const std::string& name : info.extensions) extensions.push_back(ffi::String(name));
-    for (size_t size : info.max_group_sizes) group_sizes.push_back(static_cast<int64_t>(size));
     set("extensions", extensions);
-    set("max_group_sizes", group_sizes);
     set_number("compute_units", info.compute_units);
-    set_number("clock_mhz", info.clock_mhz);
     set_number("max_group_size", info.max_group_size);
     set_number("local_bytes", info.local_bytes);
     set("local_is_fast", info.local_is_fast);
-    set_number("global_bytes", info.global_bytes);
-    set_number("cache_bytes", info.cache_bytes);
     set_number("max_buffer_bytes", info.max_buffer_bytes);
-    set_number("base_align_bytes", info.base_align_bytes);
-    set_number("address_bits", info.address_bits);
-    set_number("float_lanes", info.float_lanes);
     set("has_images", info.has_images);
     set("misoptimises", info.misoptimises);
-    set_number("max_image_width", info.max_image_width);
-    set_number("max_image_height", info.max_image_height);
     set_number("max_image_pixels", info.max_image_pixels);
     set("unified", info.unified);
     set("fp16", info.Has("cl_khr_fp16"));
     set("fp64", info.Has("cl_khr_fp64"));
-    set("svm_coarse", (info.svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0);
-    set("svm_fine", (info.svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0);
-    set("svm_system", (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0);
     list.push_back(entry);
   }
   return WholeJSON(list);

@@ -25,24 +25,15 @@ struct DeviceInfo {
   std::string vendor;
   std::string version;
   std::string driver;
-  std::string c_version;
   std::vector<std::string> extensions;
   cl_bitfield type = 0;
   cl_uint compute_units = 0;
-  cl_uint clock_mhz = 0;
   size_t max_group_size = 0;
   std::vector<size_t> max_group_sizes;  // by dimension
   cl_ulong local_bytes = 0;
   bool local_is_fast = false;  // not emulated in global memory
-  cl_ulong global_bytes = 0;
-  cl_ulong cache_bytes = 0;
   cl_ulong max_buffer_bytes = 0;
-  cl_uint base_align_bytes = 0;
-  cl_uint address_bits = 0;
-  cl_uint float_lanes = 0;
   bool has_images = false;
-  size_t max_image_width = 0;
-  size_t max_image_height = 0;
   size_t max_image_pixels = 0;  // of an image that views a buffer
   bool unified = false;
   bool misoptimises = false;  // its compiler changes answers, so it must not optimise
