@@ -21,12 +21,13 @@ from tvm import relax
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.make.lowering.lower import names_of_outputs
+from tvm_stretch.network.expressions import results_of
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.network.properties.meeting_points import detect_meeting_points
 from tvm_stretch.passes.duplicate_and_scale import processors_of_branches
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.engines.code.onnx_operators import rule_of, why_not_onnx
-from tvm_stretch.targets.engines.code.onnx_region import Graph, model_of, results_of, written
+from tvm_stretch.targets.engines.code.onnx_region import Graph, model_of, written
 
 _IR_VERSION = 10  # the first one whose nodes have metadata
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf

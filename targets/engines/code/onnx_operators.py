@@ -6,7 +6,6 @@ recognise. Operators that only move numbers, and the maximum, are the same on in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,20 +122,12 @@ def _ints(values: Any) -> list[int]:
     return [int(value) for value in values]
 
 
-def _plain(graph: Graph, var: relax.Var, made: str) -> None:
-    """The result of an operator of floats, or of one that moves integers."""
-    if var in graph.scales:
-        graph.store(var, made)
-    else:
-        graph.names[var] = made
-
-
 # --- integer operators ----------------------------------------------------------------------------
 
 _LAYERS = ("integer.conv2d", "integer.matmul")
 
 
-def _layer(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _layer(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     integer = integer_of(call)
     assert integer is not None
     data, *constants = operands_of(call)
@@ -151,29 +142,27 @@ def _layer(graph: Graph, var: relax.Var, call: relax.Call) -> None:
         graph.dequantised(bias.astype("int32"), scale * of_data),
     ]
     if integer.kind == "matmul":
-        made = graph.node("Gemm", operands, transB=1)
-    else:
-        made = graph.node(
-            "Conv",
-            operands,
-            kernel_shape=_ints(weight.shape[2:]),
-            strides=_ints(integer.strides),
-            pads=_ints(integer.padding),
-            dilations=_ints(integer.dilation),
-            group=integer.groups,
-        )
-    graph.store(var, made, integer)
+        return graph.node("Gemm", operands, transB=1)
+    return graph.node(
+        "Conv",
+        operands,
+        kernel_shape=_ints(weight.shape[2:]),
+        strides=_ints(integer.strides),
+        pads=_ints(integer.padding),
+        dilations=_ints(integer.dilation),
+        group=integer.groups,
+    )
 
 
 def _of_integers(kind: str) -> Rule:
-    def write(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    def write(graph: Graph, var: relax.Var, call: relax.Call) -> str:
         operands = [o for o in operands_of(call) if not isinstance(o, GenericConst)]
-        graph.store(var, graph.node(kind, map_real(graph, operands)), integer_of(call))
+        return graph.node(kind, map_real(graph, operands))
 
     return write
 
 
-def _table(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _table(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     """A table as the function whose results it has."""
     found, data = function_of(call), graph.real(operands_of(call)[0])
     assert found is not None
@@ -183,10 +172,10 @@ def _table(graph: Graph, var: relax.Var, call: relax.Call) -> None:
         made = graph.node(function.operator, [data], **attributes)
     else:  # limits without effect, too: the HTP refuses a region that returns a mere rounding
         made = graph.limited(var, data, found.low, found.high)
-    if function.gates:
-        gate = graph.rounded(made, (1 / 256, int(np.iinfo(dtype).min)), dtype)
-        made = graph.node("Mul", [data, gate])
-    graph.store(var, made)
+    if not function.gates:
+        return made
+    gate = graph.rounded(made, (1 / 256, int(np.iinfo(dtype).min)), dtype)
+    return graph.node("Mul", [data, gate])
 
 
 def map_real(graph: Graph, operands: list[relax.Expr]) -> list[str]:
@@ -194,10 +183,10 @@ def map_real(graph: Graph, operands: list[relax.Expr]) -> list[str]:
     return [graph.real(operand) for operand in operands]
 
 
-def _average(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _average(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     integer = integer_of(call)
     assert integer is not None
-    made = graph.node(
+    return graph.node(
         "AveragePool",
         [graph.real(operands_of(call)[0])],
         kernel_shape=_ints(integer.kernel),
@@ -205,7 +194,6 @@ def _average(graph: Graph, var: relax.Var, call: relax.Call) -> None:
         pads=_ints(integer.padding),
         count_include_pad=int(bool(_include_pad(call))),
     )
-    graph.store(var, made, integer)
 
 
 def _include_pad(call: relax.Call) -> bool | None:
@@ -236,9 +224,9 @@ def _include_pad(call: relax.Call) -> bool | None:
 # --- floats ---------------------------------------------------------------------------------------
 
 
-def _conv(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _conv(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     attrs = call.attrs
-    made = graph.node(
+    return graph.node(
         "Conv",
         map_real(graph, list(call.args)),
         strides=_ints(attrs.strides),
@@ -246,23 +234,19 @@ def _conv(graph: Graph, var: relax.Var, call: relax.Call) -> None:
         dilations=_ints(attrs.dilation),
         group=int(attrs.groups),
     )
-    graph.names[var] = made
 
 
-def _simple(kind: str, **attributes: Any) -> Rule:
-    def write(graph: Graph, var: relax.Var, call: relax.Call) -> None:
-        _plain(graph, var, graph.node(kind, map_real(graph, list(call.args)), **attributes))
-
-    return write
+def _simple(kind: str) -> Rule:
+    return lambda graph, _, call: graph.node(kind, map_real(graph, list(call.args)))
 
 
 def _pool(kind: str) -> Rule:
-    def write(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+    def write(graph: Graph, var: relax.Var, call: relax.Call) -> str:
         attrs = call.attrs
         more: dict[str, Any] = {"dilations": _ints(attrs.dilation)}
         if kind == "AveragePool":  # without dilation in this version of ONNX
             more = {"count_include_pad": int(attrs.count_include_pad)}
-        made = graph.node(
+        return graph.node(
             kind,
             [graph.real(call.args[0])],
             kernel_shape=_ints(attrs.pool_size),
@@ -271,94 +255,88 @@ def _pool(kind: str) -> Rule:
             ceil_mode=int(attrs.ceil_mode),
             **more,
         )
-        _plain(graph, var, made)
 
     return write
 
 
-def _mean(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _mean(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     shape, axes = shape_of(call.args[0]), call.attrs.axis
     listed = list(range(len(shape))) if axes is None else _ints(axes)
     keep = int(bool(call.attrs.keepdims))
     if len(shape) == 4 and keep and sorted(axis % 4 for axis in listed) == [2, 3]:
-        made = graph.node("GlobalAveragePool", [graph.real(call.args[0])])
-    else:
-        made = graph.node("ReduceMean", [graph.real(call.args[0])], axes=listed, keepdims=keep)
-    graph.names[var] = made
+        return graph.node("GlobalAveragePool", [graph.real(call.args[0])])
+    return graph.node("ReduceMean", [graph.real(call.args[0])], axes=listed, keepdims=keep)
 
 
-def _reshape(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _reshape(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     shape = graph.constant(np.array(shape_of(call), "int64"))
-    _plain(graph, var, graph.node("Reshape", [graph.real(call.args[0]), shape]))
+    return graph.node("Reshape", [graph.real(call.args[0]), shape])
 
 
-def _transpose(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _transpose(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     data, order = call.args[0], axes_of(call)
     real = graph.real(data)
     if data in graph.given:
         real = graph.rounded(graph.held(data), graph.scales[data], str(data.ty.dtype))
-    _plain(graph, var, graph.node("Transpose", [real], perm=order))
+    return graph.node("Transpose", [real], perm=order)
 
 
-def _concat(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _concat(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     operands = map_real(graph, list(call.args[0].fields))
-    _plain(graph, var, graph.node("Concat", operands, axis=int(call.attrs.axis)))
+    return graph.node("Concat", operands, axis=int(call.attrs.axis))
 
 
-def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _slice(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     data, *listed = call.args  # axes, begin, end, strides, as canonical Relax has them
     lists = [np.array(_ints(one.fields), "int64") for one in listed]
     axes, begin, end, *strides = map(graph.constant, lists)
-    made = graph.node("Slice", [graph.real(data), begin, end, axes, *strides])
-    _plain(graph, var, made)
+    return graph.node("Slice", [graph.real(data), begin, end, axes, *strides])
 
 
-def _take(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _take(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     data, times = graph.real(call.args[0]), repetitions_of(call)
     if times is None:
         rows = graph.value(call.args[1])
-        _plain(graph, var, graph.node("Gather", [data, rows], axis=int(call.attrs.axis)))
-        return
+        return graph.node("Gather", [data, rows], axis=int(call.attrs.axis))
     scales = np.ones(len(shape_of(call)), "float32")
     scales[int(call.attrs.axis)] = times
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    made = graph.node("Resize", [data, "", graph.constant(scales)], mode="nearest", **how)
-    _plain(graph, var, made)
+    return graph.node("Resize", [data, "", graph.constant(scales)], mode="nearest", **how)
 
 
-def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _pad(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     width, value = _ints(call.attrs.pad_width), float(call.attrs.pad_value)
     pads = graph.constant(np.array([*width[::2], *width[1::2]], "int64"))
     scale, zero = graph.scales.get(var, (1.0, 0))
     dtype = "float32" if var in graph.scales else str(call.ty.dtype)
     constant = graph.constant(np.asarray((value - zero) * scale, dtype))
-    _plain(graph, var, graph.node("Pad", [graph.real(call.args[0]), pads, constant]))
+    return graph.node("Pad", [graph.real(call.args[0]), pads, constant])
 
 
-def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _clip(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     dtype = str(call.ty.dtype)
     limits = [graph.constant(np.asarray(float(arg.value), dtype)) for arg in call.args[1:]]
-    _plain(graph, var, graph.node("Clip", [graph.real(call.args[0]), *limits]))
+    return graph.node("Clip", [graph.real(call.args[0]), *limits])
 
 
-def _silu(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _silu(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     data = graph.real(call.args[0])
-    graph.names[var] = graph.node("Mul", [data, graph.node("Sigmoid", [data])])
+    return graph.node("Mul", [data, graph.node("Sigmoid", [data])])
 
 
-def _leaky(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _leaky(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     alpha = float(call.attrs.alpha)
-    graph.names[var] = graph.node("LeakyRelu", [graph.real(call.args[0])], alpha=alpha)
+    return graph.node("LeakyRelu", [graph.real(call.args[0])], alpha=alpha)
 
 
-def _softmax(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _softmax(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     axis = int(call.attrs.axis)
-    graph.names[var] = graph.node("Softmax", [graph.real(call.args[0])], axis=axis)
+    return graph.node("Softmax", [graph.real(call.args[0])], axis=axis)
 
 
-def _astype(graph: Graph, var: relax.Var, call: relax.Call) -> None:
+def _astype(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     to = helper.np_dtype_to_tensor_dtype(np.dtype(str(call.ty.dtype)))
-    graph.names[var] = graph.node("Cast", [graph.value(call.args[0])], to=to or TensorProto.FLOAT)
+    return graph.node("Cast", [graph.value(call.args[0])], to=to or TensorProto.FLOAT)
 
 
 _SAME_IN_ONNX = {
@@ -367,7 +345,7 @@ _SAME_IN_ONNX = {
     **{"erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log", "negative": "Neg"},
     **{"round": "Round", "sigmoid": "Sigmoid", "sqrt": "Sqrt", "tanh": "Tanh", "nn.relu": "Relu"},
 }
-_WRITERS: dict[str, Callable[[Graph, relax.Var, relax.Call], None]] = {
+_WRITERS: dict[str, Rule] = {
     "nn.conv2d": _conv,
     "nn.max_pool2d": _pool("MaxPool"),
     "nn.avg_pool2d": _pool("AveragePool"),

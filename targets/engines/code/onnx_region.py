@@ -156,8 +156,8 @@ class Graph:
         return self.constant(np.asarray(number)), self.constant(np.asarray(zero))
 
 
-Rule = Callable[[Graph, relax.Var, relax.Call], None]
-"""Adds the nodes of an operator, and the name of its result."""
+Rule = Callable[[Graph, relax.Var, relax.Call], str]
+"""Adds the nodes of an operator; returns the name of its result's real numbers."""
 
 
 def export(function: relax.Function, rules: Callable[[relax.Call], Rule | None]) -> bytes:
@@ -200,9 +200,13 @@ def written(
                     f"expected an operator that ONNX has for an engine, got {kind_of(value)} "
                     f"({var.name}); place it elsewhere"
                 )
-            rule(graph, var, value)
-            if var in graph.scales and integer_of(value) is None:
-                graph.move(var, value)
+            made, integer = rule(graph, var, value), integer_of(value)
+            if var in graph.scales:
+                graph.store(var, made, integer)
+                if integer is None:
+                    graph.move(var, value)
+            else:
+                graph.names[var] = made
         yield var, graph.nodes[before:]
 
 
