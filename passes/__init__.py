@@ -58,55 +58,25 @@ ShareConstants          constants of several modules share memory
 TVM's type; the functions beside the passes (`prune_channels` for `PruneChannels`) raise ours.
 """
 
+import re
+
 from tvm_stretch.base.exports import exported
 
-PASSES = {
-    "AverageBySums": "average_by_sums",
-    "BlockChannels": "block_channels",
-    "BranchSegments": "branch_segments",
-    "Canonicalise": "canonicalise",
-    "CanonicaliseTrainable": "canonicalise",
-    "CarryStates": "carry_states",
-    "ChannelsFirst": "channels_first",
-    "DecomposeQuantisation": "decompose_quantisation",
-    "DuplicateAndScale": "duplicate_and_scale",
-    "EmptyTensors": "empty_tensors",
-    "ExpandMath": "expand_math",
-    "FoldBatchNorm": "fold_batch_norm",
-    "FoldConstants": "fold_constants",
-    "FormIntegers": "form_integers",
-    "FramesAsImages": "frames_as_images",
-    "KeepConditions": "keep_conditions",
-    "GuardOperators": "guard_operators",
-    "IntegersInHalf": "integers_in_half",
-    "JoinDepthwise": "join_depthwise",
-    "JoinTables": "join_tables",
-    "KeepNan": "keep_nan",
-    "KeepViews": "keep_views",
-    "LowRank": "low_rank",
-    "MarkOperators": "name_kernels",
-    "MarkPatterns": "mark_patterns",
-    "NameKernels": "name_kernels",
-    "NameOperators": "name_operators",
-    "PartitionBySupport": "partition_by_support",
-    "PartitionRegions": "partition_regions",
-    "PruneChannels": "prune_channels",
-    "ReturnTuple": "return_tuple",
-    "RoundBfloats": "round_bfloats",
-    "RoundProducts": "round_products",
-    "ScheduleKernels": "schedule_kernels",
-    "SettleGuards": "guard_operators",
-    "ShareConstants": "share_constants",
-    "SimplifyOperators": "simplify_operators",
-    "SplitExtremes": "split_extremes",
-    "SplitOutputs": "split_outputs",
-    "StoreSmallTypes": "store_small_types",
-    "TagOperators": "tag",
-    "TemplateLayers": "template_layers",
-    "UseFixedPoint": "use_fixed_point",
-    "UseHalf": "use_half",
-    "WholeRegions": "whole_regions",
-    "WritePlaces": "write_places",
+_NAMES = (
+    *("AverageBySums", "BlockChannels", "BranchSegments", "Canonicalise", "CarryStates"),
+    *("ChannelsFirst", "DecomposeQuantisation", "DuplicateAndScale", "EmptyTensors", "ExpandMath"),
+    *("FoldBatchNorm", "FoldConstants", "FormIntegers", "FramesAsImages", "GuardOperators"),
+    *("IntegersInHalf", "JoinDepthwise", "JoinTables", "KeepConditions", "KeepNan", "KeepViews"),
+    *("LowRank", "MarkPatterns", "NameKernels", "NameOperators", "PartitionBySupport"),
+    *("PartitionRegions", "PruneChannels", "ReturnTuple", "RoundBfloats", "RoundProducts"),
+    *("ScheduleKernels", "ShareConstants", "SimplifyOperators", "SplitExtremes", "SplitOutputs"),
+    *("StoreSmallTypes", "TemplateLayers", "UseFixedPoint", "UseHalf", "WholeRegions"),
+    "WritePlaces",
+)
+
+PASSES = {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in _NAMES} | {
+    **{"CanonicaliseTrainable": "canonicalise", "MarkOperators": "name_kernels"},
+    **{"SettleGuards": "guard_operators", "TagOperators": "tag"},
 }
 """The file of each pass; it is imported when the pass is first used."""
 
