@@ -75,10 +75,10 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
         if passes:
             parts.append(vectors(first, passes, width))
         first, width = first + passes * width, max(1, width // 2)
-    return scheduled(func, block(*parts))
+    return with_nest(func, block(*parts))
 
 
-def scheduled(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
+def with_nest(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
     """The function with a complete loop nest as its body."""
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
@@ -109,12 +109,13 @@ def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
     regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
     regions.append(block.writes[0].region)
     for found, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
-        if not all(place.min.same_as(axis) and _is_one(place.extent) for place in places):
+        if not all(place.min.same_as(axis) and is_one(place.extent) for place in places):
             return found
     return min(len(axes), *map(len, regions))  # a single number has an axis, but no place
 
 
-def _is_one(extent: Any) -> bool:
+def is_one(extent: Any) -> bool:
+    """Whether an extent is known to be 1."""
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
@@ -176,7 +177,7 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
         return block(*fill, loop(-(-axes.run // lanes), vector))
 
     nest = loop(prod(axes.extents[i] for i in axes.outer), pixels, "block")
-    return scheduled(func, within(copies, nest))
+    return with_nest(func, within(copies, nest))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.network.rewriting import rewrite
 
-from .flat import scheduled
+from .flat import with_nest
 from .loop_axes import Axis
 from .loops import PARALLEL, SERIAL, VECTORIZED, const, load, loop, scratch, within
 
@@ -58,7 +58,7 @@ def reduced_rows(
     chains = next(c for c in (_CHAINS, _CHAINS // 2, 1) if last.extent >= 2 * c * lanes)
     rows = _Rows(statement, value, last.extent, lanes * chains)
     kind = PARALLEL if threads else SERIAL
-    return scheduled(func, rows.write(kind))
+    return with_nest(func, rows.write(kind))
 
 
 def _value(update: tirx.BufferStore) -> Expr | None:

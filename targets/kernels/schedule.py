@@ -19,6 +19,7 @@ from tvm_stretch.targets.hexagon.kernels.hvx_stores import pack_stores
 from tvm_stretch.targets.opencl.kernels.rules import schedule_items
 
 from .fixed_point import narrowing_of
+from .flat import with_nest
 from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
@@ -100,7 +101,7 @@ def _schedule(
     fused: FusedKernel | None,
 ) -> tirx.PrimFunc:
     if template is not None and fused is not None:
-        written = _with_body(func, template.write(machine, fused))
+        written = with_nest(func, template.write(machine, fused))
         if machine.kind != "gpu":
             return written
         written = written.with_attr(WHOLE_QUADS, True)
@@ -109,7 +110,7 @@ def _schedule(
     nest = whole_nest(func, machine)
     if nest is None:
         return _WITHOUT_TEMPLATE[machine.kind](func, machine)
-    written = _with_body(func, nest)
+    written = with_nest(func, nest)
     return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
 
 
@@ -123,11 +124,6 @@ def _images(func: tirx.PrimFunc, template: Template, fused: FusedKernel) -> list
         for place, param in enumerate(func.params)
         if any(param.same_as(one) for one in wanted) and not any(param.same_as(o) for o in own)
     ]
-
-
-def _with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
-    marks = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
-    return tirx.PrimFunc(func.params, body).with_attrs(marks)
 
 
 def _on_core(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:

@@ -24,7 +24,7 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
 
-from .flat import scheduled
+from .flat import with_nest
 from .loop_axes import Axis
 from .loops import (
     CACHE_LINE,
@@ -60,7 +60,7 @@ def in_squares(
     if across is None or side not in _SIDES:
         return None
     squares = _Squares(statement.body, tuple(axes), across, side)
-    return scheduled(func, squares.write(threads)) if squares.fits else None
+    return with_nest(func, squares.write(threads)) if squares.fits else None
 
 
 def _across(axes: Sequence[Axis], side: int) -> int | None:

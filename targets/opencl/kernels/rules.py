@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
+from tvm_stretch.targets.kernels.flat import is_one
 
 from .in_order import is_in_order, write_in_order
 from .machine import GpuMachine
@@ -58,7 +59,7 @@ def schedule_items(func: tirx.PrimFunc, gpu: GpuMachine) -> tirx.PrimFunc:
 
 def _without_one_item(loop: tirx.For) -> tirx.Stmt:
     """What a loop of one item does: code outside of work-items runs in one of them."""
-    return loop.body if loop.thread_binding is not None and _is_one(loop.extent) else loop
+    return loop.body if loop.thread_binding is not None and is_one(loop.extent) else loop
 
 
 def _has_groups_inside(func: tirx.PrimFunc) -> bool:
@@ -66,10 +67,6 @@ def _has_groups_inside(func: tirx.PrimFunc) -> bool:
     serial = [loop for loop in nodes_of(func.body, tirx.For) if loop.thread_binding is None]
     inner = [loop.body.thread_binding for loop in serial if isinstance(loop.body, tirx.For)]
     return any(bound is not None and bound.thread_tag.startswith("blockIdx") for bound in inner)
-
-
-def _is_one(extent: Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
@@ -81,7 +78,7 @@ def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
     body, start = where.body, where.init
     if start is None or not isinstance(body, tirx.BufferStore) or len(where.writes) != 1:
         return where
-    if not all(_is_one(axis.dom.extent) for axis in reduced):
+    if not all(is_one(axis.dom.extent) for axis in reduced):
         return where
 
     def first(load: TensorLoad) -> Expr:
