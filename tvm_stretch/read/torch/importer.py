@@ -147,7 +147,8 @@ def _checked(convert: Converter) -> Callable[[Any, Any], Any]:
         except StretchError:
             raise
         except Exception as error:  # the importer raises many kinds
-            raise call.refused("supported arguments", last_line(error), _ANOTHER_WAY) from error
+            said = f"an error: {last_line(error)}"
+            raise call.refused("supported arguments", said, _ANOTHER_WAY) from error
         for got, want in _pairs(node, result):
             _compare(node, got, want)
         return result
