@@ -80,6 +80,16 @@ def test_a_fast_compile_searches_nothing(
     assert "for the artifact" in capsys.readouterr().err
 
 
+def test_a_compile_says_why_it_has_its_plan(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = ["-t", json.dumps({"kind": "opencl", "device": "adreno"})]
+    given = ["compile", str(files / "net.onnx"), "-o", str(files / "both.so"), *TARGET, *absent]
+    text = said(capsys, *given)
+    reason = ts.load(files / "both.so").plan.reason
+    assert reason and text.endswith(f"\nplan: {reason}\n")
+
+
 def test_precision_for_a_core_that_is_not_here(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +106,7 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(bench)["p99_ms"] >= json.loads(bench)["p90_ms"] > 0
     assert json.loads(bench)["first_ms"] > 0 and json.loads(bench)["memory_most_mib"] > 1
     lines = said(capsys, "bench", artifact, "--repeat", "3").splitlines()
-    names = ["start", "load", "first", "median", "p90", "p99", "fastest", "spread", "memory"]
+    names = ["start", "load", "first", "median", "p25", "p75", "p90", "p99", "fastest", "memory"]
     assert [line.split()[0] for line in lines] == names  # start: of Python alone
     trace = files / "trace.json"
     text = said(capsys, "timeline", artifact, "-o", str(trace))

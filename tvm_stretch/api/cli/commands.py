@@ -117,8 +117,10 @@ def compile(args: argparse.Namespace) -> None:
         "kernels": len(model.graph.nodes),
         "weights_bytes": model.graph.weights_bytes,
         "arena_bytes": model.graph.arena_bytes,
+        "reason": model.plan.reason,
     }
-    _show(args, described, f"{args.output}: {model}")
+    why = f"\nplan: {model.plan.reason}" if model.plan.reason else ""
+    _show(args, described, f"{args.output}: {model}{why}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -188,10 +190,8 @@ def bench(args: argparse.Namespace) -> None:
     data |= {
         "first_ms": first * 1e3,
         "median_ms": result.median * 1e3,
-        "p90_ms": result.percentile(90) * 1e3,
-        "p99_ms": result.percentile(99) * 1e3,
+        **{f"p{part}_ms": result.percentile(part) * 1e3 for part in (25, 75, 90, 99)},
         "fastest_ms": min(result.samples) * 1e3,
-        "spread_ms": result.spread * 1e3,
     }
     lines = [f"{name.removesuffix('_ms'):8}{value:10.3f} ms" for name, value in data.items()]
     lines[0] += ", in which Python imports TVM; an app has none of it"
