@@ -141,6 +141,13 @@ def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
     assert wins >= 25  # 12 of 40 without more rounds
 
 
+def test_rounds_are_counted_aloud(clock: Clock) -> None:
+    lines: list[str] = []
+    with reporting(lines.append):
+        compare([Scripted(clock, always(2)), Scripted(clock, always(1))])
+    assert lines[0] == "round 1 of 60" and lines[-1] == f"round {len(lines)} of 60"
+
+
 def test_what_is_clear_takes_few_rounds(clock: Clock) -> None:
     """Wins and losses in every round; what wins by little is looked at longer."""
 

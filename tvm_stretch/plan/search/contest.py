@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tvm_stretch.base.errors import StretchError
-from tvm_stretch.base.progress import step
+from tvm_stretch.base.progress import count, step
 from tvm_stretch.plan.search.objective import Objective
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.timeline import Timeline
@@ -78,6 +78,7 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
                 run()
         for _ in range(_PATIENCE):
             for _ in range(rounds):
+                count("round", len(samples[0]) + 1, _PATIENCE * rounds)
                 _take_turns(runs, samples)
                 outcomes = [_outcome(latencies, samples[0]) for latencies in samples]
                 if len(samples[0]) >= _FEWEST and all(map(_clear, outcomes[1:])):
