@@ -245,20 +245,27 @@ struct Wrapped<index, Result(Args...)> {
 using GetPlatforms = cl_int (*)(uint32_t, void**, uint32_t*);
 using Find = void* (*)(const char*);
 
+void* Library() {
+  static void* const library = dlopen(getenv("FAULTS_OPENCL"), RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
 Find RealFind() {
-  static const Find find = [] {
-    void* library = dlopen(getenv("FAULTS_OPENCL"), RTLD_NOW | RTLD_LOCAL);
-    return library == nullptr
-               ? nullptr
-               : reinterpret_cast<Find>(dlsym(library, "clGetExtensionFunctionAddress"));
-  }();
-  return find;
+  return Library() == nullptr
+             ? nullptr
+             : reinterpret_cast<Find>(dlsym(Library(), "clGetExtensionFunctionAddress"));
+}
+
+// A driver's own list of platforms, or that of a loader of drivers.
+GetPlatforms RealGetPlatforms() {
+  void* own = RealFind()("clIcdGetPlatformIDsKHR");
+  if (own == nullptr) own = dlsym(Library(), "clGetPlatformIDs");
+  return reinterpret_cast<GetPlatforms>(own);
 }
 
 cl_int Platforms(uint32_t size, void** platforms, uint32_t* count) {
   if (Fails(kOpenCL)) return kOutOfResources;
-  const auto get = reinterpret_cast<GetPlatforms>(RealFind()("clIcdGetPlatformIDsKHR"));
-  const cl_int code = get(size, platforms, count);
+  const cl_int code = RealGetPlatforms()(size, platforms, count);
   if (code != 0 || size == 0 || platforms == nullptr) return code;
   void*** object = reinterpret_cast<void***>(platforms[0]);
   if (*object == driver.table) return code;
