@@ -30,7 +30,7 @@ import onnx
 import onnx.numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
-from tvm_stretch.base.errors import ModelError, StretchError, UnsupportedError
+from tvm_stretch.base.errors import InputError, ModelError, StretchError, UnsupportedError
 from tvm_stretch.passes.store_small_types import STORED
 
 LISTING = Path(__file__).with_suffix(".txt")
@@ -80,6 +80,8 @@ def verdict(case: TestCase, target: str = "llvm") -> str:
             if not more:
                 return "refused: " + " ".join(str(error).split())
             baked.extend(more)
+        except InputError as error:  # nothing is given for an optional input
+            return "refused: " + " ".join(str(error).split())
         except AssertionError as error:
             return "WRONG: " + " ".join(str(error).split())[:300]
         except Exception as error:

@@ -293,7 +293,8 @@ class _Importer:
     def inline(self, proto: onnx.NodeProto, node: Node) -> list[Value | None]:
         """Translate the function body that ONNX defines for an operator without converter."""
         holds_graph = any(attribute.HasField("g") for attribute in proto.attribute)
-        body = None if holds_graph else qdq_body(proto, node) or function_body(proto, node)
+        body = None if holds_graph else qdq_body(proto, node)
+        body = body or function_body(proto, node)
         if body is None:
             domain = proto.domain or "ai.onnx"
             raise UnsupportedError(

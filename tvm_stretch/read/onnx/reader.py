@@ -306,7 +306,7 @@ def _copy_without_large_weights(
     """Copy ``model``, with large constants as graph inputs and local functions inlined."""
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in constants]
+    inputs = [_plain(value) for value in graph.input if value.name not in constants]
     weight_inputs = [
         onnx.helper.make_tensor_value_info(
             name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
@@ -337,6 +337,14 @@ def _copy_without_large_weights(
     }
     outputs = [output.name for output in graph.output]
     return OnnxNetwork(light, weights, inputs, outputs, declared)
+
+
+def _plain(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """An optional tensor is a tensor here, which each call gives."""
+    optional = value.type.optional_type.elem_type
+    if not optional.HasField("tensor_type"):
+        return value
+    return onnx.helper.make_value_info(value.name, optional)
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:

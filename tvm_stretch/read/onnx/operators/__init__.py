@@ -3,6 +3,7 @@
 from tvm_stretch.read.onnx.operators import (  # noqa: F401
     activation,
     elementwise,
+    features,
     gather,
     heads,
     layers,

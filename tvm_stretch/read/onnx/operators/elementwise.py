@@ -47,9 +47,14 @@ def _binary(node: Node) -> relax.Expr:
     return _BINARY[node.op](node[0], node[1])
 
 
-@converter("Identity")
+@converter("Identity", "Optional", "OptionalGetElement")
 def _identity(node: Node) -> Value:
     return node.inputs[0]
+
+
+@converter("OptionalHasElement")
+def _has_element(node: Node) -> Value:
+    return np.asarray(bool(node.inputs) and node.inputs[0] is not None)
 
 
 @converter("Sign")
@@ -130,8 +135,10 @@ def _bit_cast(node: Node) -> relax.Expr:
     dtype = check_dtype(dtype_of(node.attr("to")), f"the result of {node.op} {node.name!r}")
     if np.dtype(numpy_dtype(dtype)).itemsize != np.dtype(numpy_dtype(node.dtype())).itemsize:
         raise node.refuse("a type of the same size", f"{node.dtype()} to {dtype}")
-    if "bool" in (dtype, node.dtype()):
-        raise node.refuse("numbers", "booleans")
+    if "bool" in (dtype, node.dtype()):  # a byte that is 0 or 1
+        if dtype == "bool":
+            raise node.refuse("numbers", "bytes that become booleans, of which only 0 and 1 are")
+        return relax.op.astype(node[0], dtype)
     bits = node.bb.emit_te(
         lambda x: te.compute(x.shape, lambda *i: tirx.reinterpret(dtype, x(*i))),
         node.emit(relax.op.reshape(node[0], node.shape() or [1])),  # a kernel needs an axis

@@ -79,6 +79,28 @@ def _places(node: Node, result: list[int]) -> relax.Expr:
     return relax.op.add(places, constant(first.reshape(shape), "int64"))
 
 
+@converter("MaxUnpool")
+def _max_unpool(node: Node) -> relax.Expr:
+    """Numbers at their places of a larger tensor of zeros; an output shape adds more after them."""
+    window, sizes = node.attr("kernel_shape"), node.shape()
+    stride = node.attr("strides", [1] * len(window))
+    pads = node.attr("pads", [0] * 2 * len(window))
+    edges = zip(sizes[2:], stride, window, pads, pads[len(window) :], strict=False)
+    shape = [*sizes[:2], *((size - 1) * s + k - a - b for size, s, k, a, b in edges)]
+    places = node.emit(relax.op.reshape(node[1], (prod(sizes), 1)))
+    zeros = node.emit(relax.op.zeros((prod(shape),), node.dtype()))
+    numbers = node.emit(relax.op.reshape(node[0], (prod(sizes),)))
+    result = node.emit(relax.op.scatter_nd(zeros, places, numbers, "update"))
+    result = node.emit(relax.op.reshape(result, shape))
+    wanted = node.optional_const(2, "output_shape")
+    if wanted is None:
+        return result
+    after = [int(w) - size for w, size in zip(wanted, shape, strict=True)]
+    if min(after) < 0:
+        raise node.refuse(f"an output shape of {shape} or more", f"{wanted.tolist()}")
+    return relax.op.nn.pad(result, [n for size in after for n in (0, size)])
+
+
 @converter("LpPool")
 def _lp_pool(node: Node) -> relax.Expr:
     p = node.attr("p", 2)
