@@ -25,6 +25,7 @@ import tvm
 import tvm_ffi
 from tvm_ffi import libinfo
 
+from tvm_stretch.base import progress
 from tvm_stretch.base.errors import InstallError, TargetError
 from tvm_stretch.base.files import writing
 from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
@@ -138,6 +139,7 @@ def _link(objects: Mapping[str, bytes], linker: Linker, key: bytes) -> bytes:
         library = [*linker.library, soname, "-Wl,--version-script=exports"]
         program = folder / "program.elf"
         options = library if linker.library else ["-lm"]
+        progress.say("linking for the DSP: at the first time zig builds its C library, a minute")
         _run([*linker.command, *parts, *options, "-o", str(program)], folder)
         return program.read_bytes()
 
