@@ -370,8 +370,9 @@ def test_probed_by_packets(tmp_path: Path) -> None:
     assert any("for speed, packets counted, 0.83 ns each, not timed" in line for line in lines)
 
 
-_FLOATS = {"lstm"}
-"""Its products are added before they are quantised, and no layer is convolved."""
+_FLOATS = {"fast_style_transfer", "lstm"}
+"""Instance norms are floats also in a network of 8 bits; products are added before they are
+quantised, and no layer is convolved."""
 
 
 @pytest.mark.full
