@@ -201,12 +201,12 @@ def written(
                     f"({var.name}); place it elsewhere"
                 )
             made, integer = rule(graph, var, value), integer_of(value)
-            if var in graph.scales:
+            if var in graph.scales and kind_of(value) != "astype":  # its result is an integer
                 graph.store(var, made, integer)
-                if integer is None:
-                    graph.move(var, value)
             else:
                 graph.names[var] = made
+            if var in graph.scales and integer is None:
+                graph.move(var, value)
         yield var, graph.nodes[before:]
 
 
