@@ -5,18 +5,20 @@
 
 An operator depends on a condition if everything that reads it is such a selection, or depends on
 the same condition. Selections stay: the network computes the same with every operator. Networks
-with states stay as they are.
+with states stay as they are, and so do selections between single numbers, such as an index that
+may count from the end: a result would cost more than what is skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import tvm
 from tvm import relax
 
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.expressions import bindings_of, shape_of, with_variables
+from tvm_stretch.network.expressions import bindings_of, shape_of, tensor_types, with_variables
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.states import CONDITIONS, STATES, Condition, read_guards
 from tvm_stretch.passes.guard_operators import results_of, returning
@@ -63,15 +65,18 @@ def _conditions(main: relax.Function) -> dict[str, _Wanted]:
         if isinstance(result, relax.Var):
             uses.setdefault(result.name, set()).add(None)
     found: dict[str, _Wanted] = {}
+    worth: set[str] = set()
     for binding in reversed([*bindings_of(main)]):
         name, value = binding.var.name, binding.value
         own = uses.get(name, {None})
         (only,) = own if len(own) == 1 else (None,)
         if only is not None:
             found[name] = only
+            if _has_several(binding.var):
+                worth.add(only[0])
         for read, wanted in _reads(value, only):
             uses.setdefault(read, set()).add(wanted)
-    return found
+    return {name: wanted for name, wanted in found.items() if wanted[0] in worth}
 
 
 def _reads(value: relax.Expr, own: _Wanted | None) -> list[tuple[str, _Wanted | None]]:
@@ -89,6 +94,11 @@ def _reads(value: relax.Expr, own: _Wanted | None) -> list[tuple[str, _Wanted | 
 
     relax.analysis.post_order_visit(value, visit)
     return found
+
+
+def _has_several(var: relax.Var) -> bool:
+    """Whether a variable holds more than one number."""
+    return any(prod(int(n) for n in ty.shape.values) > 1 for ty in tensor_types(var))
 
 
 def _is_one(flag: relax.Var) -> bool:

@@ -296,7 +296,8 @@ def _sequence_input() -> onnx.ModelProto:
 
 
 def _optional_input() -> onnx.ModelProto:
-    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [2, 3]))
+    tensors = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, [2, 3]))
+    kind = helper.make_optional_type_proto(tensors)
     value = helper.make_value_info("x", kind)
     return model(helper.make_node("OptionalGetElement", ["x"], ["y"]), inputs=[value])
 

@@ -166,6 +166,7 @@ IGNORED = {
     *("stash_type", "precision", "softmax_precision"),  # ours is at least float32
     "qk_matmul_output_mode",  # of a result that is left to the operator's function
     "sorted",  # results always are
+    *("pool_strings", "type"),  # a pool of strings is refused; no optional is empty
     *("momentum", "seed", "ratio", "training_mode", "is_test", "consumed_inputs"),  # of training
 }
 
