@@ -6,7 +6,7 @@
 An operator depends on a condition if everything that reads it is such a selection, or depends on
 the same condition. Selections stay: the network computes the same with every operator. Networks
 with states stay as they are, and so do selections between single numbers, such as an index that
-may count from the end: a result would cost more than what is skipped.
+may count from the end: a result would cost more than the skipped operators.
 """
 
 from __future__ import annotations
