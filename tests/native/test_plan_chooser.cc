@@ -16,8 +16,7 @@ constexpr size_t kAll = 0, kCpu = 1, kGpu = 2;  // plans: on both processors, on
 // Runs of three plans, on processors that others keep busy.
 class Runs {
  public:
-  explicit Runs(std::vector<int64_t> usual = {10 * kMs, 18 * kMs, 17 * kMs},
-                Energies energies = {})
+  explicit Runs(std::vector<int64_t> usual = {10 * kMs, 18 * kMs, 17 * kMs}, Energies energies = {})
       : usual_(usual), chooser(usual, Paces(0, {{}, {}, {}}), std::move(energies)) {}
 
   // Latencies while a processor is so many times slower.
