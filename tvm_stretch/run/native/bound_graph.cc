@@ -140,10 +140,9 @@ BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int
   for (int64_t id : ids) {
     const NodeSpec& node = nodes[id];
     const bool always = node.when.empty();
-    calls_.push_back(Call{&kernels.at(node.kernel), arguments_.size(),
-                          node.inputs.size() + node.outputs.size(), id,
-                          always ? nullptr : tensors->at(node.when[0]),
-                          !always && node.when[1] == 1});
+    calls_.push_back(
+        Call{&kernels.at(node.kernel), arguments_.size(), node.inputs.size() + node.outputs.size(),
+             id, always ? nullptr : tensors->at(node.when[0]), !always && node.when[1] == 1});
     for (const std::vector<int64_t>* operands : {&node.inputs, &node.outputs}) {
       for (int64_t operand : *operands) arguments_.emplace_back(tensors->at(operand));
     }
