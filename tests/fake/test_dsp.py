@@ -54,6 +54,7 @@ def is_alive(pid: int) -> bool:
 def killed_while_it_runs(model: ts.Model) -> Future[np.ndarray]:
     """A run whose DSP is stopped when it begins, and killed before it answers."""
     pid = health(model)["pid"]
+    assert pid > 0  # -1 would be every process
     os.kill(pid, signal.SIGSTOP)
     future = model.run_async(picture(1))
     time.sleep(0.05)
