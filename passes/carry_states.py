@@ -52,7 +52,7 @@ from tvm_stretch.network.states import (
     next_name,
     write_states,
 )
-from tvm_stretch.passes.guard_operators import results_of
+from tvm_stretch.passes.guard_operators import returned_tensors
 
 States = Mapping[str, Source]
 Rooms = Mapping[str, tuple[int, int]]
@@ -74,7 +74,7 @@ def carry_states(
         InputError: a name is none of the network, or an output does not fit its input.
     """
     main = mod["main"]
-    results = results_of(main)
+    results = returned_tensors(main)
     names = [str(name) for name in (main.attrs or {}).get("output_names", [])]
     names = names or [f"output{place}" for place in range(len(results))]
     params = {param.name: param for param in main.params}

@@ -72,7 +72,7 @@ def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
     count, guards = read_guards(main)
     if count is None:
         return mod
-    results = results_of(main)
+    results = returned_tensors(main)
     bound = _bound(main)
     left = []
     for guard in guards:
@@ -106,7 +106,7 @@ class _Rewriter(Bindings):
     def __init__(self, main: relax.Function) -> None:
         super().__init__()
         self.main = main
-        self.results = results_of(main)
+        self.results = returned_tensors(main)
         count, listed = read_guards(main, LIMITS)
         self.count = len(self.results) if count is None else count
         self.guards: dict[tuple[Any, ...], Guard] = {(guard,): guard for guard in listed}
@@ -267,8 +267,7 @@ def returning(
     result = fields[0] if one else relax.Tuple(fields)
     ret = fields[0].ty if one else relax.TupleType([field.ty for field in fields])
     body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, result))
-    attrs = {key: value for key, value in dict(main.attrs or {}).items()}
-    attrs = {key: value for key, value in attrs.items() if key not in (GUARDS, LIMITS)}
+    attrs = {k: v for k, v in dict(main.attrs or {}).items() if k not in (GUARDS, LIMITS)}
     if guards or count < len(fields):
         attrs[GUARDS] = to_text((count, list(guards)))
     function = relax.Function(main.params, body, ret, main.is_pure)
@@ -288,8 +287,8 @@ def _bound(main: relax.Function) -> dict[relax.Var, relax.Expr]:
     return {binding.var: binding.value for binding in bindings_of(main)}
 
 
-def results_of(main: relax.Function) -> list[relax.Expr]:
-    """The tensors that a function returns."""
+def returned_tensors(main: relax.Function) -> list[relax.Expr]:
+    """The tensors that a function returns, also if it binds their tuple before."""
     bound, result = _bound(main), main.body.body
     while isinstance(bound.get(result), relax.Var | relax.Tuple):
         result = bound[result]

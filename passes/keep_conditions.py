@@ -18,10 +18,16 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.network.codec import to_text
-from tvm_stretch.network.expressions import bindings_of, shape_of, tensor_types, with_variables
+from tvm_stretch.network.expressions import (
+    bindings_of,
+    shape_of,
+    tensor_types,
+    variables_of,
+    with_variables,
+)
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.states import CONDITIONS, STATES, Condition, read_guards
-from tvm_stretch.passes.guard_operators import results_of, returning
+from tvm_stretch.passes.guard_operators import returned_tensors, returning
 
 _Wanted = tuple[str, bool]
 
@@ -36,7 +42,7 @@ class KeepConditions:
         if not found:
             return mod
         wanted = {flag for flag, _ in found.values()}
-        results, given = results_of(main), {param.name for param in main.params}
+        results, given = returned_tensors(main), {param.name for param in main.params}
         count, guards = read_guards(main)
         count = len(results) if count is None else count
         places = {r.name: i for i, r in enumerate(results) if isinstance(r, relax.Var)}
@@ -61,7 +67,7 @@ class KeepConditions:
 def _conditions(main: relax.Function) -> dict[str, _Wanted]:
     """By operator, the variable that has to be true, or false, for anything to read it."""
     uses: dict[str, set[_Wanted | None]] = {}
-    for result in results_of(main):
+    for result in returned_tensors(main):
         if isinstance(result, relax.Var):
             uses.setdefault(result.name, set()).add(None)
     found: dict[str, _Wanted] = {}
@@ -86,14 +92,7 @@ def _reads(value: relax.Expr, own: _Wanted | None) -> list[tuple[str, _Wanted | 
         flag, chosen = args[0].name, (True, False)
         named = [arg.name if isinstance(arg, relax.Var) else "" for arg in args[1:]]
         return [(flag, own), *((n, (flag, w)) for n, w in zip(named, chosen, strict=True) if n)]
-    found: list[tuple[str, _Wanted | None]] = []
-
-    def visit(part: relax.Expr) -> None:
-        if isinstance(part, relax.Var):
-            found.append((part.name, own))
-
-    relax.analysis.post_order_visit(value, visit)
-    return found
+    return [(var.name, own) for var in variables_of(value)]
 
 
 def _has_several(var: relax.Var) -> bool:

@@ -122,13 +122,13 @@ def _parallel_branches(problem: Problem) -> Iterator[list[Layer]]:
 
 def _components(problem: Problem, operators: Sequence[int]) -> list[Layer]:
     """The operators in sets that no tensor connects."""
-    found: list[list[int]] = []
+    sets: list[list[int]] = []
     for operator in operators:
         reads = set(problem.predecessors[operator])
-        joined = [one for one in found if reads & set(one)]
-        found = [one for one in found if one not in joined]
-        found.append([*(op for one in joined for op in one), operator])
-    return [tuple(one) for one in found]
+        joined = [one for one in sets if reads & set(one)]
+        sets = [one for one in sets if one not in joined]
+        sets.append([*(op for one in joined for op in one), operator])
+    return [tuple(one) for one in sets]
 
 
 def mulayer_chains(problem: Problem) -> list[SplitChain]:

@@ -112,8 +112,10 @@ def meetings() -> Iterator[Row]:
     st = stretching(RESIDUAL, LARGE)
     yield original(RESIDUAL, "")
     for points, theirs in MEETINGS:
-        made = [(w / 100, st.judge(meeting_after(st, points, w / 100))) for w in range(50, 81, 2)]
-        ratio, best = min(made, key=lambda pair: abs(pair[1].multiply_adds - st.original[0]))
+        candidates = [
+            (w / 100, st.judge(meeting_after(st, points, w / 100))) for w in range(50, 81, 2)
+        ]
+        ratio, best = min(candidates, key=lambda pair: abs(pair[1].multiply_adds - st.original[0]))
         assert st.task.meetings(best.design)[0] == len(points)
         name = f"{len(points)} meeting points, {ratio:.0%} of the width"
         yield stretched(name, RESIDUAL, best, theirs)

@@ -36,9 +36,9 @@ def alone(problem: Problem, place: int) -> int:
 def row(name: str) -> tuple[str, ...]:
     """Predicted milliseconds of each strategy, and ratios to the GPU beside the paper's."""
     source = zoo.build(name)
-    found = ts.problems.network_problem(source, TEAM, device=PHONE, as_built=True)
-    cpu, gpu = (alone(found.problem, place) / 1e6 for place in (0, 1))
-    both = spans(found.problem, {"µLayer": schedule_mulayer, "CoDL": schedule_codl})
+    network = ts.problems.network_problem(source, TEAM, device=PHONE, as_built=True)
+    cpu, gpu = (alone(network.problem, place) / 1e6 for place in (0, 1))
+    both = spans(network.problem, {"µLayer": schedule_mulayer, "CoDL": schedule_codl})
     mulayer, codl = (both[name] / 1e6 for name in ("µLayer", "CoDL"))
     plan = ts.plan_for(source, TEAM, device=PHONE, as_built=True)
     ours = (plan.predicted_ns or 0) / 1e6

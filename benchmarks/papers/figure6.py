@@ -32,9 +32,9 @@ def rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name in names:
         cells = []
         for profile in PROFILES:
-            found = spans(one_layout(synthetic_problem(graph_of(name), profile)), SCHEDULERS)
+            makespans = spans(one_layout(synthetic_problem(graph_of(name), profile)), SCHEDULERS)
             for who in ("HOPE:GS", "HOPE:LP"):
-                saved = 100 * (1 - found[who] / found["µLayer"])
+                saved = 100 * (1 - makespans[who] / makespans["µLayer"])
                 means.setdefault((profile, who), []).append(saved)
                 cells.append(f"{saved:.1f}")
         yield name, *cells

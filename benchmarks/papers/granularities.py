@@ -57,9 +57,11 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
         write_profile(beside(load_profile(PHONE), count), phones[-1])
     source = zoo.build(NETWORK)
     for name, team in TEAMS.items():
-        found = ts.stretch(source, team, device=PHONE)
-        best = next(c.design for c in found.candidates if c.kept and len(c.design.processors) > 1)
-        seconds = judge_on(found, phones, [best]).seconds["design 1"]
+        stretched = ts.stretch(source, team, device=PHONE)
+        best = next(
+            c.design for c in stretched.candidates if c.kept and len(c.design.processors) > 1
+        )
+        seconds = judge_on(stretched, phones, [best]).seconds["design 1"]
         yield name, *(f"{1e3 * (one or 0):.1f}" for one in seconds)
     problems = [
         ts.problems.network_problem(source, TEAMS["sub-graphs, C+G"], device=one).problem

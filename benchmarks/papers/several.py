@@ -80,11 +80,11 @@ def subgraphs(problem: Problem) -> Iterator[tuple[tuple[int, ...], list[int]]]:
 
 def row(pair: Sequence[str], profile: str) -> tuple[str, ...]:
     """Milliseconds of each way."""
-    known = {name: whole(synthetic_problem(graph_of(name), profile)) for name in pair}
-    requests = [known[name] for _ in range(REQUESTS) for name in pair]
+    problems = {name: whole(synthetic_problem(graph_of(name), profile)) for name in pair}
+    requests = [problems[name] for _ in range(REQUESTS) for name in pair]
     result = schedule(together(requests))
     check_schedule(together(requests), result)
-    plans = {name: schedule(problem).makespan for name, problem in known.items()}
+    plans = {name: schedule(problem).makespan for name, problem in problems.items()}
     after = sum(fastest(problem) for problem in requests)
     ways = (band(requests), sum(plans[name] for _ in range(REQUESTS) for name in pair))
     times = (after, *ways, result.makespan)

@@ -197,7 +197,7 @@ class _Transform(torch.nn.Module):
     """A Fourier transform, whose result is complex."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the last axis."""
+        """Transform the last axis."""
         return torch.fft.fft(x)
 
 

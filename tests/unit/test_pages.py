@@ -28,7 +28,7 @@ ELSEWHERE = {
 }
 """Pages whose code another test runs."""
 QUICK = ("docs/passes.md", "docs/states.md", "docs/streams.md")
-"""Those that `make test` runs, too."""
+"""`make test` runs the code of these pages, too."""
 
 
 def test_every_block_is_run_or_says_why_not() -> None:

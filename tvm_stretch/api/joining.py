@@ -26,7 +26,7 @@ from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.expressions import bindings_of, with_variables
 from tvm_stretch.network.rewriting import Bindings
 from tvm_stretch.network.states import GUARDS, STATES, Guard, read_guards
-from tvm_stretch.passes.guard_operators import results_of
+from tvm_stretch.passes.guard_operators import returned_tensors
 from tvm_stretch.read.load import load_network
 
 
@@ -110,11 +110,11 @@ class _Joined(Bindings):
         self.params += renamed.values()
         for binding in bindings_of(main):
             value = with_variables(binding.value, lambda var: renamed[var])
-            made = type(binding.var)(f"{name}.{binding.var.name}", binding.var.ty)
-            renamed[binding.var] = self.bind(made, value)
-        results = [with_variables(r, lambda var: renamed[var]) for r in results_of(main)]
-        known, guards = read_guards(main)
-        count = len(results) if known is None else known
+            var = type(binding.var)(f"{name}.{binding.var.name}", binding.var.ty)
+            renamed[binding.var] = self.bind(var, value)
+        results = [with_variables(r, lambda var: renamed[var]) for r in returned_tensors(main)]
+        guarded, guards = read_guards(main)
+        count = len(results) if guarded is None else guarded
         self.guarded.append(_Guarded(name, count, len(self.results), len(self.kept), guards))
         self.names += [f"{name}.{one}" for one in names_of_outputs(main, count)]
         self.results += results[:count]

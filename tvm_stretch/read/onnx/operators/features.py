@@ -45,20 +45,22 @@ def _tf_idf(node: Node) -> Value:
             raise node.refuse(f"at most {_MOST_COMPARED} comparisons", f"{len(grams)} grams")
         if len(grams):
             counts.append(_counts(node, rows, grams if wanted else None, len(grams)))
-    found = node.emit(relax.op.concat(counts, 1))
+    occurrences = node.emit(relax.op.concat(counts, 1))
     if node.attr("mode") == "IDF":
-        zero = constant(np.zeros((), "float32"))
-        found = node.emit(relax.op.astype(node.emit(relax.op.greater(found, zero)), "float32"))
+        is_there = node.emit(relax.op.greater(occurrences, node.scalar(0.0, "float32")))
+        occurrences = node.emit(relax.op.astype(is_there, "float32"))
     weights = node.attr("weights")
     if node.attr("mode") != "TF" and weights is not None:
-        found = node.emit(relax.op.multiply(found, constant(np.asarray(weights, "float32"))))
+        occurrences = node.emit(
+            relax.op.multiply(occurrences, constant(np.asarray(weights, "float32")))
+        )
     places = np.asarray(node.attr("ngram_indexes"))
     results = int(places.max()) + 1
     if places.min() < 0 or len(places) * results > _MOST_COMPARED:
         raise node.refuse(f"places from 0 to {_MOST_COMPARED // len(places)}", f"{places.tolist()}")
     to_places = np.zeros((len(places), results), "float32")
     to_places[np.arange(len(places)), places] = 1
-    result = node.emit(relax.op.matmul(found, constant(to_places)))
+    result = node.emit(relax.op.matmul(occurrences, constant(to_places)))
     return relax.op.reshape(result, (*shape[:-1], results))
 
 
