@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.engine_targets import ENGINE, compiled, needs_engine, network, quantised
+from helpers.killed import killed_while_it_runs, process_of
 from helpers.quantised_networks import IMAGES
 from helpers.relax_helpers import module, random_const
 from onnx import numpy_helper
@@ -83,19 +84,12 @@ def test_several_results_and_rows_with_gaps() -> None:
     np.testing.assert_allclose(model(X), alone(X), rtol=1e-4, atol=1e-5)
 
 
-def _process_of(model: ts.Model) -> int:
-    """An engine that does not run has -1, which would be every process."""
-    number = int(model.health()["engine"]["pid"])
-    assert number > 0
-    return number
-
-
 def test_a_killed_engine_costs_one_run() -> None:
     model = compiled()
     expected = model(X)
-    os.kill(_process_of(model), signal.SIGKILL)
+    future = killed_while_it_runs(model, "engine", X)
     with pytest.raises(ts.DeviceError, match="got an engine that was killed by signal 9"):
-        model(X)
+        future.result()
     np.testing.assert_array_equal(model(X), expected)
     assert model.health()["engine"]["starts"] == 2
 
@@ -103,7 +97,7 @@ def test_a_killed_engine_costs_one_run() -> None:
 def test_a_hanging_engine_is_given_up() -> None:
     model = compiled({**ENGINE, "deadline_ms": 200})
     expected = model(X)
-    os.kill(_process_of(model), signal.SIGSTOP)
+    os.kill(process_of(model, "engine"), signal.SIGSTOP)
     with pytest.raises(ts.DeviceError, match="got no answer within the deadline"):
         model(X)
     np.testing.assert_array_equal(model(X), expected)
@@ -153,10 +147,10 @@ def test_a_spare_takes_over(source: Callable[[], object]) -> None:
     model = ts.compile(source(), [ENGINE, "llvm"], plan=plan, spare=True, cpu_threads=1)
     x = X if source is network else IMAGES[:1]
     expected = model(x)
-    os.kill(_process_of(model), signal.SIGKILL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+        answer = killed_while_it_runs(model, "engine", x).result()
+    np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
     assert model.health()["engine"]["failures"] == 1
 
 

@@ -10,7 +10,6 @@ import struct
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import tvm
 from helpers.dsp_protocol import ANSWER, COMMAND
 from helpers.dsp_targets import answer, compiled, control_file, dsp_processor, picture
 from helpers.fake_targets import fake_processor
+from helpers.killed import killed_while_it_runs
 from helpers.relax_helpers import answers, module
 from tvm import relax
 
@@ -49,17 +49,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> float:
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def killed_while_it_runs(model: ts.Model) -> Future[np.ndarray]:
-    """A run whose DSP is stopped when it begins, and killed before it answers."""
-    pid = health(model)["pid"]
-    assert pid > 0  # -1 would be every process
-    os.kill(pid, signal.SIGSTOP)
-    future = model.run_async(picture(1))
-    time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    return future
 
 
 def test_runs_and_says_how_it_is() -> None:
@@ -110,7 +99,7 @@ def test_a_killed_dsp_is_an_error_and_starts_again() -> None:
     model = compiled()
     check(model, 0)
     first = health(model)["pid"]
-    future = killed_while_it_runs(model)
+    future = killed_while_it_runs(model, "dsp", picture(1))
     with pytest.raises(ts.DeviceError, match=r"'dsp' \(a DSP for tests\).*killed by signal 9"):
         future.result()
     check(model, 2)
@@ -170,7 +159,9 @@ def test_with_a_spare_the_cpu_computes_the_run_and_the_dsp_comes_back() -> None:
     model = compiled(spare=True)
     check(model, 0)
     with pytest.warns(RuntimeWarning, match=r"killed by signal 9.*the CPU runs everything now"):
-        np.testing.assert_array_equal(killed_while_it_runs(model).result(), answer(picture(1)))
+        np.testing.assert_array_equal(
+            killed_while_it_runs(model, "dsp", picture(1)).result(), answer(picture(1))
+        )
     check(model, 2)
     assert model.lost is None
     assert health(model)["starts"] == 2
@@ -180,7 +171,7 @@ def test_it_comes_back_beside_a_processor_that_never_would() -> None:
     model = compiled(spare=True, more=(fake_processor(),))
     check(model, 0)
     with pytest.warns(RuntimeWarning, match=r"killed by signal 9"):
-        killed_while_it_runs(model).result()
+        killed_while_it_runs(model, "dsp", picture(1)).result()
     check(model, 2)
     assert model.lost is None
 
