@@ -15,7 +15,7 @@ from tvm_stretch.passes.round_products import RoundProducts
 
 
 def kernel_phases(
-    *, expand_math: bool, doubles: bool = False, epilogues: bool = True, fences: bool = True
+    *, expand_math: bool, doubles: bool = False, epilogues: bool = True
 ) -> tuple[tvm.transform.Pass, ...]:
     """From Relax with kernel templates to kernel-level Relax.
 
@@ -25,7 +25,6 @@ def kernel_phases(
         doubles: whether sines and cosines do, which takes vectors of float64.
         epilogues: whether elementwise operators that follow a template are fused into it, and
             neighbouring operators into table lookups.
-        fences: whether products round before they are added; LLVM has no fence for Hexagon.
     """
     return (
         KeepViews(),  # operators without templates become PrimFuncs; views stay operators
@@ -38,7 +37,6 @@ def kernel_phases(
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
         KeepNan(),  # maximum and minimum propagate NaN and infinities
-        # before polynomials, which need no rounding in between
-        *((RoundProducts(),) if fences else ()),
+        RoundProducts(),  # before polynomials, which need no rounding in between
         *((ExpandMath(doubles),) if expand_math else ()),
     )

@@ -167,7 +167,7 @@ def _processor(
     def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
         return scalar_calls(calls, version.cpu[7:], has_floats=version.vector_float)
 
-    phases = (UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False, fences=False))
+    phases = (UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False))
     emulator = Hardware(driver=EMULATOR, packet_ns=1 / version.ghz)
     return Processor(
         name="hexagon",

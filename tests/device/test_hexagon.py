@@ -20,7 +20,7 @@ from helpers.quantised_models import (
     qdq,
     qdq_conv,
 )
-from helpers.relax_helpers import answers
+from helpers.relax_helpers import answers, module, random_const
 from helpers.zoo_checks import quantised_network
 from tvm import relax, rpc
 
@@ -121,18 +121,18 @@ def test_on_a_phone_with_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_for_another_machine(tmp_path: Path) -> None:
-    """Float in vectors, of a version that has it; nothing here runs it."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, 4, 8, 32), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            out = builder.emit_output(relax.op.nn.relu(relax.op.add(x, x)))
-        builder.emit_func_output(out)
+    """Floats in vectors, of a version that has them; nothing here runs it."""
+
+    def layers(x: relax.Expr) -> relax.Expr:
+        x = relax.op.nn.conv2d(x, random_const(4, 4, 3, 3), padding=1)
+        x = relax.op.nn.conv2d(relax.op.nn.relu(x), random_const(4, 1, 3, 3), groups=4)
+        return relax.op.matmul(x, random_const(4, 8))
+
     target = {"kind": "hexagon", "mcpu": "hexagonv68", "device": "phone"}
-    model = ts.compile(builder.get(), [target], cpu_threads=1)
+    model = ts.compile(module(layers, (1, 4, 6, 6)), [target], cpu_threads=1)
     model.export(tmp_path / "net.so")
     with pytest.raises(ts.DeviceError, match="Hexagon v68 of phone"):
-        model(np.zeros((1, 4, 8, 32), "float32"))
+        model(np.zeros((1, 4, 6, 6), "float32"))
 
 
 def test_a_network_of_floats_is_refused_with_the_reason() -> None:

@@ -22,6 +22,7 @@ from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu.code import object_code as llvm_code
 from tvm_stretch.targets.cpu.cpu import vector_machine
 from tvm_stretch.targets.cpu.kernels import conv_nest
+from tvm_stretch.targets.hexagon.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
@@ -54,6 +55,17 @@ def test_cores_in_order_load_vectors_one_by_one(core: str) -> None:
     config = choose(ConvShape(1, 64, (14, 14), 64, (1, 1)), machine, machine.lanes)
     text = built(kernel(config, machine), target, "kernel").inspect_source("asm")
     assert ("\tldp\tq" in text) is (core == "cortex-a76")
+
+
+def test_code_for_hexagon_has_no_fences() -> None:
+    """LLVM 22's scheduler for Hexagon never ends a function with a fence."""
+    config = choose(ConvShape(1, 8, (6, 6), 8, (3, 3)), vector_machine(cpu_of(8), 1), 8)
+    nest = kernel(config, vector_machine(cpu_of(8), 1))
+    texts = [
+        built(nest, target, "kernel").inspect_source("ll")
+        for target in (cpu_of(8), llvm_target(VERSIONS["hexagonv68"]))
+    ]
+    assert ["arithmetic.fence" in text for text in texts] == [True, False]
 
 
 def stores(function: tirx.PrimFunc) -> int:

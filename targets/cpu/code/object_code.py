@@ -27,6 +27,7 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import Call
 from tvm.support import cc
 from tvm.target import Target
 
@@ -39,6 +40,7 @@ from tvm_stretch.network.attributes import ONCE
 from tvm_stretch.network.codec import target_data
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite, without_scopes
+from tvm_stretch.passes.round_products import is_fence
 from tvm_stretch.targets.cpu.code.vector_conditions import same_for_all_lanes, whole_vectors_first
 from tvm_stretch.targets.kernels.machine import CORES
 
@@ -114,10 +116,10 @@ def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
     machine = str(target.attrs["mtriple"]).split("-")[0]
     if machine in ("x86_64", "aarch64", "arm64") and not _has_blocks(mod):
         return (*_FLAT, *_VECTORS, *_UNROLLED, *_FUNCTIONS, *_LAST)
-    has_hvx = "+hvx-length128b" in [*map(str, target.attrs.get("mattr", ()))]
-    scratch = (_whole_vectors,) if has_hvx else ()
+    is_dsp = machine == "hexagon"
+    first, scratch = ((_without_fences,), (_whole_vectors,)) if is_dsp else ((), ())
     lowered = (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
-    return (*lowered, *scratch, *_LAST)
+    return (*first, *lowered, *scratch, *_LAST)
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="WithoutScopes")
@@ -126,6 +128,18 @@ def _without_scopes(
 ) -> tirx.PrimFunc:
     """About these marks, TVM's own code generator warns."""
     return func.with_body(without_scopes(func.body))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="WithoutFences")
+def _without_fences(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    """Replace fences by their operands: LLVM's scheduler for Hexagon knows no fence and hangs."""
+
+    def operand(call: Call) -> tvm.ir.Expr:
+        return call.args[1] if is_fence(call) else call
+
+    return func.with_body(rewrite(func.body, (Call, operand)))
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="EqualOrNot")

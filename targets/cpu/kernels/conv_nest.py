@@ -276,11 +276,6 @@ class ConvNest:
         """Finish all sums."""
         return acc.each(finish)
 
-    @property
-    def fenced(self) -> Callable[..., tirx.Stmt]:
-        """A loop that LLVM mixes with no other."""
-        return fenced_span
-
     def reduction(
         self, tile: Tile, reduce: Sequence[Reduction], acc: Accumulators
     ) -> list[tirx.Stmt]:
@@ -290,7 +285,7 @@ class ConvNest:
         low, count = kernel_rows(cfg, tile.y)
         # If this loop were unrolled, LLVM would keep pixels that two taps share in registers, and
         # spill the accumulators.
-        columns = self.fenced if cfg.kernel[1] > 1 else span
+        columns = fenced_span if cfg.kernel[1] > 1 else span
 
         def taps(add: Callable[[Tap], tirx.Stmt]) -> tirx.Stmt:
             def row(ky: Expr) -> tirx.Stmt:
@@ -308,7 +303,7 @@ class ConvNest:
             return []
         if cfg.data_block == 1 and isinstance(reads, int):
             return [taps(partial(self.plain_tap, acc, tile, first, reads))]
-        apart = self.fenced if len(reduce) > 1 else span
+        apart = fenced_span if len(reduce) > 1 else span
         return [
             apart(
                 begin, blocks, lambda ic, run=run: taps(partial(self.tap, acc, tile, run, ic)), "ic"

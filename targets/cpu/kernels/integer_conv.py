@@ -27,7 +27,7 @@ from tvm_stretch.targets.kernels.cycles import register_tiles, step_cycles
 from tvm_stretch.targets.kernels.dots import DOTS, WORD, OfWords, by_vectors, shifted
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, Layer
-from tvm_stretch.targets.kernels.loops import block, fenced_span, load, span, unrolled
+from tvm_stretch.targets.kernels.loops import block, load, unrolled
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 
@@ -41,11 +41,6 @@ class IntegerNest(ConvNest):
     """Multiplies words instead of single channels."""
 
     cfg: IntegerConvConfig
-
-    @property
-    def fenced(self) -> Callable[..., tirx.Stmt]:
-        """As for floats, except that fences make LLVM for Hexagon hang."""
-        return span if self.cfg.way.words else fenced_span
 
     def finished(
         self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
