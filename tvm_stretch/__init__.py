@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from tvm_stretch.read.gguf.language_model import LanguageModel, read_gguf
     from tvm_stretch.read.lengths import Length
     from tvm_stretch.run.group import Group
+    from tvm_stretch.run.load import load
     from tvm_stretch.run.meters import Meter
-    from tvm_stretch.run.model import Model, load
+    from tvm_stretch.run.model import Model
 
 __all__ = [
     "ArtifactError",
@@ -123,7 +124,7 @@ _LAZY = {
     "Objective": "tvm_stretch.plan.search.objective",
     "Plan": "tvm_stretch.plan.plan",
     "join": "tvm_stretch.api.joining",
-    "load": "tvm_stretch.run.model",
+    "load": "tvm_stretch.run.load",
     "plan_for": "tvm_stretch.api.compiler",
     "plan_front": "tvm_stretch.api.compiler",
     "to_onnx": "tvm_stretch.api.compiler",

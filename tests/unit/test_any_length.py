@@ -14,7 +14,7 @@ from helpers.relax_helpers import answers, module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.api.cli.arguments import length
+from tvm_stretch.api.cli.values import length
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.network.properties.padding import masks_of
 from tvm_stretch.plan.search.lengths import ladder

@@ -28,7 +28,7 @@ ALLOWED = {
     ("tvm_stretch/base/files.py", "OSError"),  # of what is no regular file, as the system says it
     ("tvm_stretch/lab/training/__init__.py", "AttributeError"),
     # argparse's own for a wrong option
-    ("tvm_stretch/api/cli/arguments.py", "argparse.ArgumentTypeError"),
+    ("tvm_stretch/api/cli/values.py", "argparse.ArgumentTypeError"),
     *(("tvm_stretch/phone/link.py", f"{kind}Error") for kind in ("Connection", "Timeout")),
     *(("tvm_stretch/phone/wire.py", f"{k}Error") for k in ("Connection", "Timeout", "Value")),
 }

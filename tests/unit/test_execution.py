@@ -48,7 +48,7 @@ NEEDS_NO_KERNEL = {"relax.concat", "relax.reshape", "relax.strided_slice", "rela
 
 def doctored(model: ts.Model, **fields: object) -> ts.Model:
     """The model with another graph: what a compiler that breaks its promise would make."""
-    parts = model._parts
+    parts = model.parts
     assert parts is not None
     graph = dataclasses.replace(parts.graph, **fields)
     return Model(model.module, parts=dataclasses.replace(parts, graph=graph))

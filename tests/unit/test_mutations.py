@@ -38,7 +38,8 @@ from tvm_stretch.plan.cost.verdicts import Verdicts
 from tvm_stretch.plan.design import Design
 from tvm_stretch.plan.measuring.dataset import Dataset, Row
 from tvm_stretch.plan.measuring.samples import load_prior
-from tvm_stretch.run.model import Model, load
+from tvm_stretch.run.load import load
+from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.cpu import CORE
 
 FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
@@ -99,7 +100,7 @@ def test_graphs(model: Model, piece: int) -> None:
 
     def use(text: str) -> None:
         try:
-            executor = create(text, model._parts.weights, model.module.imports[0])
+            executor = create(text, model.parts.weights, model.module.imports[0])
         except ValueError as error:
             raise ArtifactError(str(error).strip().splitlines()[-1]) from error
         changed = Model(executor)

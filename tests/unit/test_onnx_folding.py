@@ -8,7 +8,7 @@ import onnx
 import pytest
 from helpers.onnx_models import Net, assert_same, random_inputs, run_onnxruntime
 
-from tvm_stretch.make.quantise import fold_batch_norms
+from tvm_stretch.make.fold_onnx_norms import fold_batch_norms
 
 
 def kinds(model: onnx.ModelProto) -> Counter[str]:

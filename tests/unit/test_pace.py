@@ -9,9 +9,9 @@ import tvm
 from helpers.search_helpers import costs, emit
 from tvm import relax
 
-from tvm_stretch.plan.search.choose import at_present_pace
 from tvm_stretch.plan.search.contest import Outcome
 from tvm_stretch.plan.search.pieces import Network
+from tvm_stretch.plan.search.present_pace import at_present_pace
 from tvm_stretch.plan.search.realise import Candidate
 
 

@@ -39,7 +39,8 @@ import tvm_stretch as ts
 from tvm_stretch.base.errors import ArtifactError, StretchError
 from tvm_stretch.make.lowering.executor_graph import FORMAT
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.run.model import Model, load
+from tvm_stretch.run.load import load
+from tvm_stretch.run.model import Model
 from tvm_stretch.run.seal import SEAL_BYTES, seal
 from tvm_stretch.targets.cpu.cpu import CHECKED_CPU_FEATURES
 
@@ -116,7 +117,7 @@ def test_a_file_that_is_cut_off_later(artifact: Path, tmp_path: Path) -> None:
     code = f"""
         import os, shutil
         from helpers.small_models import random_input, scaled_reference
-        from tvm_stretch.run.model import load
+        from tvm_stretch.run.load import load
         shutil.copy({str(artifact)!r}, path := {str(tmp_path / "model.so")!r})
         loaded, x = load(path), random_input()
         os.truncate(path, 100)
@@ -352,7 +353,7 @@ def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path
         from pathlib import Path
         from helpers.small_models import random_input, scaled_reference
         from tvm_stretch.base.errors import ArtifactError
-        from tvm_stretch.run.model import load
+        from tvm_stretch.run.load import load
         from tvm_stretch.run.seal import SEAL_BYTES, seal
         data = Path({str(artifact)!r}).read_bytes()[:-SEAL_BYTES]
         path, x = Path({str(tmp_path)!r}, "m.so"), random_input()
@@ -387,7 +388,7 @@ def test_who_wrote_it_for_what(model: Model) -> None:
     graph = dataclasses.replace(model.graph, cpu_features=("avx1024",), target=target)
     said = r"processor with avx1024 for this artifact of tvm_stretch \S+ for x86_64-linux-gnu, next"
     with pytest.raises(ArtifactError, match=said):
-        Model.from_parts(dataclasses.replace(model._parts, graph=graph))(X)
+        Model.from_parts(dataclasses.replace(model.parts, graph=graph))(X)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86's features")
@@ -415,7 +416,7 @@ def test_features_are_those_of_the_operating_system(model: Model) -> None:
     others |= {"avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq"}
     for name, flag in {**{name: name for name in names}, **others}.items():
         graph = dataclasses.replace(model.graph, cpu_features=(name,))
-        parts = dataclasses.replace(model._parts, graph=graph)
+        parts = dataclasses.replace(model.parts, graph=graph)
         executor = parts.create_executor(model.module.imports[0])
         if flag in flags:
             executor["load"]()
@@ -427,7 +428,7 @@ def test_features_are_those_of_the_operating_system(model: Model) -> None:
 def test_processor_without_the_features(model: Model) -> None:
     graph = dataclasses.replace(model.graph, cpu_features=("avx2", "neon"))
     with pytest.raises(ArtifactError, match=r"expected a processor with .*(neon|avx2)"):
-        Model.from_parts(dataclasses.replace(model._parts, graph=graph))(X)
+        Model.from_parts(dataclasses.replace(model.parts, graph=graph))(X)
 
 
 def test_features_have_the_same_names_here_and_there() -> None:

@@ -24,7 +24,8 @@ from tvm_stretch.base.errors import ArtifactError, InputError
 from tvm_stretch.base.files import cache_folder, make_folder, open_regular, reason_of
 from tvm_stretch.network.states import Sample
 from tvm_stretch.read.gguf.language_model import read_gguf
-from tvm_stretch.run.model import Model, load
+from tvm_stretch.run.load import load
+from tvm_stretch.run.model import Model
 
 LENGTHS = (1, 8, 64)
 """How many tokens a run reads: one of an answer, the same with guesses, or a piece of a prompt."""

@@ -22,23 +22,19 @@ import tvm
 from tvm_stretch.base.errors import (
     ArtifactError,
     DeviceError,
-    MeterError,
     RunCancelledError,
-    last_line,
 )
 from tvm_stretch.base.files import as_path, writing
 from tvm_stretch.base.progress import step
 from tvm_stretch.make.lowering.executor_graph import Graph
+from tvm_stretch.phone.device_recorder import DeviceRecorder
 from tvm_stretch.phone.link import Link
 from tvm_stretch.run.artifact import PrivateCopy, machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
 from tvm_stretch.run.benchmark import BenchmarkResult
 from tvm_stretch.run.measures_of_model import MetersOfModel, require_runs
 from tvm_stretch.run.meters import (
-    LEAST_STEPS,
-    Meter,
     Meters,
-    mean_power,
     measure_energy,
     read_meters,
 )
@@ -48,47 +44,6 @@ from tvm_stretch.run.values import Answer, PresentAll
 
 if TYPE_CHECKING:
     from tvm_stretch.phone.device import Device, RemoteModule
-
-
-SUPPLIES = "/sys/class/power_supply"
-
-
-class DeviceRecorder:
-    """What the battery of a device gives; see `run.meters.Recorder`."""
-
-    error: MeterError | None = None
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._name, self._steps = "", [(0.0, 0.0)]
-
-    def __enter__(self) -> None:
-        try:
-            self._ask("start_meter", SUPPLIES)
-        except DeviceError as error:
-            raise MeterError(
-                f"expected a battery of {self._device.name} for energy, got: {last_line(error)}"
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._name, *lines = str(self._ask("stop_meter")).splitlines()
-        pairs = [tuple(map(float, line.split())) for line in lines]
-        self._steps = [(ns / 1e9, watts) for ns, watts in pairs]
-
-    def has_moved(self) -> bool:
-        """See `run.meters.Recorder`."""
-        return int(self._ask("meter_steps")) > LEAST_STEPS
-
-    def powers(self) -> list[tuple[float, float]]:
-        """See `run.meters.Recorder`."""
-        return [mean_power(Meter(self._name, "watts", lambda: 0.0), self._steps)]
-
-    def names(self) -> tuple[str, ...]:
-        """See `run.meters.Recorder`."""
-        return (self._name,)
-
-    def _ask(self, function: str, *given: str) -> Any:
-        return self._device.call("to read its battery", f"tvm_stretch.{function}", *given)
 
 
 _LONGEST_SECONDS = 1.0  # of runs timed with one call
@@ -306,13 +261,13 @@ class RemoteModel(Model):
         """Another model on the device with the same weights and its own scratch memory."""
         parent = self.module
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
-        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
+        return RemoteModel(made, **vars(self.origin))
 
     def fork(self) -> Model:
         """See `Model.fork`; a fork that has lost its session begins with the present states."""
         parent = self.module
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
-        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
+        return RemoteModel(made, **vars(self.origin))
 
     def _load(self) -> None:
         self.module.now()
@@ -326,7 +281,7 @@ class RemoteModel(Model):
         graph = self.lengths.graph_for(inputs, 0, self.plans.number)
         _, outputs = self.module.invoke(inputs, graph, run)
         self._warn_once()
-        return self._presented(present, outputs)
+        return self.interface.presented(present, outputs)
 
     def _run_steps(
         self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, stops: str
@@ -354,7 +309,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         made = RemoteModel(executor, parts=parts)
     else:
         artifact = (
-            model.artifact
+            model.origin.artifact
             if isinstance(model, Model)
             else read_artifact(as_path(model, "the artifact"))
         )

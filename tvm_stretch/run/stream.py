@@ -137,7 +137,7 @@ class Stream:
         self.last = FrameRun(*map(float, str(told).split(",")))
         if self._worth is not None:
             self._worth.ran(self.last.changed, seconds, whole=self.last.computed == 1)
-        return self._model._presented(present, outputs)
+        return self._model.interface.presented(present, outputs)
 
     def reset(self) -> None:
         """Forget the last frame: the next one is computed completely."""

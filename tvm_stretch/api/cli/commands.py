@@ -6,17 +6,15 @@ import argparse
 import io
 import json
 import time
-import zipfile
-import zlib
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
 from tvm_stretch.api.cli.arguments import ONLY_NETWORKS, parser
+from tvm_stretch.api.cli.inputs import arrays_of, by_name
 from tvm_stretch.base.errors import InputError, StretchError
 from tvm_stretch.base.files import write_whole, writing
 from tvm_stretch.base.words import counted
@@ -24,8 +22,6 @@ from tvm_stretch.run.autoload import find_file, load_native_library
 from tvm_stretch.run.report_difference import compare_reports, read_report
 
 # --- which model, which device --------------------------------------------------------------------
-
-Value = TypeVar("Value")
 
 
 def _network(path: str) -> str:
@@ -59,15 +55,15 @@ def _compiled(args: argparse.Namespace, network: str, device: Any, **options: An
         device=device,
         plan=args.plan,
         scheduler=args.scheduler,
-        shapes=_by_name(args.shapes, "--shape") or None,
+        shapes=by_name(args.shapes, "--shape") or None,
         lengths={
             name: ts.Length(sizes.start, sizes.stop) if isinstance(sizes, slice) else sizes
-            for name, sizes in _by_name(args.lengths, "--length").items()
+            for name, sizes in by_name(args.lengths, "--length").items()
         }
         or None,
         cpu_threads=args.threads,
         spare=args.spare,
-        max_share=_by_name(args.max_shares, "--max-share") or None,
+        max_share=by_name(args.max_shares, "--max-share") or None,
         share_parts=args.share_parts,
         **given,
         **options,
@@ -125,9 +121,9 @@ def compile(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run a model once."""
-    arrays = [_arrays(name, path) for name, path in args.inputs]
+    arrays = [arrays_of(name, path) for name, path in args.inputs]
     unnamed = [array for found in arrays for name, array in found if not name]
-    named = _by_name([pair for found in arrays for pair in found if pair[0]], "--input")
+    named = by_name([pair for found in arrays for pair in found if pair[0]], "--input")
     model = _opened(args)
     result = model(*unnamed, **named)
     values = result if isinstance(result, tuple) else (result,)
@@ -142,30 +138,6 @@ def run(args: argparse.Namespace) -> None:
         for info, values in zip(model.outputs, values, strict=True)
     ]
     _show(args, {name: value.tolist() for name, value in outputs.items()}, "\n".join(lines))
-
-
-def _by_name(pairs: Sequence[tuple[str, Value]], option: str) -> dict[str, Value]:
-    """What an option that may be given several times says of each name."""
-    by_name = dict(pairs)
-    if len(by_name) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(
-            f"expected each name once for {option}, got {twice!r} several times; leave one out"
-        )
-    return by_name
-
-
-def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    """What a file holds; the names in an archive are those of inputs."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        return [(name, loaded)] if isinstance(loaded, np.ndarray) else list(loaded.items())
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(
-            f"expected an array that NumPy saved for --input, got {path}: {error}; "
-            "write it with numpy.save or numpy.savez"
-        ) from error
 
 
 def bench(args: argparse.Namespace) -> None:
@@ -257,7 +229,7 @@ def diff(args: argparse.Namespace) -> None:
 def plan(args: argparse.Namespace) -> None:
     """Predict the fastest plan."""
     network, device = _network(args.network), _device(args.device)
-    shapes = _by_name(args.shapes, "--shape") or None
+    shapes = by_name(args.shapes, "--shape") or None
     plan = ts.plan_for(
         network, args.targets, device=device, shapes=shapes, scheduler=args.scheduler
     )
@@ -281,7 +253,7 @@ def stretch(args: argparse.Namespace) -> None:
 
 def quantize(args: argparse.Namespace) -> None:
     """Quantise a network to 8 bits."""
-    (_, images), *more = _arrays("", Path(args.images))
+    (_, images), *more = arrays_of("", Path(args.images))
     if more:
         raise InputError("expected one array (.npy) for --images, got several; stack them")
     path = _network(args.network)
@@ -327,7 +299,7 @@ def probe(args: argparse.Namespace) -> None:
 
 def calibrate(args: argparse.Namespace) -> None:
     """Make a phone's profile."""
-    networks = _by_name([(name, _network(path)) for name, path in args.networks], "--network")
+    networks = by_name([(name, _network(path)) for name, path in args.networks], "--network")
     profile = ts.tune.calibrate(args.latencies, networks, name=args.name, like=args.like)
     profile.write(args.output)
     _show(args, {"profile": args.output}, f"{profile}\n{args.output}: --device {args.output}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeAlias
 
 import numpy as np
 from tvm import relax
@@ -47,6 +48,10 @@ class Value:
     plain: relax.Expr | None = None
     blocked: relax.Expr | None = None
     named: relax.Expr | None = None
+
+
+Made: TypeAlias = "relax.Expr | Value | None"
+"""A blocked result, a result in other layouts, or None if the call needs the plain layout."""
 
 
 class Layouts:
@@ -348,3 +353,8 @@ def _round(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr |
     return layouts.bb.emit(
         integer_call(layouts.bb, integer, *map(layouts.blocked, summands), blocked)
     )
+
+
+def is_f32(call: relax.Call) -> bool:
+    """Whether the result is of float32."""
+    return str(call.ty.dtype) == "float32"

@@ -16,7 +16,6 @@ from statistics import median
 
 import numpy as np
 import tvm
-from tvm import relax
 
 from tvm_stretch.base.errors import (
     DeviceError,
@@ -28,9 +27,6 @@ from tvm_stretch.base.errors import (
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.pipeline import Job, Observer, build_parts
 from tvm_stretch.make.placement import find_refusals, fit_processors
-from tvm_stretch.network.expressions import network_of
-from tvm_stretch.network.integer_kernels import integer_call
-from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.network.properties.equal_layers import KEPT
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
@@ -48,10 +44,10 @@ from tvm_stretch.plan.search.decision import Build, Decision, decided
 from tvm_stretch.plan.search.fewer_layers import FewerLayers
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.objective import LATENCY, Cost, Objective
+from tvm_stretch.plan.search.present_pace import at_present_pace
 from tvm_stretch.plan.search.realise import Candidate, by_objective
 from tvm_stretch.plan.search.remembered import Memory, memory_of
 from tvm_stretch.plan.search.site import Site
-from tvm_stretch.read import load_network
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.timeline import Timeline
 from tvm_stretch.targets.processor import Processor
@@ -251,75 +247,6 @@ def _measured(
             verdict = "slower"
         said = verdict if index == 0 else f"{verdict}: {versus}"
         yield candidate.considered(said, outcome.seconds)
-
-
-_LAYERS, _CHANNELS, _SIDE = 8, 64, 28
-_FEW_LAYERS, _SMALL_SIDE = 2, 14
-
-
-def at_present_pace(
-    costs: Costs,
-    # builds and times plans of a network
-    measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]],
-) -> Costs:
-    """The costs at the machine's present speed, by a small chain of convolutions.
-
-        cpu alone: predicted 0.80 ms, takes 1.00    -> cpu      x 1.25
-        both:      predicted 0.45 ms, takes 0.68    -> together x 1.21
-
-    Other guests of a machine slow its cores down, not always equally, and branches that meet wait
-    for the slower one. A processor that takes no floats is timed with a chain of integers: its
-    model predicts the chip of a DSP, but an emulator takes some hundred times as long.
-    """
-    for chain in (_chain, _integer_chain):
-        network = load_network(chain())
-        found = search(network, costs)
-        if len(found.singles) == len(costs.processors):
-            break
-    else:
-        return costs  # one of them supports no convolutions
-    candidates = [*found.singles, *found.rivals[:1]]
-    outcomes = measure(network, candidates)
-    ratios = [o.seconds * 1e9 / c.cost.ns for o, c in zip(outcomes, candidates, strict=True)]
-    names = [candidate.plan.regions[0].processor for candidate in found.singles]
-    alone = dict(zip(names, ratios, strict=False))
-    factors = [alone[processor.name] for processor in costs.processors]
-    met = ratios[-1] / max(factors) if found.rivals else 1.0
-    return costs.corrected(factors, together=max(1.0, met))
-
-
-def _integer_chain() -> tvm.IRModule:
-    """Like `_chain`, in 8 bits and so small that an emulator is fast enough."""
-    dice = np.random.default_rng(0)
-    x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SMALL_SIDE, _SMALL_SIDE), "uint8"))
-    layer = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), padding=(1, 1, 1, 1))
-
-    def layers(bb: relax.BlockBuilder) -> relax.Expr:
-        y: relax.Expr = x
-        for _ in range(_FEW_LAYERS):
-            weight = dice.integers(-127, 128, (_CHANNELS, _CHANNELS, 3, 3)).astype("int8")
-            bias, factor = np.zeros(_CHANNELS, "int32"), np.full(_CHANNELS, 4e-4, "float32")
-            constants = map(relax.const, (weight, bias, factor))
-            y = bb.emit(integer_call(bb, layer, y, *constants))
-        return y
-
-    return network_of([x], layers)
-
-
-def _chain() -> tvm.IRModule:
-    """The reference network: layers like those of real networks, with as many meetings."""
-    dice = np.random.default_rng(0)
-    x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SIDE, _SIDE), "float32"))
-
-    def layers(bb: relax.BlockBuilder) -> relax.Expr:
-        y = x
-        for _ in range(_LAYERS):
-            weight = dice.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 24
-            constant = relax.const(weight.astype("float32"))
-            y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(y, constant, padding=1))))
-        return y
-
-    return network_of([x], layers)
 
 
 def choose(

@@ -15,8 +15,7 @@ interleaved rotary positions; the rows are brought into the order of halves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read.gguf.block_types import BY_NAME, blocks_of, floats_of
+from tvm_stretch.read.gguf.families import FAMILIES, Shape
 from tvm_stretch.read.gguf.file import GgufFile, Tensor, refused
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.read.onnx.block_weights import Blocks
@@ -33,45 +33,6 @@ _MICROSOFT = "com.microsoft"
 _WHOLE = TensorProto.INT64
 GUESSES = 8
 """The most tokens of a run that gives scores of each, by which guesses of the next are checked."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What files of one architecture do not say."""
-
-    turned: bool = False  # rows of queries and keys are those of interleaved rotary positions
-    gelu: bool = False  # instead of SiLU
-    scaled: bool = False  # rows of the table are multiplied by the root of their width
-    window: Callable[[int], bool] = lambda layer: False  # layers that see a window of tokens
-    local_base: float = 0.0  # of rotary positions in layers with a window, if it is another one
-    wide: int = 0  # layers of the variant whose scores are scaled by the width of all heads
-
-
-FAMILIES = {
-    "llama": Family(turned=True),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "gemma": Family(gelu=True, scaled=True),
-    "gemma2": Family(gelu=True, scaled=True, window=lambda layer: layer % 2 == 0, wide=46),
-    "gemma3": Family(
-        gelu=True, scaled=True, window=lambda layer: layer % 6 != 5, local_base=10000.0, wide=62
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder."""
-
-    layers: int
-    width: int
-    inner: int  # width of the feed-forward part
-    heads: int
-    groups: int  # heads of keys and values
-    head: int  # numbers of a head
-    turns: int  # numbers of a head that positions turn
-    words: int
-    places: int  # of a cache
 
 
 class Decoder:
