@@ -56,8 +56,10 @@ def fake_processor(
 
 def fake_code(folder: Path | None = None, **script: object) -> tvm.runtime.Module:
     """What compiling makes for it: the script, and the driver that follows it."""
-    load_processor(build_processor(SOURCE, folder or _usual_folder()))
-    return tvm.get_global_func("tvm_stretch.create_fake_code")(json.dumps(script))
+    create = "tvm_stretch.create_fake_code"
+    if tvm.get_global_func(create, allow_missing=True) is None:  # one library in a process
+        load_processor(build_processor(SOURCE, folder or _usual_folder()))
+    return tvm.get_global_func(create)(json.dumps(script))
 
 
 @functools.cache
