@@ -336,7 +336,8 @@ def _softmax(graph: Graph, var: relax.Var, call: relax.Call) -> str:
 
 def _astype(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     to = helper.np_dtype_to_tensor_dtype(np.dtype(str(call.ty.dtype)))
-    return graph.node("Cast", [graph.value(call.args[0])], to=to or TensorProto.FLOAT)
+    graph.names[var] = graph.node("Cast", [graph.value(call.args[0])], to=to or TensorProto.FLOAT)
+    return graph.names[var]
 
 
 _SAME_IN_ONNX = {

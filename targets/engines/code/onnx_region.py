@@ -201,7 +201,7 @@ def written(
                     f"({var.name}); place it elsewhere"
                 )
             made, integer = rule(graph, var, value), integer_of(value)
-            if var in graph.scales and kind_of(value) != "astype":  # its result is an integer
+            if var in graph.scales and var not in graph.names:  # by a rule that writes integers
                 graph.store(var, made, integer)
             else:
                 graph.names[var] = made
