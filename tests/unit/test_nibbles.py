@@ -370,7 +370,7 @@ ROUNDED = [
 ]
 
 
-@pytest.mark.variants(4)
+@pytest.mark.variants(12)
 @pytest.mark.parametrize(
     ("rows", "outputs", "depth", "size", "largest"),
     [*((*shape, False) for shape in ROUNDED), (*ROUNDED[1], True)],

@@ -20,6 +20,7 @@ from tvm_stretch.network.operators import kind_of
 from tvm_stretch.read import load_network
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("lanes", sorted({8, HERE}))  # AVX2, too, where this machine has more
 @pytest.mark.parametrize("network", [residual, grouped])
