@@ -9,7 +9,6 @@ STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 DEMO := $(VENV)/demo.stamp
 CHAT := $(VENV)/chat.stamp
 DEVICES := $(VENV)/devices.stamp
-ZIG := $(VENV)/zig.stamp
 
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
 NATIVE := $(shell find tvm_stretch targets $(SOURCES))
@@ -27,17 +26,16 @@ export TVM_BIND_THREADS ?= 0
 # environment forbids that, as images of containers do.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
+.PHONY: setup test-parts setup-peers native-tests setup-phone-peers phone phone-opencl phone-loopback phone-musl phone-android \
   hexagon-emulator demo chat docs test test-benchmarks test-full lint lighthouse format bench bench-static papers wheel run-wheel release-check clean
 
 # System packages and Python's are fetched at the same time.
 setup:
 	@$(MAKE) --no-print-directory -j2 $(STAMP) $(DEVICES)
 
-# What only tests need takes as long again to compile: the C++ tests under sanitizers, and zig's C
-# library for Hexagon.
+# What only tests need takes as long again to compile: the C++ tests under sanitizers.
 test-parts: setup
-	@$(MAKE) --no-print-directory -j2 native-tests zig-library
+	@$(MAKE) --no-print-directory native-tests
 
 say = @echo 'setup: $(1)'
 aloud = $(PYTHON) .ci/aloud.py
@@ -92,14 +90,6 @@ native-tests: $(STAMP) $(DEVICES)
 	  $(aloud) 'C++ tests' $(BIN)/python tests/native/build_native.py
 	@$(BIN)/python -c "from tvm_stretch.run import native_processor, testing; \
 	  native_processor.build_processor(testing.SOURCE, 'build/fake')"
-
-# zig builds its C library for Hexagon once, which takes a minute
-zig-library: $(ZIG)
-
-$(ZIG): $(STAMP)
-	@! $(BIN)/python -c "import ziglang" 2>/dev/null || \
-	  $(aloud) 'C library for Hexagon' $(BIN)/python -m tvm_stretch.targets.hexagon.code.dsp_code
-	@touch $@
 
 setup-peers: $(VENV)/peers.stamp
 

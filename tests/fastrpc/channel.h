@@ -1,12 +1,9 @@
 // What the fake libcdsprpc.so and its DSP share: one call at a time, through a file that both map.
 #pragma once
 
-#include <linux/futex.h>
-#include <sched.h>
 #include <stdint.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "../../targets/hexagon/dsp/system.h"
 
 #define MOST_ARGUMENTS 8
 #define ARENA_BYTES (64u << 20)
@@ -39,30 +36,23 @@ typedef struct {
   // The arena follows.
 } Channel;
 
-static inline uint64_t Now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 static inline uint32_t Load(uint32_t* word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 
 static inline void Publish(uint32_t* word, uint32_t value, uint32_t* sleeps) {
   __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
-  if (Load(sleeps)) syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+  if (Load(sleeps)) DspWake(word);
 }
 
 // Spins for a while, then sleeps for at most a hundredth of a second; whether the word has changed.
 static inline int WaitForChange(uint32_t* word, uint32_t before, uint32_t* sleeps) {
-  const uint64_t give_up = Now() + SPIN_NS;
+  const uint64_t give_up = DspNow() + SPIN_NS;
   uint32_t rounds = 0;
   while (Load(word) == before) {
     if (++rounds % 16 != 0) continue;
-    sched_yield();
-    if (Now() < give_up) continue;
+    DspYield();
+    if (DspNow() < give_up) continue;
     __atomic_store_n(sleeps, 1, __ATOMIC_SEQ_CST);
-    const struct timespec moment = {0, 10000000};
-    if (Load(word) == before) syscall(SYS_futex, word, FUTEX_WAIT, before, &moment, NULL, 0);
+    if (Load(word) == before) DspSleep(word, before, 10);
     __atomic_store_n(sleeps, 0, __ATOMIC_SEQ_CST);
     return Load(word) != before;
   }

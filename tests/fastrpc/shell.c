@@ -7,14 +7,17 @@
 // libraries, and symbols that are not in its table.
 #include <elf.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "../../targets/hexagon/dsp/fastrpc/qurt.h"
+#include "../../targets/hexagon/dsp/system.h"
 #include "channel.h"
+
+long DspCall(long number, long a, long b, long c, long d, long e);
 
 typedef int (*Entry)(uint64_t handle, uint32_t scalars, RemoteArgument* arguments);
 
@@ -22,28 +25,62 @@ enum { kNoMemory = 0x402, kBadElf = 0x452, kNoSymbol = 0x442, kNoFile = 0x445 };
 enum { kRelative = 35, kJumpSlot = 34, kGlobalData = 33, kAbsolute = 6 };
 
 static Channel* channel;
-static long cpu;
+static int cpu;
 static int hvx_locks;
+
+static void Say(const char* what, const char* name) {
+  DspCall(SYS_write, 2, (long)what, (long)strlen(what), 0, 0);
+  DspCall(SYS_write, 2, (long)name, (long)strlen(name), 0, 0);
+}
+
+static int Same(const char* one, const char* other) {
+  while (*one != 0 && *one == *other) ++one, ++other;
+  return *one == *other;
+}
+
+static char* Append(char* end, const char* text) {
+  while (*text != 0) *end++ = *text++;
+  *end = 0;
+  return end;
+}
+
+static char* AppendNumber(char* end, int number) {
+  if (number >= 10) end = AppendNumber(end, number / 10);
+  const char digit[2] = {(char)('0' + number % 10), 0};
+  return Append(end, digit);
+}
+
+static int MapFile(const char* path, int writes, DspMemory* memory) {
+  const long file = DspCall(SYS_openat, AT_FDCWD, (long)path, writes ? O_RDWR : O_RDONLY, 0, 0);
+  if (file < 0) return 0;
+  const int is_mapped = DspMap((int)file, writes, memory);
+  DspCall(SYS_close, file, 0, 0, 0, 0);
+  return is_mapped;
+}
+
+static int Number(const char* text) {
+  int number = 0;
+  while (*text != 0) number = number * 10 + (*text++ - '0');
+  return number;
+}
 
 // --- the system's functions
 // -----------------------------------------------------------------------
 
 static void* Map(void* address, int bytes, int protection, int flags, int fd, long offset) {
-  (void)address, (void)flags;
+  (void)address, (void)protection, (void)flags, (void)offset;
+  DspMemory memory;
   char path[64];
-  snprintf(path, sizeof(path), "/proc/%ld/fd/%d", cpu, fd);
   if (fd < 0 || fd >= MOST_FILES || !channel->is_registered[fd]) return (void*)-1;
-  const int file = open(path, O_RDWR);
-  if (file < 0) return (void*)-1;
-  void* data = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, file, offset);
-  close(file);
-  if (data != MAP_FAILED) channel->mapped += (uint32_t)bytes;
-  return data;
+  AppendNumber(Append(AppendNumber(Append(path, "/proc/"), cpu), "/fd/"), fd);
+  if (!MapFile(path, 1, &memory) || memory.bytes < (uint32_t)bytes) return (void*)-1;
+  channel->mapped += (uint32_t)bytes;
+  return memory.data;
 }
 
 static int Unmap(void* address, int bytes) {
   channel->mapped -= (uint32_t)bytes;
-  return munmap(address, (size_t)bytes);
+  return (int)DspCall(SYS_munmap, (long)address, bytes, 0, 0, 0);
 }
 
 static int Clean(uintptr_t address, uint32_t bytes, int operation, int type) {
@@ -51,7 +88,7 @@ static int Clean(uintptr_t address, uint32_t bytes, int operation, int type) {
   return operation >= 0 && operation <= 2 && type == 1 ? 0 : -1;
 }
 
-static unsigned long long Microseconds(void) { return Now() / 1000; }
+static unsigned long long Microseconds(void) { return DspNow() / 1000; }
 
 // qemu-hexagon counts packets in control register c20.
 static unsigned long long Cycles(void) {
@@ -85,7 +122,7 @@ static const struct {
     {"HAP_power_set", (void*)Power},
     {"qurt_hvx_lock", (void*)Lock},
     {"qurt_hvx_unlock", (void*)Unlock},
-    {"malloc", (void*)malloc},
+    {"malloc", (void*)DspAllocateWorkspace},
     {"calloc", (void*)calloc},
     {"free", (void*)free},
 };
@@ -109,13 +146,13 @@ static int Address(const Library* library, const Elf32_Sym* symbol, uint32_t* ad
     return 1;
   }
   for (size_t i = 0; i < sizeof(kSymbols) / sizeof(kSymbols[0]); ++i) {
-    if (strcmp(kSymbols[i].name, name) != 0) continue;
+    if (!Same(kSymbols[i].name, name)) continue;
     *address = (uint32_t)(uintptr_t)kSymbols[i].address;
     return 1;
   }
   *address = 0;
   if (ELF32_ST_BIND(symbol->st_info) == STB_WEAK) return 1;
-  fprintf(stderr, "undefined symbol %s\n", name);
+  Say("undefined symbol ", name);
   return 0;
 }
 
@@ -128,7 +165,7 @@ static int Relocate(const Library* library) {
       uint32_t address = (uint32_t)(uintptr_t)library->base;
       const int type = ELF32_R_TYPE(one->r_info);
       if (type != kRelative && type != kJumpSlot && type != kGlobalData && type != kAbsolute) {
-        fprintf(stderr, "relocation of type %d\n", type);
+        Say("a relocation that chips do not know", "");
         return DSP_ERROR(kBadElf);
       }
       const Elf32_Sym* symbol = &library->symbols[ELF32_R_SYM(one->r_info)];
@@ -168,7 +205,7 @@ static int ReadDynamic(const Elf32_Dyn* dynamic, Library* library) {
       case DT_NEEDED:
       case DT_TEXTREL:
       case DT_INIT_ARRAY:
-        fprintf(stderr, "dynamic tag %d\n", (int)dynamic->d_tag);
+        Say("a dynamic tag that chips refuse", "");
         return 0;
       default:
         break;
@@ -178,28 +215,28 @@ static int ReadDynamic(const Elf32_Dyn* dynamic, Library* library) {
 }
 
 // Copies the segments to memory that may be executed: the emulator checks no more than that.
-static int MapSegments(int file, Library* library, const Elf32_Dyn** dynamic) {
-  Elf32_Ehdr header;
-  Elf32_Phdr rows[16];
-  if (pread(file, &header, sizeof(header), 0) != sizeof(header)) return 0;
-  if (memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_machine != 164) return 0;
-  const ssize_t bytes = header.e_phnum * (ssize_t)sizeof(Elf32_Phdr);
-  if (header.e_phnum > 16 || pread(file, rows, (size_t)bytes, header.e_phoff) != bytes) return 0;
+static int CopySegments(const DspMemory* file, Library* library, const Elf32_Dyn** dynamic) {
+  const Elf32_Ehdr* const header = (const Elf32_Ehdr*)(void*)file->data;
+  if (file->bytes < sizeof(*header) || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 0;
+  if (header->e_machine != 164 || header->e_phnum > 16) return 0;
+  if (file->bytes < header->e_phoff + header->e_phnum * sizeof(Elf32_Phdr)) return 0;
+  const Elf32_Phdr* const rows = (const Elf32_Phdr*)(void*)(file->data + header->e_phoff);
   uint32_t end = 0;
-  for (int i = 0; i < header.e_phnum; ++i) {
+  for (int i = 0; i < header->e_phnum; ++i) {
     if (rows[i].p_type == PT_TLS) return 0;
     if (rows[i].p_type == PT_LOAD && rows[i].p_vaddr + rows[i].p_memsz > end)
       end = rows[i].p_vaddr + rows[i].p_memsz;
   }
-  library->base =
-      mmap(NULL, end, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (library->base == MAP_FAILED) return 0;
-  for (int i = 0; i < header.e_phnum; ++i) {
+  const long base = DspCall(SYS_mmap, 0, (long)end, PROT_READ | PROT_WRITE | PROT_EXEC,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1);
+  if ((unsigned long)base > -4096ul) return 0;
+  library->base = (char*)base;
+  for (int i = 0; i < header->e_phnum; ++i) {
     char* const place = library->base + rows[i].p_vaddr;
     if (rows[i].p_type == PT_DYNAMIC) *dynamic = (const Elf32_Dyn*)(void*)place;
-    if (rows[i].p_type == PT_LOAD &&
-        pread(file, place, rows[i].p_filesz, rows[i].p_offset) != (ssize_t)rows[i].p_filesz)
-      return 0;
+    if (rows[i].p_type != PT_LOAD) continue;
+    if (file->bytes < rows[i].p_offset + (uint64_t)rows[i].p_filesz) return 0;
+    memcpy(place, file->data + rows[i].p_offset, rows[i].p_filesz);
   }
   return *dynamic != NULL;
 }
@@ -208,17 +245,17 @@ static int LoadLibrary(const char* path, Entry* entry) {
   Library library;
   memset(&library, 0, sizeof(library));
   const Elf32_Dyn* dynamic = NULL;
-  const int file = open(path, O_RDONLY);
-  if (file < 0) return DSP_ERROR(kNoFile);
-  const int is_mapped = MapSegments(file, &library, &dynamic);
-  close(file);
-  if (!is_mapped || !ReadDynamic(dynamic, &library)) return DSP_ERROR(kBadElf);
+  DspMemory file;
+  if (!MapFile(path, 0, &file)) return DSP_ERROR(kNoFile);
+  const int is_copied = CopySegments(&file, &library, &dynamic);
+  DspCall(SYS_munmap, (long)file.data, (long)file.bytes, 0, 0, 0);
+  if (!is_copied || !ReadDynamic(dynamic, &library)) return DSP_ERROR(kBadElf);
   const int result = Relocate(&library);
   if (result != 0) return result;
   for (uint32_t i = 1; i < library.hash[1]; ++i) {
     const Elf32_Sym* symbol = &library.symbols[i];
     if (symbol->st_shndx == SHN_UNDEF) continue;
-    if (strcmp(library.names + symbol->st_name, "tvm_stretch_skel_handle_invoke") == 0)
+    if (Same(library.names + symbol->st_name, "tvm_stretch_skel_handle_invoke"))
       *entry = (Entry)(void*)(library.base + symbol->st_value);
   }
   return *entry ? 0 : DSP_ERROR(kNoSymbol);
@@ -235,19 +272,19 @@ static struct Handle {
 static uint32_t num_handles = 1;
 
 static struct Loaded {
-  char path[256];
+  char path[1024];
   Entry entry;
 } loaded[256];
 
 static int FindLibrary(const char* path, Entry* entry) {
   for (int i = 0; i < 256; ++i) {
-    if (loaded[i].entry && strcmp(loaded[i].path, path) == 0) {
+    if (loaded[i].entry && Same(loaded[i].path, path)) {
       *entry = loaded[i].entry;
       return 0;
     }
     if (loaded[i].entry) continue;
     const int result = LoadLibrary(path, entry);
-    if (result == 0) loaded[i].entry = *entry, strncpy(loaded[i].path, path, 255);
+    if (result == 0) loaded[i].entry = *entry, Append(loaded[i].path, path);
     return result;
   }
   return DSP_ERROR(kNoMemory);
@@ -277,21 +314,20 @@ static int Invoke(void) {
   }
   if (channel->scalars >> 24 == 1) arguments[0].handle = handle->own;
   const int result = handle->entry(handle->own, channel->scalars, arguments);
-  if (hvx_locks != 0) fprintf(stderr, "%d locks of HVX are left\n", hvx_locks), exit(7);
+  if (hvx_locks != 0) Say("locks of HVX are left", ""), DspCall(SYS_exit_group, 7, 0, 0, 0, 0);
   return result;
 }
 
 int main(int argc, char** argv) {
   if (argc != 3) return 64;
-  cpu = strtol(argv[2], NULL, 10);
-  void* memory = mmap(NULL, sizeof(Channel) + ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-                      (int)strtol(argv[1], NULL, 10), 0);
-  if (memory == MAP_FAILED) return 66;
-  channel = memory;
+  cpu = Number(argv[2]);
+  DspMemory memory;
+  if (!DspMap(Number(argv[1]), 1, &memory)) return 66;
+  channel = (Channel*)(void*)memory.data;
   uint32_t seen = 0;
   while (1) {
     while (!WaitForChange(&channel->number, seen, &channel->dsp_sleeps)) {
-      if (getppid() != cpu) return 0;
+      if (DspCall(SYS_getppid, 0, 0, 0, 0, 0) != cpu) return 0;
     }
     seen = Load(&channel->number);
     channel->result = channel->kind == kLoadLibrary ? Open() : Invoke();

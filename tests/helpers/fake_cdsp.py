@@ -10,26 +10,30 @@ import fcntl
 import functools
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tvm_stretch.targets.hexagon.code.dsp_code import SOURCES as DSP
+from tvm_stretch.targets.hexagon.code.dsp_code import hexagon_linker
 
 _ROOT = Path(__file__).resolve().parents[2]
 SOURCES = _ROOT / "tests" / "fastrpc"
 _FOLDER = _ROOT / "build" / "fastrpc"
-_ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "hexagon-linux-musl", "-mcpu=hexagonv65")
-_STATIC = (*_ZIG, "-s", "-w", "-static")
-"""The options of `hexagon_linker`: for others zig builds its C library again, for minutes."""
+_CC = ("cc", "-O2", "-Wall", "-shared", "-fPIC")
 
 
 @functools.cache
 def library() -> Path:
     """The library, built if its sources are newer."""
+    host, emulated = DSP / "linux.c", DSP / "emulator" / "linux.c"
+    zig, objects = hexagon_linker(), [str(_FOLDER / f"{name}.o") for name in ("shell", "linux")]
     made = {
-        _FOLDER / "libcdsprpc.so": ("cc", "-O2", "-Wall", "-shared", "-fPIC", "cdsprpc.c"),
-        _FOLDER / "shell.o": (*_STATIC, "-O2", "-c", "shell.c"),
-        _FOLDER / "shell": (*_STATIC, str(_FOLDER / "shell.o"), "-lm"),
+        _FOLDER / "libcdsprpc.so": (*_CC, "cdsprpc.c", str(host)),
+        _FOLDER / "shell.o": (*zig.command, "-O2", "-c", "shell.c"),
+        _FOLDER / "linux.o": (*zig.command, "-O2", "-c", str(emulated)),
+        _FOLDER / "shell": (*zig.command, *objects, *zig.options),
     }
-    newest = max(path.stat().st_mtime for path in SOURCES.iterdir())
+    sources = (*SOURCES.iterdir(), *DSP.glob("*.h"), host, emulated)
+    newest = max(path.stat().st_mtime for path in sources)
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,11 +1,12 @@
 """The code of a DSP as one ELF file: its server (hexagon/dsp) and the kernels of a network.
 
     kernels' objects + a table of the kernels + dispatch.c + kernel_support.c
-        + server.c + linux.c  --linker--> a program, which the executor starts (native/mailbox.h)
-        + fastrpc/*.c         --linker--> a library, which a phone's DSP loads (native/fastrpc.h)
+        + server.c + emulator/*.c  --linker--> a program for the emulator (native/mailbox.h)
+        + fastrpc/*.c              --linker--> a library for a phone's DSP (native/fastrpc.h)
 
-`zig cc` contains a C library for Hexagon, so no SDK is needed. With the host's compiler the same
-sources make a program for the host, which tests run without an emulator.
+`zig cc` knows Hexagon, so no SDK is needed. It would compile its C library for more than a minute,
+so both need none but the compiler's runtime functions. With the host's compiler, server.c and
+linux.c make a program for the host, which tests run without an emulator.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from tvm_stretch.make.code.kernel_cache import digest, kernel_cache
 
 SOURCES = Path(__file__).resolve().parents[1] / "dsp"
 
-_COMMON, _PROGRAM = ("dispatch.c", "kernel_support.c"), ("linux.c", "server.c")
+_COMMON = ("dispatch.c", "kernel_support.c")
+_NO_LIBRARY = ("-nostdlib", "-rtlib=compiler-rt", "-Os", "-Wl,--gc-sections")
+"""The compiler's runtime functions and nothing else; the small ones compile in two thirds of the
+time."""
 _OLDEST = "hexagonv65"
 ENTRY = "tvm_stretch_skel_handle_invoke"
 """The function of a library that FastRPC calls (native/fastrpc.cc names it too)."""
@@ -49,13 +53,13 @@ class Linker:
 
     command: tuple[str, ...]  # a C compiler and its options
     version: str  # anything else on which its results depend
-    library: tuple[str, ...] = ()  # options that link a library for FastRPC; empty for a program
+    own: tuple[str, ...] = ("linux.c", "server.c")  # C files that the kernels need, beside _COMMON
+    options: tuple[str, ...] = ("-lm",)  # for linking
 
     @property
     def sources(self) -> tuple[Path, ...]:
         """The C files that surround the kernels."""
-        own = (SOURCES / "fastrpc").glob("*.c") if self.library else map(SOURCES.joinpath, _PROGRAM)
-        return (*map(SOURCES.joinpath, _COMMON), *sorted(own))
+        return tuple(SOURCES / name for name in (*_COMMON, *self.own))
 
 
 def has_zig() -> bool:
@@ -65,12 +69,8 @@ def has_zig() -> bool:
 
 @functools.cache
 def hexagon_linker() -> Linker:
-    """Zig, for programs that run on every version of Hexagon.
-
-    The server is built for the oldest version, so that one C library serves all; zig builds it at
-    the first link, which takes a minute.
-    """
-    return _zig("-static", "-DDSP_COUNTS_PACKETS")
+    """Zig, for programs that an emulator runs."""
+    return _zig(own=("emulator/linux.c", "server.c"), options=("-static", *_NO_LIBRARY))
 
 
 @functools.cache
@@ -81,7 +81,6 @@ def fastrpc_linker() -> Linker:
     are linked in, and nothing else is: `dsp/fastrpc/qurt.h` declares all that is left open.
     """
     flags = (
-        "--gc-sections",
         "-Bsymbolic",
         "--hash-style=sysv",
         "-z,norelro",
@@ -89,11 +88,13 @@ def fastrpc_linker() -> Linker:
     )
     return _zig(
         *("-fPIC", "-fvisibility=hidden", "-fno-stack-protector"),
-        library=("-shared", "-nostdlib", "-rtlib=compiler-rt", *(f"-Wl,{flag}" for flag in flags)),
+        own=("fastrpc/qurt.c", "fastrpc/skeleton.c"),
+        options=("-shared", *_NO_LIBRARY, *(f"-Wl,{flag}" for flag in flags)),
     )
 
 
-def _zig(*options: str, library: tuple[str, ...] = ()) -> Linker:
+def _zig(*flags: str, own: tuple[str, ...], options: tuple[str, ...]) -> Linker:
+    """Zig, for the oldest version of Hexagon: code for it runs on every version."""
     if not has_zig():
         raise InstallError(_NO_ZIG)
     command = (sys.executable, "-m", "ziglang")
@@ -101,7 +102,7 @@ def _zig(*options: str, library: tuple[str, ...] = ()) -> Linker:
     if done.returncode:
         raise InstallError(f"expected zig, got {done.stderr.strip()}; install ziglang again")
     cpu = ("cc", "-target", "hexagon-linux-musl", f"-mcpu={_OLDEST}", "-s", "-w")
-    return Linker((*command, *cpu, *options), done.stdout.strip(), library)
+    return Linker((*command, *cpu, *flags), done.stdout.strip(), own, options)
 
 
 def link_program(objects: Mapping[str, bytes], linker: Linker) -> bytes:
@@ -113,7 +114,7 @@ def link_program(objects: Mapping[str, bytes], linker: Linker) -> bytes:
     headers = (*SOURCES.glob("*.h"), *SOURCES.glob("fastrpc/*.h"))
     sources = [path.read_bytes() for path in (*linker.sources, *sorted(headers))]
     made_of = [part for name in sorted(objects) for part in (name.encode(), objects[name])]
-    text = " ".join([*linker.command, linker.version, *linker.library]).encode()
+    text = " ".join([*linker.command, linker.version, *linker.options]).encode()
     key = digest(b"dsp program", text, *sources, *made_of)
     program = kernel_cache().find(key)
     if program is None:
@@ -136,11 +137,10 @@ def _link(objects: Mapping[str, bytes], linker: Linker, key: bytes) -> bytes:
         # Libraries of one process on the DSP need names of their own, and share no symbol.
         (folder / "exports").write_text(f"{{ global: {ENTRY}; local: *; }};")
         soname = f"-Wl,-soname,libtvm_stretch_{key.hex()[:16]}_skel.so"
-        library = [*linker.library, soname, "-Wl,--version-script=exports"]
+        named = [soname, "-Wl,--version-script=exports"] if "-shared" in linker.options else []
         program = folder / "program.elf"
-        options = library if linker.library else ["-lm"]
-        progress.say("linking for the DSP: at the first time zig builds its C library, a minute")
-        _run([*linker.command, *parts, *options, "-o", str(program)], folder)
+        progress.say("linking for the DSP: zig compiles its runtime functions first, 15 s, once")
+        _run([*linker.command, *parts, *linker.options, *named, "-o", str(program)], folder)
         return program.read_bytes()
 
 
@@ -194,8 +194,3 @@ def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tv
     }
     create = tvm_ffi.get_global_func("tvm_stretch.create_dsp_code")
     return cast(tvm.runtime.Module, create(json.dumps(description), link_program(objects, linker)))
-
-
-if __name__ == "__main__":  # `make setup` lets zig build its C library and runtime functions now
-    for linker_of in (hexagon_linker, fastrpc_linker):
-        link_program({}, linker_of())

@@ -7,17 +7,13 @@
 #include <tvm/ffi/c_api.h>
 
 #include "protocol.h"
+#include "system.h"
 
 typedef int (*DspCall)(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result);
 
 // The linked kernels, in the order that the host knows: targets/hexagon/code/dsp_code.py.
 extern const DspCall dsp_kernels[];
 extern const uint32_t dsp_num_kernels;
-
-typedef struct {
-  char* data;
-  uint64_t bytes;
-} DspMemory;
 
 typedef struct DspProgram DspProgram;
 
