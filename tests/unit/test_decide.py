@@ -149,15 +149,22 @@ def test_one_processor_ships_where_the_plan_is_slower_or_about_as_fast(
 
 
 @pytest.mark.parametrize(("seconds", "spread"), [(0.013, 0.02), (0.030, 0.02), (0.018, 0.2)])
-def test_what_won_is_remembered_unless_it_may_have_been_luck(
+def test_what_won_is_remembered_and_whether_it_may_have_been_luck(
     monkeypatch: pytest.MonkeyPatch, seconds: float, spread: float
 ) -> None:
-    kept: list[Plan] = []
+    kept: list[tuple[Plan, bool]] = []
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
     scene.spread = spread
-    memory = SimpleNamespace(store=kept.append)
+    memory = SimpleNamespace(store=lambda *given: kept.append(given))
     decision = scene.decide(monkeypatch, memory=memory)
-    assert kept == ([decision.plan] if spread < 0.1 else [])
+    assert kept == [(decision.plan, spread < 0.1)]
+
+
+def test_the_only_plan_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Plan] = []
+    memory = SimpleNamespace(store=kept.append)
+    decision = Scene([Found((), (SHARES,))]).decide(monkeypatch, memory=memory)
+    assert kept == [decision.plan]
 
 
 def test_nothing_to_gain_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,18 +107,27 @@ def test_a_verdict_ages(plan: Plan, hours: float, monkeypatch: pytest.MonkeyPatc
     """Soon, if one processor won: the others may have been busy with something else."""
     memory(network()).store(plan)
     now = time.time()
-    for later, known in ((0.9 * hours, plan), (1.1 * hours, None), (-0.1, None)):
+    for later, known in ((0.9 * hours, plan), (1.1 * hours, None), (-7 * 24, None)):
         monkeypatch.setattr(remembered.time, "time", lambda later=later: now + later * 3600)
         assert memory(network()).find() == known
 
 
-def test_a_busy_machine_says_nothing_against_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_disturbed_is_kept_for_an_hour_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another program on the GPU makes the CPU alone win, for as long as it runs."""
+    now = time.time()
+    memory(network()).store(BOTH, is_lasting=False)
+    memory(network(size=5)).store(BOTH)
     monkeypatch.setattr(remembered.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    memory(network()).store(PLAN)
-    assert memory(network()).find() is None
-    memory(network()).store(BOTH)
-    assert memory(network()).find() == BOTH
+    memory(network(size=6)).store(PLAN)
+    memory(network(size=7)).store(BOTH)
+    for size, disturbed, hours in ((4, True, 1), (5, False, 168), (6, True, 1), (7, False, 168)):
+        found = memory(network(size=size)).find()
+        assert found is not None and ("disturbed" in found.reason) == disturbed
+        with monkeypatch.context() as later:
+            later.setattr(remembered.time, "time", lambda hours=hours: now + 1.1 * hours * 3600)
+            assert memory(network(size=size)).find() is None
 
 
 @pytest.mark.parametrize("entry", [b"{", b"null", b"[1]", b'["now", {}]', b"[0, [[]]]"])

@@ -81,8 +81,7 @@ def decide(
     site: Site,  # where it is to run, and where models are measured
     build: Build,  # makes a model of a network and a plan for it
     limits: Limits = NO_LIMITS,  # what processors may compute at most
-    # remembers the winning plan, if another contest would end alike
-    memory: Memory | None = None,
+    memory: Memory | None = None,  # remembers the winning plan
     may_use: Callable[[Plan], bool] = lambda _: True,  # of several processors
 ) -> Decision:
     """The fastest plan of a network; one processor unless several win beyond doubt.
@@ -127,7 +126,10 @@ def decide(
     if len(entries) == 1 and limits.objective == LATENCY:
         candidate, model = entries[0]
         chosen = candidate.considered("chosen: the only one that was built")
-        return decided(site, job, candidate, "; ".join(notes), (chosen, *passed), model)
+        decision = decided(site, job, candidate, "; ".join(notes), (chosen, *passed), model)
+        if memory is not None and decision.plan is not None:
+            memory.store(decision.plan)
+        return decision
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
@@ -143,8 +145,8 @@ def decide(
         )
     table = (*rows, *passed)
     decision = decided(site, job, candidate, reason, table, model)
-    if memory is not None and decision.plan is not None and is_lasting(outcomes):
-        memory.store(decision.plan)
+    if memory is not None and decision.plan is not None:
+        memory.store(decision.plan, is_lasting(outcomes))
     return decision
 
 

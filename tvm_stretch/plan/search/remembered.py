@@ -3,11 +3,10 @@
     operators and their shapes, processors, what `ts.tune` found out about them,
     cores, this package      ->      the plan that won, and when it did
 
-Weights do not matter: a network that was trained further runs by the same plan. A result expires,
-because something may have disturbed the machine when it was measured, and `decide` does not
-remember close results. Several processors win only if all of them were free. A single one also wins
-while another program uses the others, so such a result expires soon, and is not remembered at all
-if the machine was busy.
+Weights do not matter: a network that was trained further runs by the same plan. Several processors
+win only if all of them were free, so that result is kept for a week. A single one also wins while
+another program uses the others, and where something disturbed the contest anyone may win: such
+results are kept for an hour, and a disturbed one says so.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tvm
@@ -32,7 +31,8 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.processor import Processor
 
 _FOLDER = "plans"
-_SEVERAL_SECONDS, _ONE_SECONDS = 7 * 24 * 3600, 3600
+_LASTING_SECONDS, _DOUBTFUL_SECONDS = 7 * 24 * 3600, 3600
+_DISTURBED = "; other programs disturbed the measurement, so it is repeated after an hour"
 _FOUND = ("json", "tuned.json", "probe.json")
 _SETTINGS = ("TVM_STRETCH_", "POCL_", "TVM_NUM_THREADS", "TVM_BIND_THREADS")
 """Variables that decide where drivers and threads run."""
@@ -51,24 +51,21 @@ class Memory:
         if entry is None:
             return None
         try:
-            when, plan = json.loads(entry)
+            expires, plan = json.loads(entry)
             remembered = Plan.read(plan)
-            age = time.time() - when
+            left = expires - time.time()
         except (PlanError, TypeError, ValueError, RecursionError):  # of another version
             return None
-        is_recent = 0 <= age < (_SEVERAL_SECONDS if _has_several(remembered) else _ONE_SECONDS)
-        return remembered if is_recent else None
+        return remembered if 0 < left <= _LASTING_SECONDS else None
 
-    def store(self, plan: Plan) -> None:
-        """Remember that this plan won just now; of one processor unless the machine is busy."""
-        if not _has_several(plan) and is_busy():
-            return
-        entry = [time.time(), json.loads(plan.to_json())]
+    def store(self, plan: Plan, is_lasting: bool = True) -> None:
+        """Remember that this plan won just now; ``is_lasting`` unless something disturbed that."""
+        has_several = len({region.processor for region in plan.regions}) > 1
+        if not is_lasting or (not has_several and is_busy()):
+            plan, is_lasting = replace(plan, reason=plan.reason + _DISTURBED), False
+        keeps = _LASTING_SECONDS if has_several and is_lasting else _DOUBTFUL_SECONDS
+        entry = [time.time() + keeps, json.loads(plan.to_json())]
         self.cache.store(self.key, json.dumps(entry).encode())
-
-
-def _has_several(plan: Plan) -> bool:
-    return len({region.processor for region in plan.regions}) > 1
 
 
 def is_busy() -> bool:
