@@ -239,7 +239,9 @@ TvmStretchBuffer Mapping::Begin(int access) {
 
 void Mapping::End() {
   if (access_ == 0) {
-    TVM_FFI_THROW(ValueError) << "expected a mapping that is in use, got one that is not; begin";
+    TVM_FFI_THROW(ValueError)
+        << "expected a mapping in use to end, got one that is not in use; call "
+           "tvm_stretch_begin first";
   }
   if (packed_ && (access_ & TVM_STRETCH_WRITE) != 0) CopyRows(true);
   const int access = access_;
