@@ -137,6 +137,8 @@ def import_torchvision() -> None:
 
     try:
         import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        return
     except RuntimeError:
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]

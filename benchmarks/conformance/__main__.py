@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(args, lines)
     print(summary(lines))
     if args.suite == "page":
-        args.page.write_text(page(lines), encoding="utf-8")
+        before = args.page.read_text(encoding="utf-8") if args.page.exists() else ""
+        args.page.write_text(page(lines, before), encoding="utf-8")
 
 
 def _read(path: Path) -> list[Line]:

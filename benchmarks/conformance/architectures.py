@@ -9,12 +9,20 @@ are torch's error, so the case counts as not exported.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from benchmarks.conformance.torch_cases import Sample, Verdict, call, tensors, verdicts
+from benchmarks.conformance.torch_cases import (
+    Sample,
+    Verdict,
+    call,
+    copies,
+    tensors,
+    verdicts,
+)
+from benchmarks.real_networks import import_torchvision
 
 _SEED = 20260
 _TOKENS, _SIDE, _VOCABULARY, _MOST_WEIGHTS = 8, 32, 99, 30_000_000
@@ -37,6 +45,12 @@ _SIZES = {
     **dict.fromkeys(("rotary_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
     **{"max_source_positions": 8, "max_target_positions": 16},
 }
+_DEPTHS = {
+    name: size
+    for name, size in _SIZES.items()
+    if "layer" in name or "expert" in name or name in ("vocab_size", "max_position_embeddings")
+}
+"""Sizes that become small where small widths do not fit each other."""
 _PLAIN = {"use_cache": False, "attn_implementation": "eager", "is_training": False}
 
 
@@ -52,6 +66,7 @@ def judge(group: str, target: str, most: int, singly: bool, done: set[str]) -> I
     yield "", "scope", "in"
     if group in done:
         return
+    import_torchvision()  # image networks of transformers look for its operators
     try:
         sample = sample_of(group)
     except Exception as error:  # a configuration without which nothing can be made, or a package
@@ -61,12 +76,31 @@ def judge(group: str, target: str, most: int, singly: bool, done: set[str]) -> I
 
 
 def sample_of(group: str) -> Sample:
-    """A tiny network of a model type, with one input for each of its main arguments."""
+    """The first tiny network of a model type that runs: small, or with its own widths.
+
+    Each gets one input for each of its main arguments, or words alone: places of images among
+    words depend on tokens of each type.
+    """
+    first: Exception | None = None
+    for sizes in (_SIZES, _DEPTHS):
+        for words_alone in (False, True):
+            try:
+                sample = _sample(group, sizes, words_alone)
+                with torch.no_grad():
+                    sample.module(*copies(sample.inputs))
+                return sample
+            except Exception as error:  # sizes that do not fit raise many kinds
+                first = first or error
+    assert first is not None
+    raise first
+
+
+def _sample(group: str, sizes: Mapping[str, int], words_alone: bool) -> Sample:
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(_SEED)
     config = AutoConfig.for_model(group)
-    _shrink(config)
+    _shrink(config, sizes)
     options = {"attn_implementation": "eager"}
     with torch.device("meta"):
         weights = sum(p.numel() for p in AutoModel.from_config(config, **options).parameters())
@@ -74,6 +108,8 @@ def sample_of(group: str) -> Sample:
         raise ValueError(f"{weights} weights are left, more than {_MOST_WEIGHTS}")
     model = AutoModel.from_config(config, **options).float().eval()
     inputs = _inputs(model, config)
+    if words_alone:
+        inputs = {name: x for name, x in inputs.items() if name.endswith("input_ids")}
 
     def forward(**inputs: torch.Tensor) -> list[torch.Tensor]:
         results = model(**inputs, **_accepted(model, {"use_cache": False, "return_dict": True}))
@@ -84,16 +120,23 @@ def sample_of(group: str) -> Sample:
     return sample
 
 
-def _shrink(config: Any) -> None:
-    """Make all sizes that a configuration names small, those of its parts, too."""
+def _shrink(config: Any, small: Mapping[str, int]) -> None:
+    """Make the sizes that a configuration names small, those of its parts, too."""
     for part in vars(config).values():
         if hasattr(part, "to_diff_dict"):
-            _shrink(part)
-    for name, size in {**_SIZES, **_PLAIN}.items():
+            _shrink(part, small)
+    for name, size in {**small, **_PLAIN}.items():
         value, meant = getattr(config, name, None), config.attribute_map.get(name, name)
         is_size = isinstance(value, int | float) and (value > 0 or type(value) is bool)
         if is_size and meant in vars(config) and (meant == name or meant in _SIZES):
             setattr(config, name, size)
+    _shrink_lists(config, small)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, 1)
+
+
+def _shrink_lists(config: Any, small: Mapping[str, int]) -> None:
     layers = getattr(config, "num_hidden_layers", None)
     for name in ("hidden_sizes", "embed_dims", "encoder_hidden_sizes", "depths", "layer_types"):
         sizes = getattr(config, name, None)
@@ -102,11 +145,8 @@ def _shrink(config: Any) -> None:
         elif name == "layer_types" and isinstance(sizes, list):
             if name in vars(config):  # others derive it of their sizes
                 config.layer_types = sizes[:layers]
-        elif sizes and isinstance(sizes, list | tuple) and all(type(x) is int for x in sizes):
+        elif small is _SIZES and isinstance(sizes, list | tuple) and {*map(type, sizes)} == {int}:
             setattr(config, name, [8 * 2**place for place in range(len(sizes))])
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        if isinstance(getattr(config, name, None), int):
-            setattr(config, name, 1)
 
 
 def _inputs(model: Any, config: Any) -> dict[str, torch.Tensor]:

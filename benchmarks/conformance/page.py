@@ -89,17 +89,18 @@ Suites take hours: the counts of groups and cases say how much of each was run f
 """
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The page, of all suites that the lines have."""
+def page(lines: Sequence[Line], before: str = "") -> str:
+    """The page: sections of what the lines have are new, others are those of the page before."""
     found = groups_of(lines)
-    parts = [_INTRODUCTION]
+    kept = re.split(r"^(?=## )", before, flags=re.MULTILINE)[1:]
+    sections = {text.splitlines()[0]: text.rstrip("\n") + "\n" for text in kept}
     for suite, target in sorted({key[:2] for key in found}):
         own = {key[2]: value for key, value in found.items() if key[:2] == (suite, target)}
         first, *rest = _summary_of(suite, target, own).splitlines()
-        parts.append(f"## {suite} on {target}\n")
-        parts.append("\n".join(f"- {line.strip()}" for line in (first, *rest[:2])) + "\n")
-        parts.append(_table(own))
-    return "\n".join(parts)
+        counts = "\n".join(f"- {line.strip()}" for line in (first, *rest[:2]))
+        title = f"## {suite} on {target}"
+        sections[title] = f"{title}\n\n{counts}\n\n{_table(own)}"
+    return "\n".join([_INTRODUCTION, *(sections[title] for title in sorted(sections))])
 
 
 _ALIKE = 60

@@ -87,3 +87,28 @@ def test_matrices_instead_of_rows_are_refused() -> None:
     program = torch.export.export(Products(), args)
     with pytest.raises(ts.UnsupportedError, match="expected rows and a matrix for each expert"):
         ts.compile(program, targets=[TARGET], cpu_threads=1)
+
+
+class _Split(torch.nn.Module):
+    """What JetMoe does; `order` says which part meets which matrix."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order, self.weights = order, torch.nn.Parameter(torch.from_numpy(_random((4, 8, 10))))
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        parts = x.split(sizes.tolist())
+        pairs = zip(self.order, self.weights, strict=True)
+        return torch.cat([torch.nn.functional.linear(parts[i], w) for i, w in pairs]).relu()
+
+
+def test_rows_that_computed_sizes_split() -> None:
+    x, sizes = torch.from_numpy(_random((12, 10))), torch.tensor([3, 0, 5, 4])
+    program = torch.export.export(_Split((0, 1, 2, 3)).eval(), (x, sizes), strict=False)
+    model = ts.compile(program, targets=[TARGET], cpu_threads=1)
+    for given in (sizes, torch.tensor([0, 12, 0, 0])):
+        want = program.module()(x, given).detach().numpy()
+        np.testing.assert_array_equal(model(x.numpy(), given.numpy()), want)
+    program = torch.export.export(_Split((1, 0, 2, 3)).eval(), (x, sizes), strict=False)
+    with pytest.raises(ts.UnsupportedError, match="split_with_sizes"):
+        ts.compile(program, targets=[TARGET], cpu_threads=1)

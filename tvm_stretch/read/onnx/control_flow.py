@@ -21,8 +21,10 @@ import onnx
 from tvm import relax
 
 from tvm_stretch.base.errors import StretchError
+from tvm_stretch.network.expressions import constant
 from tvm_stretch.read.network_limits import MOST_ITERATIONS
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, numpy_dtype, static_shape
+from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes
 
 MOST_UNKNOWN = 32
 """Iterations of a loop whose end only data know."""
@@ -33,17 +35,28 @@ Translate = Callable[[onnx.GraphProto, Scope, list[str]], list[Value]]
 OPERATORS = {"If", "Loop", "Scan"}
 
 
-def translate_control_flow(node: Node, scope: Scope, translate: Translate) -> list[Value]:
+def translate_control_flow(
+    node: Node, scope: Scope, translate: Translate, sizes: TrueSizes
+) -> list[Value]:
     """Translate ``node``; ``scope`` holds what its graphs may read from outside.
 
     Raises:
         UnsupportedError: The graphs do not fit each other.
     """
-    flow = {"If": _if, "Loop": _loop, "Scan": _scan if node.opset > 8 else _batched_scan}
-    return flow[node.op](node, scope, translate)
+    if node.op == "If":
+        return _if(node, scope, translate, sizes)
+
+    def translated(graph: onnx.GraphProto, own: Scope, outputs: list[str]) -> list[Value]:
+        values = translate(graph, own, outputs)
+        if any(sizes.of(value) for value in values):
+            raise node.refuse("tensors of one size from each iteration", "one that data decide")
+        return values
+
+    flow = {"Loop": _loop, "Scan": _scan if node.opset > 8 else _batched_scan}
+    return flow[node.op](node, scope, translated)
 
 
-def _if(node: Node, scope: Scope, translate: Translate) -> list[Value]:
+def _if(node: Node, scope: Scope, translate: Translate, sizes: TrueSizes) -> list[Value]:
     branches = [
         _run(node.attrs[name], {}, scope, translate)
         for taken, name in ((True, "then_branch"), (False, "else_branch"))
@@ -51,7 +64,44 @@ def _if(node: Node, scope: Scope, translate: Translate) -> list[Value]:
     ]
     if len(branches) == 1:
         return branches[0]
-    return [_chosen(node, node[0], *pair) for pair in zip(*branches, strict=True)]
+    results = []
+    for place, (one, other) in enumerate(zip(*branches, strict=True)):
+        results.append(_sized(node, place, one, other, sizes))
+    return results
+
+
+def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -> Value:
+    """What a branch gives; it has a true size if those do, or if one is without elements."""
+    shapes = [
+        x.shape if isinstance(x, np.ndarray) else tuple(static_shape(x)) for x in (one, other)
+    ]
+    found = [sizes.of(one), sizes.of(other)]
+    empty = [0 in shape for shape in shapes]
+    if not any(found) and sum(empty) != 1:
+        return _chosen(node, node[0], one, other)
+    axes = {x[0] for x in found if x} or {shapes[empty.index(True)].index(0)}
+    axis = axes.pop()
+    if axes or len({(*s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
+        raise node.refuse(
+            "tensors that differ along one axis", f"shapes {shapes[0]} and {shapes[1]}"
+        )
+    counts = [
+        x[1].expr if x else constant(np.asarray([shape[axis]], "int64"))
+        for x, shape in zip(found, shapes, strict=True)
+    ]
+    size = node.emit(relax.op.where(_scalar(node, node[0]), *counts))
+    room = max(shape[axis] for shape in shapes)
+    node.sizes[place] = axis, Size(size, room)
+    if any(empty):
+        return as_expr(other if empty[0] else one)
+    return _chosen(node, node[0], *(_longer(node, x, axis, room) for x in (one, other)))
+
+
+def _longer(node: Node, x: Value, axis: int, room: int) -> relax.Expr:
+    value = as_expr(x)
+    shape = static_shape(value)
+    width = [0 if i != 2 * axis + 1 else room - shape[axis] for i in range(2 * len(shape))]
+    return node.emit(relax.op.nn.pad(value, width)) if any(width) else value
 
 
 def _chosen(node: Node, flag: relax.Expr, one: Value, other: Value) -> Value:

@@ -54,6 +54,7 @@ from tvm_stretch.read.onnx.node import (
 from tvm_stretch.read.onnx.operators.microsoft import is_plain
 from tvm_stretch.read.onnx.qoperators import qdq_body
 from tvm_stretch.read.onnx.reader import OnnxNetwork, array_of
+from tvm_stretch.read.onnx.sized import convert_sized
 from tvm_stretch.read.onnx.true_sizes import TrueSizes
 
 _PLAIN = (*EIGHT_BITS, "int32")  # of biases
@@ -264,7 +265,7 @@ class _Importer:
     def control_flow(self, node: Node, scope: Scope) -> list[Value]:
         """Translate the graphs that ``node`` holds, whose inputs and outputs may be any number."""
         try:
-            results = translate_control_flow(node, scope, self.graph)
+            results = translate_control_flow(node, scope, self.graph, self.sizes)
             self.zeros += node.zeros
             return results
         except StretchError:
@@ -275,7 +276,8 @@ class _Importer:
     def convert(self, node: Node, name: str) -> tuple[Value, ...] | None:
         """Translate ``node`` with the converter of this name; None if its function says it."""
         try:
-            result = CONVERTERS[name](node)
+            sized = convert_sized(node, self.sizes) if name == node.op else None
+            result = CONVERTERS[name](node) if sized is None else sized
             results = result if isinstance(result, tuple) else (result,)
             if not results:
                 return None

@@ -59,8 +59,10 @@ class Node:
     attrs: dict[str, Any]  # Attributes as `onnx.helper.get_attribute_value` gives them
     outputs: list[str]  # Names of the outputs, empty where one is not wanted
     bb: relax.BlockBuilder
-    # By result: the axis whose size the data decide, and that size, a vector of one int64
-    sizes: dict[int, tuple[int, relax.Expr]] = field(default_factory=dict)
+    # By result: the axis whose size the data decide, and that size: a vector of one int64, or a
+    # `Size` of `true_sizes.py`
+    sizes: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    is_settled: bool = False  # whether `sizes` says which results have true sizes
     # Integers that must be zero in each run, and what they count
     zeros: list[tuple[relax.Expr, str]] = field(default_factory=list)
 

@@ -3,33 +3,97 @@
     selected (6, 3), of which 2 rows count  ->  GatherND  ->  boxes (6, 4), of which 2 rows count
                                             ->  outputs `boxes` and `boxes:size0`
 
-A tensor has room for its largest size.  Behind its true size are zeros, which no operator may mix
-with the others: an operator that works on each row alone keeps the axis, and others are refused.
+A tensor has room for its largest size. No result may depend on elements after its true size: an
+operator that works on each row alone keeps the axis, `sized.py` has what others do, and all others
+are refused. Two sizes that are computed alike are one `Size`, so such tensors fit each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.network.expressions import constant
 from tvm_stretch.read.onnx.node import Node, Value, static_shape
 
 _ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Equal", "Exp", "Floor", "Greater",
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Exp", "Floor", "Greater",
     "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not",
     "Or", "Pow", "Relu", "Round", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where",
 }  # fmt: skip
+_BATCHED = {
+    "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GlobalAveragePool",
+    "MaxPool", "Resize", "RoiAlign",
+}  # fmt: skip
+"""Operators that work on each item of the first axis alone."""
+_ALONG_ONE = {"ArgMax", "ArgMin", "LogSoftmax", "Softmax"}
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """A size that the data decide, and the largest it can be."""
+
+    expr: relax.Expr  # a vector of one int64
+    most: int
 
 
 @dataclass
 class TrueSizes:
     """The axis that has a true size, and that size, of each tensor that has one."""
 
-    _known: dict[int, tuple[Value, int, relax.Expr]] = field(default_factory=dict)
+    _known: dict[int, tuple[Value, int, Size]] = field(default_factory=dict)
     """By the identity of a value, which is kept: another one could be at the same place."""
+    _numbers: dict[int, tuple[Value, np.ndarray]] = field(default_factory=dict)
+    """Vectors and numbers that tell sizes, as arrays of integers and of sizes, in the same way."""
+    _made: dict[Any, Any] = field(default_factory=dict)
+    """Sizes by what they are computed of."""
+
+    def of(self, value: Value | None) -> tuple[int, Size] | None:
+        """The axis that has a true size, and that size."""
+        found = self._known.get(id(value))
+        return found and found[1:]
+
+    def numbers(self, value: Value | None) -> np.ndarray | None:
+        """What a value tells, if there are sizes among it."""
+        found = self._numbers.get(id(value))
+        return found and found[1]
+
+    def tell(self, value: Value, numbers: np.ndarray) -> Value:
+        """Note what a value tells; a constant if it tells no size."""
+        if not any(isinstance(number, Size) for number in numbers.flat):
+            return numbers.astype("int64")
+        self._numbers[id(value)] = value, numbers
+        return value
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns; for an equal key what it returned before."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def least(self, node: Node, values: Collection[int | Size]) -> int | Size:
+        """The least of some numbers and sizes."""
+        sizes = {size for size in values if isinstance(size, Size)}
+        limit = min((x for x in values if not isinstance(x, Size)), default=None)
+        if limit is None or any(size.most <= limit for size in sizes):
+            if len(sizes) == 1:
+                return sizes.pop()
+        elif not sizes:
+            return limit
+
+        def make() -> Size:
+            total, *others = [size.expr for size in sizes]
+            if limit is not None:
+                others.append(constant(np.asarray([limit], "int64")))
+            for other in others:
+                total = node.emit(relax.op.minimum(total, other))
+            return Size(total, min(x.most if isinstance(x, Size) else x for x in values))
+
+        return self.once(("least", frozenset(sizes), limit), make)
 
     def see(self, node: Node, results: Sequence[Value | None]) -> None:
         """Note which results of a node have a true size; refuse operators that mix in the rest."""
@@ -41,7 +105,7 @@ class TrueSizes:
             if id(value) in self._known
         }
         made = [value for value in results if value is not None]
-        if not read or all(id(value) in self._known for value in made):
+        if node.is_settled or not read or all(id(value) in self._known for value in made):
             return  # a function's body was followed already
         sizes = {size for _, _, size in read.values()}
         axes = {_axis_after(node, read, i, axis, made[0]) for i, (_, axis, _) in read.items()}
@@ -53,9 +117,13 @@ class TrueSizes:
             )
         self._note(made[0], after, sizes.pop())
 
-    def _note(self, value: Value | None, axis: int, size: relax.Expr) -> None:
-        if value is not None:
-            self._known[id(value)] = value, axis, size
+    def _note(self, value: Value | None, axis: int, size: Size | relax.Expr) -> None:
+        if isinstance(value, np.ndarray) or value is None:
+            return
+        if not isinstance(size, Size):
+            expr, most = size, static_shape(value)[axis]
+            size = self.once(expr, lambda: Size(expr, most))
+        self._known[id(value)] = value, axis, size
 
     def outputs(
         self, names: Sequence[str], values: Sequence[Value]
@@ -67,7 +135,7 @@ class TrueSizes:
             if id(value) in self._known
         }
         found = [f"{name}:size{axis}" for name, (_, axis, _) in known.items()]
-        return found, [size for _, _, size in known.values()]
+        return found, [size.expr for _, _, size in known.values()]
 
 
 def _axis_after(
@@ -78,6 +146,16 @@ def _axis_after(
     if node.op in _ELEMENTWISE:
         after = axis + rank - node.rank(index)
         return after if _are_others_known(node, known, after - rank) else None
+    if node.op in _BATCHED:
+        is_rows = index == 0 or (node.op == "RoiAlign" and index in (1, 2))
+        is_turned = node.op == "Gemm" and node.attr("transA", 0)
+        return 0 if axis == 0 and is_rows and not is_turned else None
+    if node.op == "MatMul":
+        return axis if index == 0 and axis < rank - 1 and node.rank(1) == 2 else None
+    if node.op in _ALONG_ONE and node.opset >= 13:
+        same = axis == node.axis(-1 if "Softmax" in node.op else 0)
+        keeps = "Softmax" in node.op or node.attr("keepdims", 1) or axis < node.axis(0)
+        return None if same else axis if keeps else axis - 1
     if node.op == "Transpose":
         return list(node.attr("perm", list(range(rank))[::-1])).index(axis)
     if node.op == "Gather":

@@ -27,6 +27,7 @@ from tvm_stretch.read.torch.importer import Call, Converter, importer_names, is_
 from tvm_stretch.read.torch.numbers import NUMBERS, divided, floor_divided
 from tvm_stretch.read.torch.places import PLACES
 from tvm_stretch.read.torch.quantised import RECURRENT
+from tvm_stretch.read.torch.routing import join_routed
 from tvm_stretch.read.windows import Windows, fold
 from tvm_stretch.targets.kernels.halves import NARROW
 
@@ -100,6 +101,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         name = node.target.__name__ if node.op == "call_function" else ""
         if name in _ASSERTIONS:
             program.graph.erase_node(node)
+    join_routed(program.graph)
     program.graph.eliminate_dead_code()  # what was computed for assertions alone
     return program
 

@@ -20,7 +20,7 @@ from tvm_stretch.targets.kernels.suppression import Limits, suppression_call
 from tvm_stretch.targets.kernels.top_k import Running, running_call
 
 
-def _chosen(node: Node, mask: relax.Expr, count: int) -> tuple[relax.Expr, relax.Expr]:
+def chosen(node: Node, mask: relax.Expr, count: int) -> tuple[relax.Expr, relax.Expr]:
     """Places of a vector's true elements in front, zeros after them; and how many are true."""
     emit = node.emit
     true = emit(relax.op.astype(mask, "int64"))
@@ -42,13 +42,13 @@ def _in_front(node: Node, mask: relax.Expr, before: relax.Expr) -> relax.Expr:
     return emit(relax.op.strided_slice(front, [0], [0], [count]))
 
 
-def _inside(node: Node, x: relax.Expr, axis: int, size: relax.Expr) -> relax.Expr:
-    """``x`` with zeros after its true size."""
+def inside(node: Node, x: relax.Expr, axis: int, size: relax.Expr, fill: float = 0) -> relax.Expr:
+    """``x`` with zeros, or another number, after its true size."""
     shape = static_shape(x)
     lined_up = [-1 if i == axis else 1 for i in range(len(shape))]
     place = constant(np.arange(shape[axis], dtype="int64").reshape(lined_up))
     is_inside = node.emit(relax.op.less(place, size))
-    return node.emit(relax.op.where(is_inside, x, relax.const(0, x.ty.dtype.dtype)))
+    return node.emit(relax.op.where(is_inside, x, relax.const(fill, x.ty.dtype.dtype)))
 
 
 @converter("NonZero")
@@ -58,7 +58,7 @@ def _non_zero(node: Node) -> Value:
     if not count or not shape:
         raise node.refuse("a tensor of one dimension or more that has elements", str(shape))
     flat = node.emit(relax.op.reshape(node[0], (count,)))
-    front, size = _chosen(node, node.emit(cast(node, flat, "bool")), count)
+    front, size = chosen(node, node.emit(cast(node, flat, "bool")), count)
     rows = []
     for axis, extent in enumerate(shape):
         step = constant(np.asarray(prod(shape[axis + 1 :]), "int32"))
@@ -79,9 +79,9 @@ def _compress(node: Node) -> Value:
     shape, count = static_shape(x), prod(node.shape(1))
     if not 0 < count <= shape[axis]:
         raise node.refuse(f"1 to {shape[axis]} conditions", f"{count}")
-    front, size = _chosen(node, node.emit(relax.op.reshape(node[1], (count,))), count)
+    front, size = chosen(node, node.emit(relax.op.reshape(node[1], (count,))), count)
     node.sizes[0] = axis, size
-    return _inside(node, node.emit(relax.op.take(x, front, axis)), axis, size)
+    return inside(node, node.emit(relax.op.take(x, front, axis)), axis, size)
 
 
 _MOST_PAIRS = 1 << 24
@@ -112,7 +112,7 @@ def _unique(node: Node) -> tuple[Value, ...]:
     first = emit(relax.op.argmax(emit(relax.op.astype(same, "int32")), 1))
     own = constant(np.arange(count, dtype="int64"))
     is_first = emit(relax.op.equal(first, own))
-    before, size = _chosen(node, is_first, count)
+    before, size = chosen(node, is_first, count)
     if node.attr("sorted", 1):
         smaller = emit(relax.op.logical_and(less, emit(relax.op.expand_dims(is_first, 1))))
         rank = emit(relax.op.sum(emit(relax.op.astype(smaller, "int64")), 0))
@@ -124,10 +124,10 @@ def _unique(node: Node) -> tuple[Value, ...]:
     counts = emit(relax.op.sum(emit(relax.op.astype(same, "int64")), 1))
     node.sizes |= {0: (axis, size), 1: (0, size), 3: (0, size)}
     results = (
-        _inside(node, emit(relax.op.take(x, before, axis)), axis, size),
+        inside(node, emit(relax.op.take(x, before, axis)), axis, size),
         emit(relax.op.astype(before, "int64")),  # zeros follow already
         inverse,
-        _inside(node, emit(relax.op.take(counts, before, 0)), 0, size),
+        inside(node, emit(relax.op.take(counts, before, 0)), 0, size),
     )
     return results[: len(node.outputs)]
 
@@ -168,9 +168,9 @@ def _non_max_suppression(node: Node) -> Value:
     front = np.indices((images, classes, limits.most), dtype="int64")[:2].reshape(2, room).T
     rows = emit(relax.op.concat([constant(front), box], 1))
     mask = emit(relax.op.greater_equal(kept, constant(np.zeros((), "int32"))))
-    first, size = _chosen(node, emit(relax.op.reshape(mask, (room,))), room)
+    first, size = chosen(node, emit(relax.op.reshape(mask, (room,))), room)
     node.sizes[0] = 0, size
-    return _inside(node, emit(relax.op.take(rows, first, 0)), 0, size)
+    return inside(node, emit(relax.op.take(rows, first, 0)), 0, size)
 
 
 def _number(node: Node, index: int, what: str, default: float) -> float:
