@@ -27,7 +27,6 @@ from tvm_stretch.read.torch.importer import Call, Converter, importer_names, is_
 from tvm_stretch.read.torch.numbers import NUMBERS, divided, floor_divided
 from tvm_stretch.read.torch.places import PLACES
 from tvm_stretch.read.torch.quantised import RECURRENT
-from tvm_stretch.read.torch.routing import join_routed
 from tvm_stretch.read.windows import Windows, fold
 from tvm_stretch.targets.kernels.halves import NARROW
 
@@ -82,6 +81,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     from tvm_stretch.read.torch.complex import in_real_numbers
     from tvm_stretch.read.torch.linalg import unchecked
     from tvm_stretch.read.torch.own import WRITTEN
+    from tvm_stretch.read.torch.routing import join_routed
 
     table = torch.export.default_decompositions()
     for name in (*_KEPT, *RECURRENT):

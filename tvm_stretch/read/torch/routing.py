@@ -11,6 +11,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
+
 _READ = "_local_scalar_dense.default"
 
 
@@ -44,8 +46,6 @@ def _split_of(cat: Any) -> Any:
 
 
 def _join(graph: Any, cat: Any, split: Any) -> None:
-    import torch
-
     def add(function: Any, *args: Any, like: Any) -> Any:
         node = graph.call_function(function, args)
         node.meta["val"] = like
