@@ -34,7 +34,7 @@ def _split_of(cat: Any) -> Any:
     products = cat.args[0]
     if len(cat.args) > 1 or not products or any(_name(x) != "mm.default" for x in products):
         return None
-    split = products[0].args[0].args[0] if products[0].args[0].args else None
+    split: Any = next(iter(products[0].args[0].args), None)
     if _name(split) != "split_with_sizes.default" or len(split.args) > 2:
         return None
     in_order = [
