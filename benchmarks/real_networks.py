@@ -147,20 +147,26 @@ def import_torchvision() -> None:
             torch.library.define(f"torchvision::{name}", signature)
 
 
-def _settle(net: torch.nn.Module, x: torch.Tensor) -> None:
-    """Make weights look trained: not all equal, with statistics that fit the activations.
+def unequal_weights(net: torch.nn.Module) -> None:
+    """Give random values to parameters whose values are all equal.
 
-    A layer scale of 1e-6 or a last scale of zero would hide whole branches of a new network.
+    A layer scale of 1e-6 or a last scale of zero would hide whole branches of a new network, and
+    equal scores of experts would leave the choice to chance.
     """
+    for value in net.parameters():
+        if value.numel() > 1 and value.min() == value.max():
+            if value.min() == 0:
+                value.data.normal_(0, 0.1)
+            else:
+                value.data.uniform_(0.5, 1.5)
+
+
+def _settle(net: torch.nn.Module, x: torch.Tensor) -> None:
+    """Make weights look trained: not all equal, with statistics that fit the activations."""
     import torch
 
+    unequal_weights(net)
     with torch.no_grad():
-        for value in net.parameters():
-            if value.numel() > 1 and value.min() == value.max():
-                if value.min() == 0:
-                    value.normal_(0, 0.1)
-                else:
-                    value.uniform_(0.5, 1.5)
         for module in net.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.momentum = 1.0

@@ -22,7 +22,7 @@ from benchmarks.conformance.torch_cases import (
     tensors,
     verdicts,
 )
-from benchmarks.real_networks import import_torchvision
+from benchmarks.real_networks import import_torchvision, unequal_weights
 
 _SEED = 20260
 _TOKENS, _SIDE, _VOCABULARY, _MOST_WEIGHTS = 8, 32, 99, 30_000_000
@@ -107,6 +107,7 @@ def _sample(group: str, sizes: Mapping[str, int], words_alone: bool) -> Sample:
     if weights > _MOST_WEIGHTS:
         raise ValueError(f"{weights} weights are left, more than {_MOST_WEIGHTS}")
     model = AutoModel.from_config(config, **options).float().eval()
+    unequal_weights(model)
     inputs = _inputs(model, config)
     if words_alone:
         inputs = {name: x for name, x in inputs.items() if name.endswith("input_ids")}

@@ -111,6 +111,7 @@ def _suppression() -> list[onnx.NodeProto]:
     ]
 
 
+@pytest.mark.full
 def test_a_detector_s_last_part() -> None:
     nodes = [
         *_best_of_class(0),
@@ -149,6 +150,26 @@ _CASES = {
         [_node("Split", "rows", "a b", axis=1), _node("Sub", "a b", "y")],
         2,
     ),
+    "where signs differ": (
+        [
+            _node("Less", "rows threshold", "below"),
+            _node("Mod", "rows unit", "rest", fmod=1),
+            _node("Greater", "rest threshold", "above"),
+            _node("Xor", "below above", "either"),
+            _node("Where", "either rows unit", "y"),
+        ],
+        2,
+    ),
+    "the best two": (
+        [
+            _node("ReduceMax", "rows", "best", axes=[1], keepdims=0),
+            _node("Shape", "best", "count"),
+            _node("Concat", "count two", "counts", axis=0),
+            _node("ReduceMin", "counts", "k", keepdims=1),
+            _node("TopK", "best k", "y order", axis=0),
+        ],
+        1,
+    ),
     "sums": ([_node("ReduceSum", "rows zero", "y", keepdims=0)], 1),
     "greatest of each row": ([_node("ReduceMax", "rows", "y", axes=[1], keepdims=0)], 1),
     "layers": (
@@ -181,7 +202,7 @@ _CASES = {
 def test_rows_that_count(name: str) -> None:
     nodes, rank = _CASES[name]
     kind = TensorProto.INT64 if name == "marks of marks" else TensorProto.FLOAT
-    ints = {"zero": [0], "one": [1], "last": [-1], "pairs": [-1, 2], "cube": [-1, 3, 2]}
+    ints = {"zero": [0], "one": [1], "two": [2], "last": [-1], "pairs": [-1, 2], "cube": [-1, 3, 2]}
     rng = np.random.default_rng(1)
     model = _model(
         [*_ROWS, *nodes],

@@ -266,7 +266,7 @@ def _flattened(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("NonZero")
 def _marked(node: Node, sizes: TrueSizes) -> Results:
-    """Of one mask there is one number of marks."""
+    """All reads of one mask share one number of marks."""
     found, given = sizes.of(node.inputs[0]), node.inputs[0]
 
     def make() -> tuple[Value, Size]:

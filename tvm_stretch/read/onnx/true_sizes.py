@@ -21,9 +21,11 @@ from tvm_stretch.network.expressions import constant
 from tvm_stretch.read.onnx.node import Node, Value, static_shape
 
 _ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Exp", "Floor", "Greater",
-    "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not",
-    "Or", "Pow", "Relu", "Round", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where",
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp",
+    "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf",
+    "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Not",
+    "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt",
+    "Sub", "Tanh", "Where", "Xor",
 }  # fmt: skip
 _BATCHED = {
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GlobalAveragePool",
