@@ -64,9 +64,9 @@ $(BIN)/python:
 # `--no-compile`: what is imported is compiled then, which is a small part.
 TVM_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
 pip = $(aloud) 'Python packages' $(BIN)/python -m pip --no-input install --no-compile
-pip_install = { $(pip) 'scikit-build-core>=0.11' ninja $(TVM_PACKAGES) && \
-  $(pip) --no-build-isolation --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON \
-  --editable '.[$(1)]'; }
+BUILD_PACKAGES := 'scikit-build-core>=0.11' ninja $(TVM_PACKAGES)
+editable := --no-build-isolation --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON --editable
+pip_install = { $(pip) $(BUILD_PACKAGES) && $(pip) $(editable) '.[$(1)]'; }
 
 $(STAMP): $(PACKAGE) | $(BIN)/python
 	$(call say,Python packages ($(EXTRAS)) and the C++ executor: the longest step)
@@ -74,9 +74,12 @@ $(STAMP): $(PACKAGE) | $(BIN)/python
 	@touch $@ $(DEMO)
 
 # What `make demo` needs: the package, ONNX Runtime to compare with, an OpenCL device, a DSP's emulator.
+# xgboost would fetch 476 MB more, most of it for CUDA; pip cannot choose, so the packages are named.
+DEMO_PYTHON := numpy onnx scipy xgboost-cpu onnxruntime ziglang
 $(DEMO): $(PACKAGE) | $(BIN)/python
 	$(call say,TVM$(comma) ONNX Runtime$(comma) PoCL$(comma) zig and the C++ executor: the longest step)
-	@{ $(call install,$(DEMO_PACKAGES)); } & $(call pip_install,quantize$(comma)hexagon) && wait
+	@{ $(call install,$(DEMO_PACKAGES)); } & $(pip) $(BUILD_PACKAGES) $(DEMO_PYTHON) && \
+	  $(pip) --no-deps $(editable) . && wait
 	@touch $@
 
 $(DEVICES): | $(BIN)/python

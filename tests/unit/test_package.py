@@ -60,6 +60,15 @@ def test_the_page_on_installing_names_all_dependencies(project: dict[str, Any]) 
     assert by_hand == [name.replace("xgboost", "xgboost-cpu") for name in project["dependencies"]]
 
 
+def test_the_demo_installs_all_dependencies_by_hand_too(project: dict[str, Any]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lists = re.findall(r"^(?:TVM_PACKAGES|DEMO_PYTHON) := (.*)$", makefile, re.MULTILINE)
+    by_hand = [name for names in lists for name in names.replace("'", "").split()]
+    extras = project["optional-dependencies"]
+    wanted = [name.replace("xgboost", "xgboost-cpu") for name in project["dependencies"]]
+    assert by_hand == [*wanted, *extras["quantize"], *extras["hexagon"]]
+
+
 def test_readme_stands_alone() -> None:
     """It is the page of the package, too, beside which there are no files."""
     text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
