@@ -96,7 +96,6 @@ def test_candidates_keep_the_rules():
     assert st.best.ns < min(st.alone_ns.values())
     counts = list(st.space.values())
     assert counts == sorted(counts, reverse=True)
-    assert st.seconds < 5
 
 
 def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
