@@ -260,7 +260,7 @@ docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(aloud) pages $(BIN)/mkdocs build
 	@echo "open build/site/index.html"
 
-PYTEST_OPTIONS := -n 3 --dist worksteal
+PYTEST_OPTIONS := -n 2 --dist worksteal
 
 # All tests on this machine; they also plan, lower and generate code for 4, 8 and 16 lanes
 # (cpu_targets.cpu_of). Running some of them as another x86 machine (tests/another_machine.py) takes a
