@@ -20,7 +20,7 @@ _COUNT_THREADS = """
 import os
 os.environ.pop("TVM_NUM_THREADS", None)
 import numpy as np, tvm
-import tvm_stretch.run.model as runtime
+import tvm_stretch.run.load as runtime
 count = lambda: len(os.listdir("/proc/self/task"))
 before = count()
 model = runtime.load({path!r})
@@ -62,7 +62,7 @@ for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):  # with this, TVM leaves it
     os.environ.pop(name, None)
 from pathlib import Path
 import numpy as np, tvm
-import tvm_stretch.run.model as runtime
+import tvm_stretch.run.load as runtime
 cores = os.sched_getaffinity(0)
 core = min(cores)
 before = set(os.listdir("/proc/self/task"))
@@ -94,7 +94,7 @@ _APART = """
 import os
 {environment}
 import numpy as np, tvm
-import tvm_stretch.run.model as runtime
+import tvm_stretch.run.load as runtime
 cores = os.sched_getaffinity(0)
 before = set(os.listdir("/proc/self/task"))
 model = runtime.load({path!r})
@@ -122,7 +122,7 @@ import os
 cores = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {{min(cores)}})
 import numpy as np, tvm
-import tvm_stretch.run.model as runtime
+import tvm_stretch.run.load as runtime
 before = set(os.listdir("/proc/self/task"))
 model = runtime.load({path!r})
 model(np.zeros((64, 4096), "float32"))

@@ -116,8 +116,8 @@ def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
     machine = str(target.attrs["mtriple"]).split("-")[0]
     if machine in ("x86_64", "aarch64", "arm64") and not _has_blocks(mod):
         return (*_FLAT, *_VECTORS, *_UNROLLED, *_FUNCTIONS, *_LAST)
-    is_dsp = machine == "hexagon"
-    first, scratch = ((_without_fences,), (_whole_vectors,)) if is_dsp else ((), ())
+    has_hvx = "+hvx-length128b" in [*map(str, target.attrs.get("mattr", ()))]
+    first, scratch = ((_without_fences,), (_whole_vectors,)) if has_hvx else ((), ())
     lowered = (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
     return (*first, *lowered, *scratch, *_LAST)
 
@@ -134,7 +134,7 @@ def _without_scopes(
 def _without_fences(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tirx.PrimFunc:
-    """Replace fences by their operands: LLVM's scheduler for Hexagon knows no fence and hangs."""
+    """Replace fences by their operands: LLVM's scheduler for HVX knows no fence and hangs."""
 
     def operand(call: Call) -> tvm.ir.Expr:
         return call.args[1] if is_fence(call) else call
