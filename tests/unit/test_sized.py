@@ -185,6 +185,7 @@ _CASES = {
         ],
         2,
     ),
+    "nothing is summed": ([_node("ReduceSum", "rows", "y", noop_with_empty_axes=1)], 2),
     "the last row": ([_node("Gather", "rows last", "y", axis=0)], 2),
     "with others": ([_node("Concat", "table rows table rows", "y", axis=0)], 2),
     "marks of marks": (
@@ -229,6 +230,21 @@ def test_what_mixes_rows_is_refused(op: str, attributes: dict[str, object]) -> N
         {"y": (TensorProto.FLOAT, 2)},
         zero=np.int64([0]),
         threshold=np.float32(0),
+    )
+    with pytest.raises(ts.UnsupportedError, match="which the data decide"):
+        ts.compile(model, [CPU], cpu_threads=1)
+
+
+def test_pictures_that_regions_are_cut_of_are_refused() -> None:
+    """There are as many results as regions, and not as many as pictures."""
+    picked = _node("Gather", "pictures places", "rows", axis=0)
+    cut = _node("RoiAlign", "rows regions which", "y", output_height=2, output_width=2)
+    model = _model(
+        [*_ROWS[:3], picked, cut],
+        {"x": (5,), "pictures": (5, 1, 6, 6)},
+        {"y": (TensorProto.FLOAT, 4)},
+        **{"zero": np.int64([0]), "threshold": np.float32(0)},
+        **{"regions": np.zeros((4, 4), "float32"), "which": np.int64([0, 1, 2, 0])},
     )
     with pytest.raises(ts.UnsupportedError, match="which the data decide"):
         ts.compile(model, [CPU], cpu_threads=1)

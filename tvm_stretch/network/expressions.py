@@ -195,6 +195,13 @@ def dtype_bytes(dtype: str) -> int:
     return -(-kind.bits // 8) * kind.lanes
 
 
+def ends_of(dtype: str) -> tuple[float, float]:
+    """The lowest and the highest value of a type."""
+    if "float" in dtype:
+        return -np.inf, np.inf
+    return (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+
 def is_view(call: relax.Call, alignment: int = 1) -> bool:
     """Whether a call of one of `PIECES` is a view of memory.
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.expressions import ends_of, shape_of
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 
 
@@ -60,7 +60,7 @@ def place_of_largest(
     flat = emit(relax.op.reshape(x, relax.ShapeExpr([batch, channels, prod(sizes)])))
     taken = emit(relax.op.take(flat, relax.const(sources.clip(0), "int32"), 2, mode="clip"))
     dtype = str(x.ty.dtype)
-    lowest = -np.inf if "float" in dtype else np.iinfo(dtype).min
+    lowest, _ = ends_of(dtype)
     inside = relax.const((sources >= 0)[None, None], "bool")
     shown = emit(relax.op.where(inside, taken, relax.const(lowest, dtype)))
     chosen = emit(relax.op.argmax(shown, 2))

@@ -21,10 +21,9 @@ import onnx
 from tvm import relax
 
 from tvm_stretch.base.errors import StretchError
-from tvm_stretch.network.expressions import constant
 from tvm_stretch.read.network_limits import MOST_ITERATIONS
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, numpy_dtype, static_shape
-from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes
+from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes, vector
 
 MOST_UNKNOWN = 32
 """Iterations of a loop whose end only data know."""
@@ -64,10 +63,8 @@ def _if(node: Node, scope: Scope, translate: Translate, sizes: TrueSizes) -> lis
     ]
     if len(branches) == 1:
         return branches[0]
-    results = []
-    for place, (one, other) in enumerate(zip(*branches, strict=True)):
-        results.append(_sized(node, place, one, other, sizes))
-    return results
+    pairs = enumerate(zip(*branches, strict=True))
+    return [_sized(node, place, *pair, sizes) for place, pair in pairs]
 
 
 def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -> Value:
@@ -85,10 +82,7 @@ def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -
         raise node.refuse(
             "tensors that differ along one axis", f"shapes {shapes[0]} and {shapes[1]}"
         )
-    counts = [
-        x[1].expr if x else constant(np.asarray([shape[axis]], "int64"))
-        for x, shape in zip(found, shapes, strict=True)
-    ]
+    counts = [vector(x[1] if x else shape[axis]) for x, shape in zip(found, shapes, strict=True)]
     size = node.emit(relax.op.where(_scalar(node, node[0]), *counts))
     room = max(shape[axis] for shape in shapes)
     node.sizes[place] = axis, Size(size, room)

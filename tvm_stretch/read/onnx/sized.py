@@ -20,10 +20,11 @@ import numpy as np
 from onnx import TensorProto
 from tvm import relax
 
-from tvm_stretch.network.expressions import constant
+from tvm_stretch.network.expressions import constant, ends_of
 from tvm_stretch.read.onnx.node import CONVERTERS, Node, Value, as_expr, static_shape
+from tvm_stretch.read.onnx.operators.reduction import neutral, reduced_axes
 from tvm_stretch.read.onnx.operators.selection import chosen, inside
-from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes
+from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes, vector
 
 Results: TypeAlias = "tuple[Value, ...] | Value | None"
 Rule = Callable[[Node, TrueSizes], Results]
@@ -60,10 +61,6 @@ def _long(*values: int) -> relax.Expr:
     return constant(np.asarray(values, "int64"))
 
 
-def _vector(value: int | Size) -> relax.Expr:
-    return value.expr if isinstance(value, Size) else _long(value)
-
-
 def _most(value: int | Size) -> int:
     return value.most if isinstance(value, Size) else int(value)
 
@@ -78,7 +75,7 @@ def _shape(node: Node, sizes: TrueSizes) -> Results:
     numbers = numbers[node.attr("start", 0) : node.attr("end", len(numbers))]
     if not any(isinstance(number, Size) for number in numbers):
         return numbers.astype("int64")
-    parts = [_vector(number) for number in numbers]
+    parts = [vector(number) for number in numbers]
     return sizes.tell(node.emit(relax.op.concat(parts, 0)), numbers)
 
 
@@ -107,13 +104,13 @@ def _joined(node: Node, sizes: TrueSizes) -> Results:
 
     def make() -> tuple[relax.Expr, Size]:
         masks = [
-            node.emit(relax.op.less(_long(*range(room)), _vector(count)))
+            node.emit(relax.op.less(_long(*range(room)), vector(count)))
             for room, count in zip(rooms, counts, strict=True)
         ]
         front, size = chosen(node, node.emit(relax.op.concat(masks, 0)), sum(rooms))
         return front, Size(size, sum(rooms))
 
-    front, size = sizes.once(("joined", *counts), make)
+    front, size = sizes.once(("joined", *counts, *rooms), make)
     node.sizes[0] = axis, size
     return relax.op.take(_plain(node, {}), front, axis)
 
@@ -152,21 +149,12 @@ def _reduced(node: Node, sizes: TrueSizes) -> Results:
     if found is None:
         return None
     (axis, size), rank = found, node.rank()
-    axes = {one % rank for one in node.optional_ints(1, "axes") or range(rank)}
+    axes = {one % rank for one in reduced_axes(node)}
     if axis in axes:
-        lowest, highest = _ends(node.dtype())
-        fill = {"ReduceMin": highest, "ReduceMax": lowest, "ReduceProd": 1}.get(node.op, 0)
-        return _plain(node, {0: inside(node, node[0], axis, size.expr, fill)})
+        return _plain(node, {0: inside(node, node[0], axis, size.expr, neutral(node))})
     before = 0 if node.attr("keepdims", 1) else sum(one < axis for one in axes)
     node.sizes[0] = axis - before, size
     return _plain(node, {})
-
-
-def _ends(dtype: str) -> tuple[float, float]:
-    """The lowest and the highest number of a type."""
-    if "float" in dtype:
-        return -np.inf, np.inf
-    return (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
 @_rule("TopK")
@@ -178,7 +166,7 @@ def _top(node: Node, sizes: TrueSizes) -> Results:
     asked = int(node.const(1, "K").item()) if told is None else told.reshape(-1)[0]
     x, among = node[0], [asked, node.shape()[axis]]
     if found:
-        end = _ends(node.dtype())[0 if node.attr("largest", 1) else 1]
+        end = ends_of(node.dtype())[0 if node.attr("largest", 1) else 1]
         x, among = inside(node, x, axis, found[1].expr, end), [asked, found[1]]
     count = sizes.least(node, among)
     if isinstance(count, Size):
@@ -232,7 +220,7 @@ def _filled(node: Node, sizes: TrueSizes) -> Results:
 
 
 def _reshaped(node: Node, sizes: TrueSizes) -> Results:
-    """Rows in front stay in front, whether each becomes several or several become one."""
+    """Rows in front stay in front, and each may become several."""
     found, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[1])
     if found is None or (told is None and not node.is_const(1)):
         return None

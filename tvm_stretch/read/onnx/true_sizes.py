@@ -43,6 +43,11 @@ class Size:
     most: int
 
 
+def vector(value: int | Size) -> relax.Expr:
+    """A number or a size, as a vector of one int64."""
+    return value.expr if isinstance(value, Size) else constant(np.asarray([value], "int64"))
+
+
 @dataclass
 class TrueSizes:
     """The axis that has a true size, and that size, of each tensor that has one."""
@@ -79,7 +84,7 @@ class TrueSizes:
 
     def least(self, node: Node, values: Collection[int | Size]) -> int | Size:
         """The least of some numbers and sizes."""
-        sizes = {size for size in values if isinstance(size, Size)}
+        sizes = [*dict.fromkeys(size for size in values if isinstance(size, Size))]
         limit = min((x for x in values if not isinstance(x, Size)), default=None)
         if limit is None or any(size.most <= limit for size in sizes):
             if len(sizes) == 1:
@@ -88,9 +93,7 @@ class TrueSizes:
             return limit
 
         def make() -> Size:
-            total, *others = [size.expr for size in sizes]
-            if limit is not None:
-                others.append(constant(np.asarray([limit], "int64")))
+            total, *others = map(vector, [*sizes, *([] if limit is None else [limit])])
             for other in others:
                 total = node.emit(relax.op.minimum(total, other))
             return Size(total, min(x.most if isinstance(x, Size) else x for x in values))
@@ -149,7 +152,7 @@ def _axis_after(
         after = axis + rank - node.rank(index)
         return after if _are_others_known(node, known, after - rank) else None
     if node.op in _BATCHED:
-        is_rows = index == 0 or (node.op == "RoiAlign" and index in (1, 2))
+        is_rows = index in (1, 2) if node.op == "RoiAlign" else index == 0
         is_turned = node.op == "Gemm" and node.attr("transA", 0)
         return 0 if axis == 0 and is_rows and not is_turned else None
     if node.op == "MatMul":

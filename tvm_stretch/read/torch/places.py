@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.network.expressions import constant, shape_of
+from tvm_stretch.network.expressions import constant, ends_of, shape_of
 from tvm_stretch.read.onnx.node import numpy_dtype
 from tvm_stretch.read.torch.importer import Call
 
@@ -153,9 +153,7 @@ def _scatter_reduce(call: Call) -> relax.Expr:
     if kind == "mean" and "float" not in dtype:
         raise call.refused("floating-point numbers", dtype, "convert them before")
     if not whole:
-        lowest, highest = (
-            (-np.inf, np.inf) if "float" in dtype else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        )
+        lowest, highest = ends_of(dtype)
         neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(kind, 0)
         x = _written(call, x, _like(values, neutral), b"none")
     if kind != "mean":

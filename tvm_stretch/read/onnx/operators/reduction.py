@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.network.expressions import ends_of
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, converter
 from tvm_stretch.read.onnx.operators.elementwise import cast, constant
 from tvm_stretch.read.onnx.operators.movement import reshape
@@ -35,9 +36,7 @@ _REDUCE = {
 
 @converter(*_REDUCE)
 def _reduce(node: Node) -> Value:
-    axes = node.optional_ints(1, "axes")
-    if not axes:
-        axes = [] if node.attr("noop_with_empty_axes", 0) else list(range(node.rank()))
+    axes = reduced_axes(node)
     axes = sorted(axis % node.rank() for axis in axes)
     keepdims = bool(node.attr("keepdims", 1))
     shape = node.shape()
@@ -84,26 +83,29 @@ def _log_sum_exp(node: Node, axes: list[int], *, keepdims: bool) -> relax.Expr:
     return result if keepdims else relax.op.squeeze(result, axes)
 
 
-def _of_nothing(node: Node, axes: list[int], *, keepdims: bool) -> np.ndarray:
-    """The neutral element, when there is nothing to reduce."""
-    dtype = np.dtype(node.dtype())
-    lowest, highest = (
-        (-np.inf, np.inf)
-        if dtype.kind == "f"
-        else (False, True)
-        if dtype.kind == "b"
-        else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    )
-    neutral = {
+def reduced_axes(node: Node) -> list[int]:
+    """The axes that a reduction names, or all of them."""
+    named = node.optional_ints(1, "axes")
+    return named or ([] if node.attr("noop_with_empty_axes", 0) else list(range(node.rank())))
+
+
+def neutral(node: Node) -> float:
+    """The number that changes no result of a reduction."""
+    lowest, highest = ends_of(node.dtype())
+    return {
         "ReduceProd": 1, "ReduceMax": lowest, "ReduceMin": highest, "ReduceLogSum": -np.inf,
         "ReduceLogSumExp": -np.inf, "ReduceMean": np.nan,
     }.get(node.op, 0)  # fmt: skip
+
+
+def _of_nothing(node: Node, axes: list[int], *, keepdims: bool) -> np.ndarray:
+    """The neutral element, when there is nothing to reduce."""
     shape = [
         1 if axis in axes else size
         for axis, size in enumerate(node.shape())
         if keepdims or axis not in axes
     ]
-    return np.full(shape, neutral, dtype)
+    return np.full(shape, neutral(node), node.dtype())
 
 
 MOST_SORTED = 1 << 30
