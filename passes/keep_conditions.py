@@ -42,7 +42,7 @@ class KeepConditions:
         if not found:
             return mod
         wanted = {flag for flag, _ in found.values()}
-        results, given = returned_tensors(main), {param.name for param in main.params}
+        results, inputs = returned_tensors(main), {param.name for param in main.params}
         count, guards = read_guards(main)
         count = len(results) if count is None else count
         places = {r.name: i for i, r in enumerate(results) if isinstance(r, relax.Var)}
@@ -52,9 +52,9 @@ class KeepConditions:
             if b.var.name in wanted and b.var.name not in places
         }
         places |= {name: len(results) + i for i, name in enumerate(outside)}
-        places |= dict.fromkeys(wanted & given, -1)
+        places |= dict.fromkeys(wanted & inputs, -1)
         listed = {
-            name: Condition(flag if flag in given else "", places[flag], is_wanted)
+            name: Condition(flag if flag in inputs else "", places[flag], is_wanted)
             for name, (flag, is_wanted) in found.items()
         }
         results += outside.values()

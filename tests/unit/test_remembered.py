@@ -123,8 +123,8 @@ def test_what_others_disturbed_is_kept_for_an_hour_and_says_so(
     memory(network(size=6)).store(PLAN)
     memory(network(size=7)).store(BOTH)
     for size, disturbed, hours in ((4, True, 1), (5, False, 168), (6, True, 1), (7, False, 168)):
-        found = memory(network(size=size)).find()
-        assert found is not None and ("disturbed" in found.reason) == disturbed
+        plan = memory(network(size=size)).find()
+        assert plan is not None and ("disturbed" in plan.reason) == disturbed
         with monkeypatch.context() as later:
             later.setattr(remembered.time, "time", lambda hours=hours: now + 1.1 * hours * 3600)
             assert memory(network(size=size)).find() is None

@@ -186,9 +186,9 @@ def test_operators_on_rows_keep_the_true_size(tmp_path: Path) -> None:
 def test_operators_that_mix_rows_are_refused() -> None:
     """`test_sized.py` has what is done for others."""
     model, _ = _suppression(1, 1, 20, **_limits(5, 0.5, 0.1))
-    model.graph.node.append(helper.make_node("Add", ["y", "whole"], ["z"]))
-    whole = numpy_helper.from_array(np.ones((5, 3), "int64"), "whole")
-    model.graph.initializer.append(whole)
+    model.graph.node.append(helper.make_node("Add", ["y", "ones"], ["z"]))
+    ones = numpy_helper.from_array(np.ones((5, 3), "int64"), "ones")
+    model.graph.initializer.append(ones)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", 7, [None, None]))
     with pytest.raises(ts.UnsupportedError, match="how many elements there are"):
         ts.compile(model, [CPU], cpu_threads=1)

@@ -37,8 +37,8 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
         if norm.op_type != "BatchNormalization" or len(norm.output) > 1:
             continue
         convs = _convolutions(norm.input[0], makers, reads)
-        known = [*norm.input[1:], *(name for conv in convs for name in conv.input[1:])]
-        if not convs or not all(name in values for name in known):
+        parameters = [*norm.input[1:], *(name for conv in convs for name in conv.input[1:])]
+        if not convs or not all(name in values for name in parameters):
             continue
         first = 0
         for index, conv in enumerate(convs):

@@ -32,10 +32,10 @@ def length(text: str) -> tuple[str, tuple[int, ...] | slice]:
     name, _, sizes = text.rpartition("=")
     first, any_size, last = sizes.partition("..")
     numbers = tuple(map(_integer, (first, last) if any_size else sizes.split(",")))
-    known = tuple(size for size in numbers if size is not None)
-    if not name or len(known) < len(numbers):
+    lengths = tuple(number for number in numbers if number is not None)
+    if not name or len(lengths) < len(numbers):
         raise argparse.ArgumentTypeError(f"expected n=64,128 or n=1..512, got {text!r}")
-    return name, slice(*known) if any_size else known
+    return name, slice(*lengths) if any_size else lengths
 
 
 def _integer(text: str) -> int | None:

@@ -96,9 +96,9 @@ def _attention(r: Rewriter, call: relax.Call) -> Made:
     if attention.is_turned:
         axes = [*range(len(stack)), len(stack) + 1, len(stack)]
         views[1] = r.bb.emit(relax.op.permute_dims(views[1], axes))
-    made = template.call(r.bb, *views)
+    attended = template.call(r.bb, *views)
     shape = tuple(shape_of(call))
-    return Value(shape, plain=r.view(made, shape), named=made)
+    return Value(shape, plain=r.view(attended, shape), named=attended)
 
 
 @LAYOUT("nn.softmax")
@@ -116,11 +116,11 @@ def _softmax(r: Rewriter, call: relax.Call) -> Made:
         return None
     if several:
         data = r.bb.emit(relax.op.reshape(data, merged))
-    made = template.call(r.bb, data)
+    weights = template.call(r.bb, data)
     if not several:
-        return Value(shape, plain=made)
-    view = r.bb.emit(relax.op.reshape(made, shape))
-    return Value(shape, plain=view, named=made)
+        return Value(shape, plain=weights)
+    view = r.bb.emit(relax.op.reshape(weights, shape))
+    return Value(shape, plain=view, named=weights)
 
 
 @LAYOUT("divide")

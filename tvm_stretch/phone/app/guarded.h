@@ -18,7 +18,7 @@ namespace ffi = tvm::ffi;
 namespace app {
 
 inline thread_local std::string last_text;
-// Of `last_text`, or a constant where memory is missing.
+// It points to `last_text`, or to a constant where memory is missing.
 inline thread_local const char* last_error = "";
 
 inline bool IsMemory(const ffi::Error& error) {

@@ -64,7 +64,7 @@ def _if(node: Node, scope: Scope, translate: Translate, sizes: TrueSizes) -> lis
     if len(branches) == 1:
         return branches[0]
     pairs = enumerate(zip(*branches, strict=True))
-    return [_sized(node, place, *pair, sizes) for place, pair in pairs]
+    return [_sized(node, place, one, other, sizes) for place, (one, other) in pairs]
 
 
 def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -> Value:

@@ -93,8 +93,8 @@ class TrueSizes:
             return limit
 
         def make() -> Size:
-            total, *others = map(vector, [*sizes, *([] if limit is None else [limit])])
-            for other in others:
+            total, *others = [vector(size) for size in sizes]
+            for other in [*others, *([] if limit is None else [vector(limit)])]:
                 total = node.emit(relax.op.minimum(total, other))
             return Size(total, min(x.most if isinstance(x, Size) else x for x in values))
 
