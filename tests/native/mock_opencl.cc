@@ -13,6 +13,7 @@
 //   no-images, few-pixels    no images, or only small ones
 //   llvm-16                  a PoCL whose compiler must not optimise: it fails if it may
 //   priorities               contexts and queues take hints, and `mock_opencl_hint` tells them
+//   arm-import, qcom-import, khr-import   memory of files is imported in these ways
 //
 // A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
 // and as the host does. Only maps and unmaps make them equal, and kernels that use what is mapped
@@ -26,6 +27,7 @@
 #include "mock_opencl.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <csignal>
@@ -101,6 +103,8 @@ void Compute(const std::string& name, const Bound& bound) {
   }
 }
 
+std::atomic<int> imports{0}, imported_reads{0};  // of memory, and by kernels of it
+
 std::atomic<int> kernels{0}, begun{0};  // that were enqueued, and that have begun
 
 // Whether a kernel begins, before long, that is enqueued after `before` others.
@@ -121,6 +125,7 @@ cl_int RunKernel(const std::string& name, const Bound& bound, int32_t items) {
   }
   if (cl_int code = Script::Get().Next("run")) return code;
   if (!MayUse(bound)) return CL_INVALID_VALUE;
+  for (const auto& buffer : bound.buffers) imported_reads += buffer->is_imported;
   Compute(name, bound);
   if (ints != nullptr) ints[16].fetch_add(items);
   return CL_SUCCESS;
@@ -156,6 +161,36 @@ T* Made(const char* what, cl_context context, cl_int* code, const std::function<
   if (failure == CL_SUCCESS && context != nullptr) failure = context->lost;
   *code = failure;
   return failure == CL_SUCCESS ? make() : nullptr;
+}
+
+// A file as a buffer; kernels of Khronos' way may use it while it is acquired.
+struct Imported : _cl_mem {
+  Imported(int fd, size_t bytes)
+      : _cl_mem(bytes, static_cast<char*>(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0)),
+                true),
+        bytes(bytes) {
+    is_imported = true;
+    is_away = Wants(" khr-import ");
+    ++imports;
+  }
+  ~Imported() override { munmap(host, bytes); }
+  size_t bytes;
+};
+
+cl_int HandOver(cl_uint count, const cl_mem* buffers, bool away) {
+  for (cl_uint i = 0; i < count; ++i) {
+    if (buffers[i]->is_away == away) return CL_INVALID_VALUE;
+    buffers[i]->is_away = away;
+  }
+  return CL_SUCCESS;
+}
+
+cl_mem ImportMemory(cl_context context, const cl_properties* properties, void* fd, size_t bytes,
+                    cl_int* code) {
+  const bool is_dma_buf = properties[0] == 0x40B2 && properties[1] == 0x40B4;
+  if (!is_dma_buf) return *code = CL_INVALID_VALUE, nullptr;
+  return Made<_cl_mem>("Import", context, code,
+                       [&] { return new Imported(*static_cast<int*>(fd), bytes); });
 }
 
 }  // namespace
@@ -195,6 +230,7 @@ cl_int _cl_mem::Unmap(size_t offset) {
 
 bool _cl_mem::IsDevices(const char* start, size_t bytes, bool writes) {
   if (viewed != nullptr) return !writes && viewed->IsDevices(start, bytes, writes);
+  if (is_imported) return !writes && !is_away;
   std::lock_guard<std::mutex> lock(mutex);
   const auto first = static_cast<size_t>(start - data);
   for (const auto& [offset, mapping] : mappings) {
@@ -254,9 +290,14 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
       return Answer(cl_ulong{32768}, bytes, to, size);
     case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
       return Answer(cl_ulong{1} << 30, bytes, to, size);
-    case CL_DEVICE_EXTENSIONS:
-      if (!Wants(" priorities ")) return CL_INVALID_VALUE;
-      return AnswerText("cl_khr_priority_hints cl_qcom_priority_hint", bytes, to, size);
+    case CL_DEVICE_EXTENSIONS: {
+      std::string all;
+      if (Wants(" priorities ")) all += " cl_khr_priority_hints cl_qcom_priority_hint";
+      if (Wants(" arm-import ")) all += " cl_arm_import_memory cl_arm_import_memory_dma_buf";
+      if (Wants(" qcom-import ")) all += " cl_qcom_ext_host_ptr cl_qcom_dmabuf_host_ptr";
+      if (Wants(" khr-import ")) all += " cl_khr_external_memory_dma_buf";
+      return all.empty() ? CL_INVALID_VALUE : AnswerText(all, bytes, to, size);
+    }
     case CL_DEVICE_NAME:
     case CL_DEVICE_VENDOR:
     case CL_DEVICE_VERSION:
@@ -297,6 +338,12 @@ cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void*
                       cl_int* code) {
   if (bytes == 0) return *code = CL_INVALID_BUFFER_SIZE, nullptr;
   if (Wants(" no-room ")) return *code = CL_MEM_OBJECT_ALLOCATION_FAILURE, nullptr;
+  if ((flags & (1 << 29)) != 0) {  // Qualcomm's
+    const auto* words = static_cast<const cl_uint*>(host);
+    if (words[0] != 0x411D) return *code = CL_INVALID_VALUE, nullptr;
+    return Made<_cl_mem>("Import", context, code,
+                         [&] { return new Imported(static_cast<int>(words[2]), bytes); });
+  }
   return Made<_cl_mem>("CreateBuffer", context, code, [&] {
     auto start = static_cast<char*>(host);
     const bool is_coherent = !Wants(" gpu ") || IsSvm(start);
@@ -304,6 +351,34 @@ cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void*
     return new _cl_mem(bytes, start, (flags & CL_MEM_USE_HOST_PTR) != 0 && is_coherent);
   });
 }
+cl_mem clCreateBufferWithProperties(cl_context context, const cl_ulong* properties, cl_bitfield,
+                                    size_t bytes, void*, cl_int* code) {
+  if (properties[0] != 0x2067) return *code = CL_INVALID_VALUE, nullptr;
+  return Made<_cl_mem>("Import", context, code,
+                       [&] { return new Imported(static_cast<int>(properties[1]), bytes); });
+}
+void* clGetExtensionFunctionAddressForPlatform(cl_platform_id, const char* name) {
+  using Buffers = const cl_mem*;
+  using Events = const cl_event*;
+  const std::string wanted = name;
+  if (wanted == "clImportMemoryARM") {
+    return reinterpret_cast<void*>(
+        +[](cl_context context, cl_bitfield, const cl_properties* kind, void* fd, size_t bytes,
+            cl_int* code) { return ImportMemory(context, kind, fd, bytes, code); });
+  }
+  if (wanted == "clEnqueueAcquireExternalMemObjectsKHR") {
+    return reinterpret_cast<void*>(+[](cl_command_queue, cl_uint count, Buffers buffers, cl_uint,
+                                       Events,
+                                       cl_event*) { return HandOver(count, buffers, false); });
+  }
+  if (wanted == "clEnqueueReleaseExternalMemObjectsKHR") {
+    return reinterpret_cast<void*>(+[](cl_command_queue, cl_uint count, Buffers buffers, cl_uint,
+                                       Events,
+                                       cl_event*) { return HandOver(count, buffers, true); });
+  }
+  return nullptr;
+}
+int mock_opencl_imports(bool reads) { return reads ? imported_reads : imports; }
 cl_mem clCreateImage(cl_context context, cl_bitfield, const cl_image_format*,
                      const cl_image_desc* image, void*, cl_int* code) {
   return Made<_cl_mem>("CreateImage", context, code, [&] { return new _cl_mem(image->buffer); });

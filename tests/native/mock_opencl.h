@@ -164,6 +164,8 @@ struct _cl_mem : Object {
     bool writes;
   };
   _cl_mem* viewed = nullptr;
+  bool is_imported = false;          // memory of others
+  std::atomic<bool> is_away{false};  // whether others have it now
   char* host;
   char* data;  // what kernels see
   std::vector<char> own;

@@ -18,6 +18,7 @@ ALONE = "Alone/EngineRuns.TwoHundred*/1"
 """An engine that the caller's own thread calls: two hundred runs, a third of the threads' time."""
 THREADED = f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*"
 IMAGES = f"{DRIVER}ImagesThatTheDriverLacks*"
+CAMERAS = f"{DRIVER}ACamerasPictureIsRead*"
 PRIORITIES = f"{DRIVER}PrioritiesReachTheDriver*"
 HINTED = {"MOCK_OPENCL": "gpu priorities"}
 MAPPED = {"MOCK_OPENCL": "gpu"}
@@ -43,6 +44,9 @@ pytestmark = pytest.mark.skipif(
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu no-images"}),
         ("native_tests", IMAGES, {"MOCK_OPENCL": "gpu few-pixels"}),
         ("native_tests", f"{DRIVER}Traces*", {"MOCK_OPENCL": "llvm-16"}),
+        ("native_tests", CAMERAS, {"MOCK_OPENCL": "gpu arm-import"}),
+        ("native_tests", CAMERAS, {"MOCK_OPENCL": "gpu fine-grained qcom-import"}),
+        ("native_tests", CAMERAS, {"MOCK_OPENCL": "gpu fine-grained khr-import"}),
         ("native_tests", PRIORITIES, HINTED),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "low"}),
         ("native_tests", PRIORITIES, {**HINTED, "TVM_STRETCH_OPENCL_PRIORITY": "high"}),

@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <optional>
@@ -15,6 +17,7 @@
 
 #include "cores.h"
 #include "kernels.h"
+#include "memory.h"
 #include "random_graph.h"
 #include "random_runs.h"
 #include "targets/opencl/native/cl.h"
@@ -161,6 +164,75 @@ TEST_P(OpenCLMock, CopiesOverlapKernels) {
     auto y = Call(module, "invoke", Filled({16}, 3), Filled({16}, 4)).cast<ffi::Tensor>();
     EXPECT_EQ(testing::First(y), 7);
   }
+}
+
+// Memory of a camera: a file that an app has mapped and announced.
+class Camera {
+ public:
+  explicit Camera(uint64_t id) : fd_(memfd_create("camera", 0)) {
+    EXPECT_EQ(ftruncate(fd_, 2 * kPage), 0);
+    memory_ = mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    char* const data = static_cast<char*>(memory_) + (IsDevice("qcom") ? 0 : kPage);
+    const auto offset = static_cast<size_t>(data - static_cast<char*>(memory_));
+    external_ = {id, data, 64, fd_, offset, nullptr};
+    AnnounceMemory(external_);
+  }
+  ~Camera() {
+    WithdrawMemory(external_.id);
+    munmap(memory_, 2 * kPage);
+    close(fd_);
+  }
+  // The next picture.
+  ffi::Tensor Shoot(float value) const {
+    auto* const pixels = reinterpret_cast<float*>(external_.data);
+    std::fill(pixels, pixels + 16, value);
+    return ffi::Tensor::FromNDAlloc(Lent{external_.data}, ffi::Shape({16}), {kDLFloat, 32, 1},
+                                    {kDLCPU, 0});
+  }
+
+ private:
+  struct Lent {
+    void AllocData(DLTensor* tensor) const { tensor->data = data; }
+    void FreeData(DLTensor*) const {}
+    char* data;
+  };
+  static constexpr size_t kPage = 4096;
+  int fd_;
+  void* memory_;
+  ExternalMemory external_;
+};
+
+// Kernels read a camera's picture where it is, if the driver imports it; otherwise it is copied.
+TEST_P(OpenCLMock, ACamerasPictureIsRead) {
+  static const auto opencl = ffi::Function::GetGlobalRequired("tvm_stretch.create_opencl_code");
+  const auto count = reinterpret_cast<int (*)(bool)>(dlsym(library_, "mock_opencl_imports"));
+  ffi::Module module = Create(kOverlapping, ffi::Module(ffi::make_object<Kernels>()),
+                              opencl(ffi::String(GetParam())).cast<ffi::Module>());
+  const int imports = count(false), reads = count(true);
+  const int one = IsDevice("import") && GetParam() == kPlain ? 1 : 0;
+  const auto answer = [&](const ffi::Tensor& a) {
+    return testing::First(Call(module, "invoke", a, Filled({16}, 4)).cast<ffi::Tensor>());
+  };
+  EXPECT_EQ(answer(Filled({16}, 1)), 5);
+  const int live = Live();
+  {
+    const Camera first(1), second(2), third(3);
+    for (int run = 0; run < 4; ++run) {
+      const Camera& camera = run % 2 == 0 ? first : second;
+      EXPECT_EQ(answer(camera.Shoot(static_cast<float>(run))), run + 4);
+    }
+    EXPECT_EQ(count(false), imports + 2 * one);
+    EXPECT_EQ(count(true), reads + 4 * one);
+    EXPECT_EQ(answer(Filled({16}, 9)), 13) << "memory of nobody else";
+    Fail("Import", 0, opencl::CL_OUT_OF_RESOURCES);
+    EXPECT_EQ(answer(third.Shoot(5)), 9) << "after a failure";
+    Fail(nullptr);
+    EXPECT_EQ(count(true), reads + 4 * one) << "both were copied";
+    EXPECT_EQ(answer(third.Shoot(6)), 10);
+    EXPECT_EQ(count(true), reads + 5 * one) << "the next run tries again";
+  }
+  EXPECT_EQ(answer(Filled({16}, 1)), 5);
+  EXPECT_LE(Live(), live + 4 * one + 2) << "imports and a queue; the last command may be there";
 }
 
 // The device computes all of y = -a: the caller's thread waits asleep, and not on the CPU's cores.

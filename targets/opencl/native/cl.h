@@ -187,10 +187,13 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
   F(105, EnqueueMarkerWithWaitList, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))
 
 // Functions that older drivers lack; null there, and in drivers without a loader.
-#define TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(F)                     \
-  F(CreateCommandQueueWithProperties, cl_command_queue,          \
-    (cl_context, cl_device_id, const cl_ulong*, cl_int*))        \
-  F(SVMAlloc, void*, (cl_context, cl_bitfield, size_t, cl_uint)) \
+#define TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(F)                                      \
+  F(CreateCommandQueueWithProperties, cl_command_queue,                           \
+    (cl_context, cl_device_id, const cl_ulong*, cl_int*))                         \
+  F(CreateBufferWithProperties, cl_mem,                                           \
+    (cl_context, const cl_ulong*, cl_bitfield, size_t, void*, cl_int*))           \
+  F(GetExtensionFunctionAddressForPlatform, void*, (cl_platform_id, const char*)) \
+  F(SVMAlloc, void*, (cl_context, cl_bitfield, size_t, cl_uint))                  \
   F(SVMFree, void, (cl_context, void*))
 
 // `api.Flush(queue)` is clFlush(queue).

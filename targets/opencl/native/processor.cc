@@ -5,12 +5,14 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "command.h"
 #include "device_memory.h"
 #include "device_program.h"
 #include "handover.h"
+#include "imports.h"
 #include "ownership.h"
 #include "submitter.h"
 #include "task.h"
@@ -24,6 +26,7 @@ class OpenCLProcessor final : public Processor {
   OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory, const Ownership& plan);
   void BeginPlan() final;
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
+  bool BindInput(size_t input, const ExternalMemory* memory) final;
   void AfterFailure() final;
   void SetAffinity(const Cores& cores) final {
     for (Submitter& submitter : submitters_) submitter.SetAffinity(cores);
@@ -34,14 +37,16 @@ class OpenCLProcessor final : public Processor {
                     std::vector<Command>* commands) const;
   bool HasLater(const RegionSpec& region) const;
   const DeviceMemory& MemoryAt(const char* address) const;
+  const DeviceMemory& MemoryOf(int64_t tensor) const;
   char* AddressOf(int64_t tensor) const;
+  void NoteInput(int64_t tensor, cl_kernel kernel, cl_uint index, ArgSpec::Kind kind) const;
   void AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const;
   void AddDoorbells(cl_mem bell, std::vector<Command>* commands) const;
   void AppendCopy(const NodeSpec& node, const Span& span, std::vector<Command>* commands) const;
   Command KernelCommand(const NodeSpec& node, const LaunchSpec& launch, const Span& span,
                         cl_mem bell) const;
   Kernel BindKernel(const NodeSpec& node, const LaunchSpec& launch, cl_mem bell) const;
-  int32_t OffsetInItems(int64_t tensor) const;
+  int32_t OffsetInItems(int64_t tensor, const DeviceMemory& memory, const char* address) const;
   cl_mem ImageAt(int64_t tensor) const;
 
   const OpenCLProgram& program_;
@@ -52,7 +57,17 @@ class OpenCLProcessor final : public Processor {
   const DeviceMemory block_;            // arena, inputs and outputs
   Buffer scratch_;
   const bool has_bells_;
-  const Buffer open_bell_;                    // for regions without a bell
+  const Buffer open_bell_;  // for regions without a bell
+  // An argument of a kernel that names memory of an input.
+  struct InputArgument {
+    cl_kernel kernel;
+    cl_uint index;
+    ArgSpec::Kind kind;
+    int64_t tensor;
+  };
+  mutable std::map<size_t, std::vector<InputArgument>> input_arguments_;
+  mutable std::set<size_t> own_inputs_;  // that are images or copied: always the instance's own
+  Imports imports_;
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
   std::deque<Submitter> submitters_;          // one for each plan; they must be destroyed first
   // Images of memory, by its buffer and the bits of an element.
@@ -60,6 +75,8 @@ class OpenCLProcessor final : public Processor {
   size_t num_bound_ = 0;
   OpenCLTask* last_ = nullptr;
 };
+
+constexpr size_t kImportsKept = 8;  // beside those that are bound
 
 int64_t TensorOf(const NodeSpec& node, int64_t i) {
   const auto num_inputs = static_cast<int64_t>(node.inputs.size());
@@ -104,7 +121,8 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
       memory_(memory),
       block_(BlockMemory(device_, memory.block)),
       has_bells_(program.CanRingBells()),
-      open_bell_(CreateOpenBell(device_)) {
+      open_bell_(CreateOpenBell(device_)),
+      imports_(device_, kImportsKept + graph_.inputs.size()) {
   if (device_.memory == MemoryKind::kMapped) {
     DriversMemory* const drivers = DriversMemory::Of(memory.block.from_device);
     handover_ = std::make_unique<Handover>(drivers, memory.block.data, plan);
@@ -175,6 +193,38 @@ void OpenCLProcessor::AddTransfers(const std::vector<int64_t>& tensors, Span::Ki
   }
 }
 
+// Remembers an argument that names memory of an input. An image, or a copy, stays as it is.
+void OpenCLProcessor::NoteInput(int64_t tensor, cl_kernel kernel, cl_uint index,
+                                ArgSpec::Kind kind) const {
+  const TensorSpec& spec = graph_.tensors[tensor];
+  if (spec.memory != Memory::kInput || spec.bytes == 0) return;
+  const auto input = static_cast<size_t>(spec.buffer);
+  if (kind == ArgSpec::Kind::kImage) {
+    own_inputs_.insert(input);
+  } else {
+    input_arguments_[input].push_back({kernel, index, kind, tensor});
+  }
+}
+
+// Sets the arguments of all kernels that read the input.
+bool OpenCLProcessor::BindInput(size_t input, const ExternalMemory* memory) {
+  const bool must_copy = device_.memory == MemoryKind::kMirror || own_inputs_.count(input) != 0;
+  if (memory != nullptr && must_copy) return false;
+  const DeviceMemory* const source = memory == nullptr ? &block_ : imports_.Find(*memory);
+  if (source == nullptr) return false;
+  const char* const start = memory == nullptr ? memory_.inputs[input] : memory->data;
+  for (const InputArgument& argument : input_arguments_[input]) {
+    const bool is_buffer = argument.kind == ArgSpec::Kind::kBuffer;
+    const cl_mem buffer = source->buffer();
+    const char* const address = start + graph_.tensors[argument.tensor].offset;
+    const int32_t offset = is_buffer ? 0 : OffsetInItems(argument.tensor, *source, address);
+    const void* const value = is_buffer ? static_cast<const void*>(&buffer) : &offset;
+    const size_t bytes = is_buffer ? sizeof(buffer) : sizeof(offset);
+    Check(CL().SetKernelArg(argument.kernel, argument.index, bytes, value), "clSetKernelArg");
+  }
+  return true;
+}
+
 void OpenCLProcessor::AfterFailure() {
   if (handover_ != nullptr) handover_->RestoreAfterFailure();
 }
@@ -185,6 +235,10 @@ char* OpenCLProcessor::AddressOf(int64_t tensor) const {
 
 const DeviceMemory& OpenCLProcessor::MemoryAt(const char* address) const {
   return block_.Holds(address) ? block_ : program_.WeightsAt(address);
+}
+
+const DeviceMemory& OpenCLProcessor::MemoryOf(int64_t tensor) const {
+  return graph_.tensors[tensor].bytes == 0 ? block_ : MemoryAt(AddressOf(tensor));
 }
 
 void OpenCLProcessor::AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const {
@@ -231,6 +285,7 @@ void OpenCLProcessor::AppendCopy(const NodeSpec& node, const Span& span,
   command.span = span;
   command.bytes = static_cast<size_t>(graph_.tensors[node.outputs[0]].bytes);
   if (command.bytes == 0) return;
+  NoteInput(node.inputs[0], nullptr, 0, ArgSpec::Kind::kImage);
   const DeviceMemory& source = MemoryAt(from);
   command.from = source.buffer();
   command.from_offset = source.OffsetOf(from);
@@ -239,12 +294,11 @@ void OpenCLProcessor::AppendCopy(const NodeSpec& node, const Span& span,
   commands->push_back(std::move(command));
 }
 
-int32_t OpenCLProcessor::OffsetInItems(int64_t tensor) const {
+int32_t OpenCLProcessor::OffsetInItems(int64_t tensor, const DeviceMemory& memory,
+                                       const char* address) const {
   const TensorSpec& spec = graph_.tensors[tensor];
-  if (spec.bytes == 0) return 0;
-  const char* address = AddressOf(tensor);
   const size_t item = (spec.dtype.bits + 7) / 8 * spec.dtype.lanes;
-  const size_t offset = MemoryAt(address).OffsetOf(address);
+  const size_t offset = memory.OffsetOf(address);
   if (offset % item != 0 || offset / item > std::numeric_limits<int32_t>::max()) {
     TVM_FFI_THROW(ValueError) << "expected an offset below 2^31 elements for tensor " << tensor
                               << ", got " << offset << " bytes of items of " << item
@@ -277,15 +331,16 @@ Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launc
     int32_t number = static_cast<int32_t>(arg.value);
     size_t bytes = sizeof(buffer);
     const void* value = &buffer;
+    const bool is_tensor = arg.kind == ArgSpec::Kind::kBuffer ||
+                           arg.kind == ArgSpec::Kind::kOffset || arg.kind == ArgSpec::Kind::kImage;
+    const int64_t tensor = is_tensor ? TensorOf(node, arg.value) : 0;
+    if (is_tensor) NoteInput(tensor, kernel.get(), i, arg.kind);
     switch (arg.kind) {
-      case ArgSpec::Kind::kBuffer: {
-        int64_t tensor = TensorOf(node, arg.value);
-        bool is_empty = graph_.tensors[tensor].bytes == 0;
-        buffer = is_empty ? block_.buffer() : MemoryAt(AddressOf(tensor)).buffer();
+      case ArgSpec::Kind::kBuffer:
+        buffer = MemoryOf(tensor).buffer();
         break;
-      }
       case ArgSpec::Kind::kImage:
-        buffer = ImageAt(TensorOf(node, arg.value));
+        buffer = ImageAt(tensor);
         break;
       case ArgSpec::Kind::kScratch:
         buffer = scratch_.get();
@@ -294,7 +349,9 @@ Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launc
         buffer = bell;
         break;
       case ArgSpec::Kind::kOffset:
-        number = OffsetInItems(TensorOf(node, arg.value));
+        number = graph_.tensors[tensor].bytes == 0
+                     ? 0
+                     : OffsetInItems(tensor, MemoryOf(tensor), AddressOf(tensor));
         [[fallthrough]];
       case ArgSpec::Kind::kInt32:
         bytes = sizeof(number);

@@ -8,6 +8,7 @@
 #include <tvm/ffi/error.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -30,6 +31,7 @@ class Descriptor final : public Mapping {
   Descriptor(const TvmStretchRows& rows, int own, bool may_write, void* memory, size_t bytes,
              size_t skipped)
       : Mapping(rows.rows, rows.row_bytes, rows.stride),
+        offset_(static_cast<size_t>(rows.offset)),
         own_(own),
         may_write_(may_write),
         memory_(memory),
@@ -41,13 +43,13 @@ class Descriptor final : public Mapping {
   }
 
  private:
-  char* Open(int access) override {
+  ExternalMemory Open(int access) override {
     if ((access & TVM_STRETCH_WRITE) != 0 && !may_write_) {
       TVM_FFI_THROW(ValueError) << "expected memory that may be written for an output, got a "
                                    "descriptor that was opened for reading; open it for both";
     }
     Sync(static_cast<uint64_t>(access));
-    return static_cast<char*>(memory_) + skipped_;
+    return {0, static_cast<char*>(memory_) + skipped_, 0, own_, offset_, nullptr};
   }
   void Close(int access) override { Sync(static_cast<uint64_t>(access) | kSyncEnd); }
 
@@ -62,6 +64,7 @@ class Descriptor final : public Mapping {
     }
   }
 
+  size_t offset_;
   int own_;
   bool may_write_;
   void* memory_;
@@ -129,12 +132,12 @@ class HardwareBuffer final : public Mapping {
   ~HardwareBuffer() override { system_.release(buffer_); }
 
  private:
-  char* Open(int access) override {
+  ExternalMemory Open(int access) override {
     const uint64_t usage = ((access & TVM_STRETCH_READ) != 0 ? kReadOften : 0) |
                            ((access & TVM_STRETCH_WRITE) != 0 ? kWriteOften : 0);
     void* data = nullptr;
     Require(system_.lock(buffer_, usage, kSyncNow, nullptr, &data), "lock");
-    return static_cast<char*>(data);
+    return {0, static_cast<char*>(data), 0, -1, 0, buffer_};
   }
   void Close(int) override { Require(system_.unlock(buffer_, nullptr), "unlock"); }
 
@@ -230,9 +233,14 @@ TvmStretchBuffer Mapping::Begin(int access) {
   }
   const size_t bytes = rows_ * row_bytes_;
   if (stride_ != row_bytes_ && rows_ > 1 && !packed_) packed_.emplace(bytes);
-  data_ = Open(access);
+  ExternalMemory memory = Open(access);
+  static std::atomic<uint64_t> last_id{0};
+  if (memory.data != data_) id_ = ++last_id;
+  data_ = memory.data;
   access_ = access;
-  if (!packed_) return {data_, bytes};
+  memory.id = id_;
+  memory.bytes = bytes;
+  if (!packed_) return AnnounceMemory(memory), TvmStretchBuffer{data_, bytes};
   if ((access & TVM_STRETCH_READ) != 0) CopyRows(false);
   return {packed_->data(), bytes};
 }
@@ -246,6 +254,7 @@ void Mapping::End() {
   if (packed_ && (access_ & TVM_STRETCH_WRITE) != 0) CopyRows(true);
   const int access = access_;
   access_ = 0;
+  WithdrawMemory(id_);
   Close(access);
 }
 

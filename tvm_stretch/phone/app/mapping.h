@@ -32,14 +32,16 @@ class Mapping {
   Mapping(size_t rows, size_t row_bytes, size_t stride);
 
  private:
-  // What makes writes of others visible here, and ours to them; gives the memory.
-  virtual char* Open(int access) = 0;
+  // What makes writes of others visible here, and ours to them; gives the memory's address, and
+  // where it comes from.
+  virtual ExternalMemory Open(int access) = 0;
   virtual void Close(int access) = 0;
 
   void CopyRows(bool back);
 
   size_t rows_, row_bytes_, stride_;
   std::optional<AlignedBuffer> packed_;  // the rows without gaps, if they have some
+  uint64_t id_ = 0;                      // of the memory at this address
   char* data_ = nullptr;
   int access_ = 0;  // 0 outside of Begin and End
 };

@@ -67,7 +67,8 @@ typedef struct TvmStretchTensor {
 } TvmStretchTensor;
 
 /* Memory of the caller for one tensor. Runs neither copy it nor keep it, if it is aligned to 64
- * bytes and no other processor than the CPU uses the tensor; otherwise they copy it. */
+ * bytes and no other processor than the CPU uses the tensor; otherwise they copy it. OpenCL devices
+ * import inputs that are mapped (tvm_stretch_map). */
 typedef struct TvmStretchBuffer {
   void* data;
   size_t bytes; /* at least those of the tensor */

@@ -110,6 +110,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
       written_(spec_),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
+      readers_(spec_.inputs.size()),
+      is_imported_(spec_.inputs.size()),
       chooser_(ExpectedTimes(spec_), PacesOf(spec_), EnergiesOf(spec_)),
       cpu_(spec_, program_->kernels(), memory_),
       pauses_(SharesOf(spec_)) {
@@ -184,12 +186,35 @@ void Instance::DescribePlans() {
       if (region.processor == kCpu) continue;
       ForEachTensor(spec_, region, [&](int64_t id) {
         const TensorSpec& tensor = spec_.tensors[id];
-        if (tensor.memory == Memory::kInput) takes_inputs_[tensor.buffer] = false;
+        if (tensor.memory == Memory::kInput) {
+          takes_inputs_[tensor.buffer] = false;
+          readers_[tensor.buffer].insert(region.processor);
+        }
         if (tensor.memory == Memory::kOutput) takes_outputs_[tensor.buffer] = false;
       });
     }
     plans_.push_back(std::move(plan));
   }
+}
+
+bool Instance::ImportsInput(size_t i, const DLTensor& tensor) {
+  if (devices_.empty() || readers_[i].empty()) return false;
+  const auto memory = FindMemory(DataOf(tensor), ffi::GetDataSize(tensor));
+  bool all = memory.has_value();
+  for (int64_t reader : readers_[i]) {
+    if (!all) break;
+    is_imported_[i] = true;
+    const Failure failure = Attempt([&] { all = devices_[reader - 1]->BindInput(i, &*memory); });
+    all = all && !failure;
+  }
+  return all;
+}
+
+void Instance::BindInput(size_t i, char* data) {
+  cpu_.tensors().BindInput(i, data);
+  if (!is_imported_[i] || data != inputs_[i]) return;
+  is_imported_[i] = false;
+  for (int64_t reader : readers_[i]) devices_[reader - 1]->BindInput(i, nullptr);
 }
 
 void Instance::CreateDevices() {

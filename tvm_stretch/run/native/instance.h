@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +40,9 @@ class Instance {
   // Whether runs may use the caller's memory for it: not if a device accesses it.
   bool takes_input(size_t i) const { return takes_inputs_[i]; }
   bool takes_output(size_t i) const { return takes_outputs_[i]; }
-  void BindInput(size_t i, char* data) { cpu_.tensors().BindInput(i, data); }
+  // Whether all devices that read an input import this external memory for it.
+  bool ImportsInput(size_t i, const DLTensor& tensor);
+  void BindInput(size_t i, char* data);
   void BindOutput(size_t i, char* data) { cpu_.tensors().BindOutput(i, data); }
 
   // Runs the graph once; when it returns or throws, no processor works on it any more. If a
@@ -176,6 +179,8 @@ class Instance {
   std::vector<Sampler> samplers_;  // of each state
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
+  std::vector<std::set<int64_t>> readers_;  // of each input, the devices
+  std::vector<bool> is_imported_;           // whether they read external memory
   std::vector<BoundPlan> plans_;
   PlanChooser chooser_;
   CpuProcessor cpu_;

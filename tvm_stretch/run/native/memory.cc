@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "errors.h"
 #include "graph.h"
@@ -66,6 +68,16 @@ int CreateMemoryFile(size_t bytes) {
     RefuseMemory(bytes);
   }
   return fd;
+}
+
+struct Announced {
+  std::mutex mutex;
+  std::map<uint64_t, ExternalMemory> memories;  // by their ids
+};
+
+Announced& TheAnnounced() {
+  static Announced& announced = *new Announced();
+  return announced;
 }
 
 }  // namespace
@@ -136,6 +148,24 @@ void CopyFromContiguous(const char* data, const DLTensor& to) {
     std::memcpy(piece, data, bytes);
     data += bytes;
   });
+}
+
+void AnnounceMemory(const ExternalMemory& memory) {
+  std::lock_guard<std::mutex> lock(TheAnnounced().mutex);
+  TheAnnounced().memories[memory.id] = memory;
+}
+
+void WithdrawMemory(uint64_t id) {
+  std::lock_guard<std::mutex> lock(TheAnnounced().mutex);
+  TheAnnounced().memories.erase(id);
+}
+
+std::optional<ExternalMemory> FindMemory(const char* data, size_t bytes) {
+  std::lock_guard<std::mutex> lock(TheAnnounced().mutex);
+  for (const auto& [id, memory] : TheAnnounced().memories) {
+    if (memory.data == data && memory.bytes >= bytes) return memory;
+  }
+  return std::nullopt;
 }
 
 uint64_t Fingerprint(const void* data, size_t bytes) {

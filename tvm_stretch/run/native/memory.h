@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "graph.h"
 
@@ -68,6 +69,21 @@ ffi::String WholeJSON(const ffi::json::Value& value);
 void CopyToContiguous(const DLTensor& from, char* data);
 // The reverse.
 void CopyFromContiguous(const char* data, const DLTensor& to);
+
+// Memory of a camera or another device that an app has mapped: processors may import it.
+struct ExternalMemory {
+  uint64_t id = 0;  // of this memory at this address; no other has the same later
+  char* data = nullptr;
+  size_t bytes = 0;
+  int fd = -1;                      // a dma-buf or another file; -1: none
+  size_t offset = 0;                // of `data` in the file
+  void* hardware_buffer = nullptr;  // an AHardwareBuffer that begins at `data`; null: none
+};
+
+// The memory can be found, by its first bytes, until it is withdrawn; any thread.
+void AnnounceMemory(const ExternalMemory& memory);
+void WithdrawMemory(uint64_t id);
+std::optional<ExternalMemory> FindMemory(const char* data, size_t bytes);
 
 // A fingerprint that detects damage but is not secure; about as fast as reading memory.
 uint64_t Fingerprint(const void* data, size_t bytes);

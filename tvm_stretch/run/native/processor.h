@@ -38,6 +38,8 @@
 
 namespace tvm_stretch {
 
+struct ExternalMemory;
+
 // A mapping that another process or device can share: it holds all memory of an instance that more
 // than one processor accesses (arena, inputs, outputs), each part at a multiple of `kPageBytes`.
 struct SharedBlock {
@@ -164,6 +166,10 @@ class TVM_STRETCH_API Processor {
   // Called once for each of the processor's regions, in their order, when the instance is made.
   // `after` are the tasks of the regions with these ids; they outlive the new task.
   virtual std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) = 0;
+
+  // Between runs: its regions read this input from external memory, or from the instance's own
+  // again (null). False, or an exception, if they cannot: the instance's own is bound then.
+  virtual bool BindInput(size_t /*input*/, const ExternalMemory* /*memory*/) { return false; }
 
   // Between runs, after one of its regions failed: whether the next run may use it again.
   virtual bool MayTryAgain() const { return false; }

@@ -81,7 +81,8 @@ void Staging::Run(Instance* instance, const SizedLength& sized,
                   const std::vector<const DLTensor*>& outputs) {
   if (sized.is_padded()) return RunPadded(instance, sized, inputs, outputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    bool in_place = instance->takes_input(i) && IsUsableInPlace(*inputs[i]);
+    const bool in_place = IsUsableInPlace(*inputs[i]) &&
+                          (instance->takes_input(i) || instance->ImportsInput(i, *inputs[i]));
     if (!in_place) {
       Set(instance, i, *inputs[i]);
     }
