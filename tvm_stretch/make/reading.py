@@ -10,13 +10,14 @@ import tvm
 
 from tvm_stretch.base.progress import say
 from tvm_stretch.make.precision import BFLOAT, PRECISIONS, WIDE_SUMS
+from tvm_stretch.make.read_before import read_once
 from tvm_stretch.network.attributes import WIDENED
 from tvm_stretch.network.properties.integer_summary import describe_integers, has_integers
 from tvm_stretch.passes.carry_states import Rooms, States
 from tvm_stretch.passes.share_constants import ShareConstants
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.read.gguf.language_model import LanguageModel, read_gguf
-from tvm_stretch.read.load import Shapes, load_network
+from tvm_stretch.read.load import Shapes
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Reader:
     def _read(self, sizes: Mapping[str, int]) -> tuple[tvm.IRModule, list[str]]:
         say("reading the network")
         given = self.shapes, self.states, self.widen, sizes, self.rooms
-        mod = load_network(self.source, *given)
+        mod = read_once(self.source, *given)
         notes = [*self._notes, describe_integers(mod["main"])]
         if self.precision == PRECISIONS[0] and WIDENED in (mod["main"].attrs or {}):
             notes.append(

@@ -326,10 +326,14 @@ def _settings() -> str:
 @functools.cache
 def compiler_versions() -> str:
     """Versions of everything that generates code."""
-    packages = ("tvm-stretch", "apache-tvm", "apache-tvm-ffi")
-    sources = (part for file in source_files().items() for part in (file[0].encode(), file[1]))
-    versions = map(importlib.metadata.version, packages)
-    return " ".join([*versions, digest(*sources).hex()])
+    return versions(source_files())
+
+
+def versions(files: Mapping[str, bytes], *more: str) -> str:
+    """Versions of the packages, ours and TVM's and `more`, and of these of our modules."""
+    packages = ("tvm-stretch", "apache-tvm", "apache-tvm-ffi", *more)
+    sources = (part for file in files.items() for part in (file[0].encode(), file[1]))
+    return " ".join([*map(importlib.metadata.version, packages), digest(*sources).hex()])
 
 
 _PACKAGE = "tvm_stretch"
@@ -344,13 +348,14 @@ _FOLDERS = {
 """Folders of the packages; in a checkout not all of them lie in that of ours."""
 
 
-def source_files() -> dict[str, bytes]:
-    """The content of each file by the name of its module, in an order that is always the same.
+def source_files(*modules: str) -> dict[str, bytes]:
+    """The content of what these modules import, by default of those that generate code.
 
-    The package itself is left out: it only names what its modules have.
+    It is by the name of the module, in an order that is always the same. The package itself is
+    left out: it only names what its modules have.
     """
     sources: dict[str, bytes] = {}
-    waiting = [*_generators()]
+    waiting = [*(modules or _generators())]
     while waiting:
         module = waiting.pop()
         content = None if module in sources or module == _PACKAGE else _content(module)
