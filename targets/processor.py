@@ -82,6 +82,8 @@ class Operators:
     # receives all calls of a network before `refuse` does, where one question about all is faster
     foresee: Foresee = lambda _calls: None
     remark: Remark = lambda _calls: {}  # those of its calls that are slow there, with the reason
+    # refuses calls from now on, for a reason; None where kernels are ours, and tested
+    distrust: Callable[[Sequence[relax.Call], str], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,9 @@ class Provider:
             said = self._remark(engine) if calls else ""
             return dict.fromkeys(calls, said) if said else {}
 
+        def distrust(calls: Sequence[relax.Call], reason: str) -> None:
+            refuse(engine, [onnx_of(_alone(call)) for call in calls], reason)
+
         def build(kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
             load_native_library()
             return engine_module(code, {name: model_of(k) for name, k in kernels.items()})
@@ -189,7 +192,7 @@ class Provider:
             threads=1,
             code=Code(phases, ScheduleKernels(host.machine), build, model=write),
             speed=self.speed,
-            operators=Operators((), lambda call: judge([call])[0], judge, remark),
+            operators=Operators((), lambda call: judge([call])[0], judge, remark, distrust),
             arithmetic=replace(host.arithmetic, half=self.half),
             hardware=Hardware(engine.runs_here and not self.emulated, driver=driver),
         )

@@ -14,6 +14,7 @@ from helpers.engine_targets import ENGINE, eager, free, needs_engine, network
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.network.expressions import bindings_of
 from tvm_stretch.plan.plan import PlannedRegion
 from tvm_stretch.run.autoload import find_file
 from tvm_stretch.targets.engines import engine
@@ -92,7 +93,7 @@ def answer() -> np.ndarray:
 
 
 @pytest.mark.variants(2)
-@pytest.mark.parametrize("pair", itertools.combinations(KINDS, 2), ids="+".join)
+@pytest.mark.parametrize("pair", [*itertools.combinations(KINDS, 2)], ids="+".join)
 def test_each_pair_of_kinds(scripted: Path, pair: tuple[str, ...]) -> None:
     """A valid plan follows, it gives the same answer, and it says what is elsewhere and why."""
     rule(scripted, "refuses", pair)
@@ -131,25 +132,49 @@ def test_random_sets(scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(one.measured_ns for one in raced.plan.considered), sets
 
 
-def test_a_compiler_that_makes_another_network(
-    scripted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its answer is compared before it can win: the engine is left out, and the plan says so."""
+def compiled_with(
+    scripted: Path, monkeypatch: pytest.MonkeyPatch, swaps: dict[bytes, bytes], alone: bool = False
+) -> ts.Model:
+    """The model for an engine whose compiler takes operators for others."""
     monkeypatch.setattr("tvm_stretch.plan.search.site.planning_costs", free)
     rule(scripted, "refuses")
-    right = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
-    assert sum(one.measured_ns is not None for one in right.plan.considered) >= 2
     honest = engine.onnx_of
 
     def swapped(region: relax.Function) -> bytes:
-        return honest(region).replace(b"\x22\x04Relu", b"\x22\x04Sinh")
+        model = honest(region)
+        for kind, other in swaps.items():
+            if alone or len([*bindings_of(region)]) > 1:  # asked alone, it looks right
+                model = model.replace(b"\x22\x04" + kind, b"\x22\x04" + other)
+        return model
 
     monkeypatch.setattr(engine, "onnx_of", swapped)
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(scripted.parent / "other"))
     model = ts.compile(network(), ["llvm", ENGINE], cpu_threads=1)
-    np.testing.assert_allclose(model(X), right(X), rtol=1e-4, atol=1e-4)
-    assert {*model.plan.processor_of().values()} == {"cpu"}
+    np.testing.assert_allclose(model(X), answer(), rtol=1e-4, atol=1e-4)
     assert "expected engine to compute what the CPU computes, got answers" in model.plan.explain()
+    return model
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_compiler_that_makes_another_operator(
+    scripted: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """Its answer is compared before it can win; that operator is found, and goes to the CPU."""
+    model = compiled_with(scripted, monkeypatch, {b"Relu": b"Sinh"}, alone)
+    assert model.plan.processor_of()["relu"] == "cpu"
+    assert "relu go elsewhere" in model.plan.explain()
+    refused = [one for one in model.plan.refusals if one.processor == "engine"]
+    assert {"relu"} == {one.operator for one in refused if "in a region with others" in one.reason}
+
+
+def test_a_compiler_at_whose_fault_no_operator_is(
+    scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no operator alone is at fault, the engine is left out, and the plan says so."""
+    monkeypatch.setattr("tvm_stretch.plan.search.wrong_answers.first_wrong", lambda names, _: [])
+    model = compiled_with(scripted, monkeypatch, {b"Relu": b"Sinh"})
+    assert {*model.plan.processor_of().values()} == {"cpu"}
+    assert "it is left out" in model.plan.explain()
 
 
 def test_a_region_that_is_refused_whatever_is_in_it(scripted: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.fake_targets import TARGET, fake_processor
 
@@ -274,25 +272,3 @@ def test_a_device_that_fails_in_the_contest_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(scene, "compare", lost)
     with pytest.raises(MeasureError, match="the device is lost"):
         scene.decide(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("answer", "wrong"),
-    [([1, 2, np.nan], ""), ([1, 2.1, 5], ""), ([2, -1, np.nan], "141%"), ([np.nan] * 3, "nan%")],
-)
-def test_an_engine_that_computes_another_network(answer: list[float], wrong: str) -> None:
-    """Where the CPU's answer to noise is no number, as a logarithm's, nothing is compared."""
-    engine = SimpleNamespace(name="npu", code=SimpleNamespace(model=bytes))
-    site: Any = SimpleNamespace(processors=[PROCESSORS[0], engine])
-    answers = ([1, 2, np.nan], answer)
-    models: Any = [
-        SimpleNamespace(meters=SimpleNamespace(answer_to_noise=partial(np.array, values)))
-        for values in answers
-    ]
-    built = [ALONE, candidate("npu alone", 10, "npu")]
-    if not wrong:
-        choosing._require_right(site, built, models)
-        return
-    with pytest.raises(choosing.WrongAnswerError, match=wrong) as raised:
-        choosing._require_right(site, built, models)
-    assert raised.value.processor == "npu"

@@ -30,7 +30,7 @@ from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling.named import SchedulerLike, read_scheduler
 from tvm_stretch.plan.search.candidates import PlanFront, front_of
-from tvm_stretch.plan.search.choose import WrongAnswerError, find, predict
+from tvm_stretch.plan.search.choose import find, predict
 from tvm_stretch.plan.search.decision import PlansLike, with_plans
 from tvm_stretch.plan.search.lengths import (
     build_each,
@@ -40,6 +40,7 @@ from tvm_stretch.plan.search.lengths import (
 from tvm_stretch.plan.search.limits import NO_LIMITS
 from tvm_stretch.plan.search.objective import Objective, read_objective
 from tvm_stretch.plan.search.site import DeviceLike, Site, Targets, site_of
+from tvm_stretch.plan.search.wrong_answers import WrongAnswerError
 from tvm_stretch.read import require_file
 from tvm_stretch.read.lengths import Lengths
 from tvm_stretch.read.load import Shapes
@@ -193,7 +194,7 @@ def compile(
             except RegionError:
                 continue  # its operators go elsewhere in the next plan
             except WrongAnswerError as error:
-                site = site.leaving_out(error.processor, str(error))
+                site = error.site.noted(str(error))
 
 
 @named_arguments

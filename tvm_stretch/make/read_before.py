@@ -41,7 +41,7 @@ def read_once(source: Any, shapes: Shapes, states: States | None, *given: Any) -
 
 
 def _key(source: object, given: tuple[object, ...]) -> bytes | None:
-    """Everything on which the module depends; None for what is not kept."""
+    """Everything on which the module depends; None for networks that are not kept."""
     if not isinstance(source, str | Path) or Path(source).suffix != ".pt2":
         return None
     try:

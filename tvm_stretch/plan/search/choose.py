@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
-import numpy as np
 import tvm
 
 from tvm_stretch.base.errors import (
@@ -48,6 +47,7 @@ from tvm_stretch.plan.search.present_pace import at_present_pace
 from tvm_stretch.plan.search.realise import Candidate, by_objective
 from tvm_stretch.plan.search.remembered import Memory, memory_of
 from tvm_stretch.plan.search.site import Site
+from tvm_stretch.plan.search.wrong_answers import doubted, find_wrong
 from tvm_stretch.run.model import Model
 from tvm_stretch.run.timeline import Timeline
 from tvm_stretch.targets.processor import Processor
@@ -133,7 +133,8 @@ def decide(
     say(f"measuring {len(entries)} plans in turns")
     models = [take(model) for _, model in entries]
     outcomes = compare(models)
-    _require_right(site, built, models)
+    if wrong := find_wrong(site, built, models):
+        raise doubted(job, site, wrong)
     costs_measured = limits.objective.measure(models, [one.seconds for one in outcomes])
     candidate, model = entries[index := _winner(outcomes, costs_measured, limits.objective)]
     reason = "; ".join((*notes, f"chosen: {candidate.what}"))
@@ -148,44 +149,6 @@ def decide(
     if memory is not None and decision.plan is not None:
         memory.store(decision.plan, is_lasting(outcomes))
     return decision
-
-
-class WrongAnswerError(StretchError):
-    """A vendor's compiler made another network of a region.
-
-    Attributes:
-        processor: its name. The search goes on without it.
-    """
-
-    def __init__(self, processor: str = "", answer: str = "") -> None:
-        super().__init__(
-            f"expected {processor} to compute what the CPU computes, got {answer}; it is left out"
-        )
-        self.processor = processor
-
-
-_OTHER_NETWORK = 0.5
-"""Answers differ by this much of their norm only if something else is computed: roundings of 8 bits
-make a tenth of it in networks of random weights."""
-
-
-def _require_right(site: Site, built: Sequence[Candidate], models: Sequence[Model]) -> None:
-    """Compare what vendors' compilers made with a model that none of them had a part in."""
-    engines = {p.name for p in site.processors if p.code.model is not None}
-    used = [engines & {*candidate.plan.processor_of().values()} for candidate in built]
-    plain = next((m for m, own in zip(models, used, strict=True) if not own), None)
-    if plain is None or not any(used):
-        return
-    answer = plain.meters.answer_to_noise()
-    means = np.isfinite(answer)  # noise may have no logarithm
-    norm = float(np.linalg.norm(answer[means]))
-    for model, own in zip(models, used, strict=True):
-        if not own:
-            continue
-        apart = float(np.linalg.norm((model.meters.answer_to_noise() - answer)[means]))
-        if not apart <= _OTHER_NETWORK * norm:
-            share = apart / max(norm, 1e-30)
-            raise WrongAnswerError(min(own), f"answers that differ by {share:.0%} of them")
 
 
 def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objective) -> int:

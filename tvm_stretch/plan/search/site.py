@@ -53,6 +53,7 @@ class Site:
     # identifies the processors of this machine; empty for other machines, and for a processor
     # that the user wrote, which may do anything
     identity: str = ""
+    doubted: tuple[str, ...] = ()  # engines that computed something wrongly, once for each time
 
     def job(self, mod: tvm.IRModule, plan: Plan | None = None, **known: Any) -> Job:
         """The build of a network here."""
@@ -108,11 +109,13 @@ class Site:
             placeable=[p for p in self.placeable if p.name != processor.name],
         )
 
-    def leaving_out(self, name: str, note: str) -> Site:
-        """The site that places nothing on a processor, and says why."""
-        placeable = [p for p in self.placeable if p.name != name]
-        note = "; ".join(filter(None, (self.note, note)))
-        return replace(self, placeable=placeable, note=note)
+    def without_placing(self, name: str) -> Site:
+        """The site that places nothing on a processor."""
+        return replace(self, placeable=[p for p in self.placeable if p.name != name])
+
+    def noted(self, note: str) -> Site:
+        """The site with one more remark for people."""
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
 
     @property
     def without_float16(self) -> bool:
