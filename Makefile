@@ -114,6 +114,7 @@ setup-phone-peers: .venv-phone/setup.stamp
 # has the libraries of an app, stripped (docs/apps.md).
 STRIP_aarch64 := aarch64-linux-gnu-strip
 STRIP_$(shell uname -m) := strip
+PHONE_BUILD := -DCMAKE_BUILD_TYPE=MinSizeRel -DTVM_STRETCH_QUICK_BUILD=ON
 PHONE_FILES := tvm_stretch_rpc tvm_stretch_bench tvm_stretch_engine libtvm_stretch_runtime.so app
 
 # What was downloaded stays.
@@ -138,7 +139,7 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	  dpkg -s g++-aarch64-linux-gnu >/dev/null 2>&1 || \
 	  $(apt_install) g++-aarch64-linux-gnu; \
 	fi
-	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=MinSizeRel \
+	$(BIN)/cmake -S . -B build/phone/cmake-$* $(PHONE_BUILD) \
 	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
 	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
 	$(BIN)/cmake --build build/phone/cmake-$* -j 2 \
@@ -165,7 +166,7 @@ SITE = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('pur
 $(SOURCE_TRIPLES:%=build/phone/%/tvm_stretch_rpc): build/phone/%/tvm_stretch_rpc: \
   CMakeLists.txt cmake/from_source.cmake $(NATIVE) | $(STAMP)
 	ZIG_HOME=$(SITE)/ziglang $(BIN)/cmake -S . -B build/phone/cmake-$* \
-	  -DCMAKE_BUILD_TYPE=MinSizeRel -DTVM_STRETCH_SITE=$(SITE) -DCMAKE_TOOLCHAIN_FILE=cmake/$*.cmake
+	  $(PHONE_BUILD) -DTVM_STRETCH_SITE=$(SITE) -DCMAKE_TOOLCHAIN_FILE=cmake/$*.cmake
 	$(BIN)/cmake --build build/phone/cmake-$* -j 2 \
 	  -t tvm_stretch_rpc tvm_stretch_bench tvm_stretch_app $(filter-out $(NO_ENGINE),tvm_stretch_engine)
 	mkdir -p $(@D)

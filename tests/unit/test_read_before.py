@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.relax_numpy import evaluate
 
+import tvm_stretch as ts
 from tvm_stretch.make import read_before
 
 torch = pytest.importorskip("torch")
@@ -83,6 +86,20 @@ def test_it_is_read_anew(
     given |= {"states": {}} if change == "states" else {}
     np.testing.assert_array_equal(answer(path, x, **given), first)
     assert len(reads) == 2
+
+
+def test_without_torch_its_reader_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "net.pt2")
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ts.StretchError, match="torch"):
+        answer(tmp_path / "net.pt2", np.ones((2, 4), "float32"))
 
 
 def test_large_networks_are_not_kept(

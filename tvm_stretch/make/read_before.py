@@ -5,6 +5,7 @@ the file's bytes, sizes, versions of torch and of our readers   ->   the canonic
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _key(source: object, given: tuple[object, ...]) -> bytes | None:
     if not isinstance(source, str | Path) or Path(source).suffix != ".pt2":
         return None
     try:
-        content = read_whole(Path(source), _MOST_BYTES)
-    except (OSError, ValueError):  # too large, or no file: its reader says so
+        content, readers = read_whole(Path(source), _MOST_BYTES), versions(_READERS, "torch")
+    except (OSError, ValueError, PackageNotFoundError):  # its reader says so, if it is an error
         return None
-    return digest(content, repr(given).encode(), versions(_READERS, "torch").encode())
+    return digest(content, repr(given).encode(), readers.encode())
