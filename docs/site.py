@@ -47,7 +47,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             ]
             entry[title] += [f"tutorials/{p.name}" for p in sorted(ROOT.glob("tutorials/*.md"))]
         elif title == "Performance":
-            entry[title] = ["benchmarks/README.md", "benchmarks/papers.md"]
+            first = ("README", "papers", "schedulers", "stretched", "twin")
+            entry[title] = [f"benchmarks/{name}.md" for name in first]
             entry[title] += [f"benchmarks/log/{path.name}" for path in _log()]
         elif title == "Reference":
             entry[title] += [f"reference/{name}.md" for name in (*_public(), "passes")]
@@ -70,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/passes.md"] = _passes()
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for path in ROOT.glob("tutorials/*.*"):
+    for path in (*ROOT.glob("tutorials/*.*"), *ROOT.glob("benchmarks/**/*.*")):
         if path.suffix in PICTURES:
             name = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, abs_src_path=str(path)))

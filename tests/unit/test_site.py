@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocstrings")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder],
         cwd=ROOT,
         env={**os.environ, "RUN": "0", "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
