@@ -407,6 +407,17 @@ def test_operators_of_the_zoo_one_by_one(name: str) -> None:
         assert units.mean() <= (0.06 if kind == "integer.average" else 1e-4), kind
 
 
+def test_floats_are_rounded_to_even() -> None:
+    """As processors round; what compiler-rt lacks of it is ours (`dsp/emulator/linux.c`)."""
+    dice = np.random.default_rng(0)
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.49999997, 8388607.5, 8388609.0, 3e38]
+    x = np.concatenate([special, np.arange(-40, 40) / 2, dice.normal(0, 1e5, 911)])
+    x = x.astype("float32")
+    got = ts.compile(module(relax.op.round, x.shape), ["hexagon"])(x)
+    np.testing.assert_array_equal(got, np.rint(x))
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(x))
+
+
 CONVOLUTIONS = {
     "signed, of blocks that are not full": ((40, 20, 3, 7), {"dtype": "int8", **PADDED}),
     "few channels, apart": ((3, 20, 3, 11), {"zero": 7, "strides": [2, 2], **PADDED}),
