@@ -15,7 +15,7 @@ from tvm import rpc
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import MeterError
-from tvm_stretch.phone import remote_model
+from tvm_stretch.phone import device_recorder
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ts.Model:
     """A model on this process as a device."""
     monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_model, "SUPPLIES", str(tmp_path / "supplies"))
+    monkeypatch.setattr(device_recorder, "SUPPLIES", str(tmp_path / "supplies"))
     return ts.connect(rpc.LocalSession(), "pixel").load(ts.compile(two_convolutions(), TARGET))
 
 
@@ -78,7 +78,7 @@ def test_the_battery_behind_the_server_of_a_phone(
 ) -> None:
     """`tvm_stretch_rpc` reads the gauge in the process of the session; its files are scripted."""
     pytest.importorskip("tornado")
-    monkeypatch.setattr(remote_model, "SUPPLIES", str(tmp_path / "supplies"))
+    monkeypatch.setattr(device_recorder, "SUPPLIES", str(tmp_path / "supplies"))
     tracker = Tracker()
     phone = Phone("--tracker", tracker.address)
     try:

@@ -42,9 +42,13 @@ class WrongAnswerError(StretchError):
         site: where the search goes on: the engine is left out, or refuses some operators.
     """
 
-    def __init__(self, answer: str, what: str, site: Site) -> None:
-        super().__init__(f"{answer}; {what}")
-        self.site = site
+    site: Site
+
+
+def _wrong(answer: str, what: str, site: Site) -> WrongAnswerError:
+    error = WrongAnswerError(f"{answer}; {what}")
+    error.site = site
+    return error
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
     name, distrust = wrong.processor.name, wrong.processor.operators.distrust
     rounds = site.doubted.count(name)
     if rounds == _ROUNDS or distrust is None:
-        return WrongAnswerError(wrong.said, "it is left out", site.without_placing(name))
+        return _wrong(wrong.said, "it is left out", site.without_placing(name))
     calls = Calls(job.mod["main"]).calls
     able = [n for n, call in calls.items() if not wrong.processor.why_not(call)]
 
@@ -98,13 +102,13 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
 
     found = first_wrong(able, is_wrong)
     if not found:
-        return WrongAnswerError(wrong.said, "it is left out", site.without_placing(name))
+        return _wrong(wrong.said, "it is left out", site.without_placing(name))
     if rounds:
         kinds = {calls[n].op for n in found}
         found = [n for n in able if calls[n].op in kinds]
     distrust([calls[n] for n in found], f"in a region with others: {wrong.said}")
     later = replace(site, doubted=(*site.doubted, name))
-    return WrongAnswerError(wrong.said, f"{abbreviate(tuple(found))} go elsewhere", later)
+    return _wrong(wrong.said, f"{abbreviate(tuple(found))} go elsewhere", later)
 
 
 def first_wrong(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> list[str]:
