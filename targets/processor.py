@@ -18,6 +18,7 @@ Check = Callable[[relax.Call], str | None]
 ModelWriter = Callable[[relax.Function], bytes]
 Foresee = Callable[[Sequence[relax.Call]], object]
 Remark = Callable[[Mapping[str, relax.Call]], Mapping[str, str]]
+Distrust = Callable[[Sequence[relax.Call], str], None]
 
 
 HOST_ONLY = (
@@ -83,7 +84,7 @@ class Operators:
     foresee: Foresee = lambda _calls: None
     remark: Remark = lambda _calls: {}  # those of its calls that are slow there, with the reason
     # refuses calls from now on, for a reason; None where kernels are ours, and tested
-    distrust: Callable[[Sequence[relax.Call], str], None] | None = None
+    distrust: Distrust | None = None
 
 
 @dataclass(frozen=True)

@@ -334,6 +334,18 @@ def test_the_key_changes_with_each_source_of_code_and_with_our_version(
     assert len(seen) == len(files) + 2
 
 
+def test_large_entries_are_not_kept_in_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "_MOST_REMEMBERED", 3)
+    cache = KernelCache(folder)
+    cache.store(b"small", b"abc")
+    cache.store(b"large", b"abcd")
+    assert [*cache._memory] == [b"small"]
+    assert cache.find(b"large") == b"abcd"
+    assert [*cache._memory] == [b"small"]
+
+
 def test_schedules_without_a_key_are_not_remembered(folder: Path) -> None:
     @tvm.transform.module_pass(opt_level=0, name="Unknown")
     def unknown(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

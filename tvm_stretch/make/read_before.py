@@ -28,9 +28,9 @@ _READERS = source_files(load_network.__module__)  # now, as in `generate.py`
 def read_once(source: Any, shapes: Shapes, states: States | None, *given: Any) -> tvm.IRModule:
     """`load_network`, or what it returned for the same exported program before."""
     key = _key(source, (shapes, *given)) if states is None else None
-    if key is None:
-        return load_network(source, shapes, states, *given)
     cache = cache_of(_FOLDER)
+    if key is None or cache.folder is None:
+        return load_network(source, shapes, states, *given)
     if entry := cache.find(key):
         say("read before")
         return from_json_graph_str(entry.decode())

@@ -40,6 +40,8 @@ _MAGIC = b"TVMSTRK1"
 _DIGEST_BYTES = 20
 _HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
 _MEMORY_BYTES = 2**27
+_MOST_REMEMBERED = 2**22
+"""Larger entries, such as whole networks, are read from the folder each time."""
 _FOLDER_BYTES = 2**29
 
 
@@ -83,6 +85,8 @@ class KernelCache:
                 self._write(self.folder, key, code)
 
     def _remember(self, key: bytes, code: bytes) -> None:
+        if len(code) > _MOST_REMEMBERED:
+            return
         with self._lock:
             self._bytes += len(code) - len(self._memory.pop(key, b""))
             self._memory[key] = code

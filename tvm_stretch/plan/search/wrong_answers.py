@@ -71,11 +71,10 @@ def find_wrong(
         return None
     expected = plain.meters.answer_to_noise()
     for model, own in zip(models, used, strict=True):
-        share = _difference(model, expected) if own else 0.0
-        if not share <= _OTHER_NETWORK:
-            said = f"to compute what the CPU computes, got answers that differ by {share:.0%}"
+        if own and _is_other(share := _difference(model, expected)):
             processor = engines[min(own)]
-            return WrongAnswer(processor, expected, f"expected {processor.name} {said} of them")
+            answers = f"to compute what the CPU computes, got answers that differ by {share:.0%}"
+            return WrongAnswer(processor, expected, f"expected {processor.name} {answers} of them")
     return None
 
 
@@ -84,6 +83,11 @@ def _difference(model: Model, expected: np.ndarray) -> float:
     means = np.isfinite(expected)  # noise may have no logarithm
     apart = np.linalg.norm((model.meters.answer_to_noise() - expected)[means])
     return float(apart) / max(float(np.linalg.norm(expected[means])), 1e-30)
+
+
+def _is_other(share: float) -> bool:
+    """Whether answers that differ this much are another network's; also if it is no number."""
+    return not share <= _OTHER_NETWORK
 
 
 def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
@@ -98,17 +102,17 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
     def is_wrong(there: Sequence[str]) -> bool:
         model = Model.from_parts(build_parts(_placing(job, site, wrong.processor, there)))
         assert site.take is not None
-        return not _difference(site.take(model), wrong.expected) <= _OTHER_NETWORK
+        return _is_other(_difference(site.take(model), wrong.expected))
 
-    found = first_wrong(able, is_wrong)
-    if not found:
+    suspects = first_wrong(able, is_wrong)
+    if not suspects:
         return _wrong(wrong.said, "it is left out", site.without_placing(name))
     if rounds:
-        kinds = {calls[n].op for n in found}
-        found = [n for n in able if calls[n].op in kinds]
-    distrust([calls[n] for n in found], f"in a region with others: {wrong.said}")
+        kinds = {calls[n].op for n in suspects}
+        suspects = [n for n in able if calls[n].op in kinds]
+    distrust([calls[n] for n in suspects], f"in a region with others: {wrong.said}")
     later = replace(site, doubted=(*site.doubted, name))
-    return _wrong(wrong.said, f"{abbreviate(tuple(found))} go elsewhere", later)
+    return _wrong(wrong.said, f"{abbreviate(tuple(suspects))} go elsewhere", later)
 
 
 def first_wrong(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> list[str]:
