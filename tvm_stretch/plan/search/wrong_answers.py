@@ -118,7 +118,7 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
 def first_wrong(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> list[str]:
     """The operators among which is the first with which the answer becomes wrong.
 
-    None if it is right with all of them: then the fault is of a region, or of a part of a layer.
+    Empty if it is right with all of them: the fault is of a region then, or of a part of a layer.
     """
     if not is_wrong(names):
         return []
