@@ -169,6 +169,17 @@ def test_models_share_the_process(model: ts.Model) -> None:
     assert works(model)
 
 
+def test_scratch_of_kernels_is_in_vtcm(model: ts.Model) -> None:
+    """It is borrowed for each run after the first, and the fake refuses every third time."""
+    assert works(model)
+    before = fake_cdsp.vtcm()
+    assert all(works(model) for _ in range(6))
+    after = fake_cdsp.vtcm()
+    assert after["lent"] - before["lent"] == 4
+    assert after["returned"] == after["lent"]
+    assert after["written"]
+
+
 def test_instances_on_threads(model: ts.Model) -> None:
     """They share weights, and the library on the DSP."""
 

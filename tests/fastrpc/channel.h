@@ -26,8 +26,10 @@ typedef struct {
   char pad0[128];
   uint32_t answered;  // a futex: the DSP writes it last
   int32_t result;
-  uint64_t opened;  // the handle of an opened library
-  uint32_t mapped;  // bytes of the CPU that the DSP has mapped
+  uint64_t opened;          // the handle of an opened library
+  uint32_t mapped;          // bytes of the CPU that the DSP has mapped
+  uint32_t lent, returned;  // how often VTCM was
+  uint32_t written;         // whether kernels wrote to it
   char pad1[128];
   uint32_t cpu_sleeps, dsp_sleeps;
   char pad2[128];

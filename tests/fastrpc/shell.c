@@ -110,6 +110,34 @@ static int Lock(int mode) {
 }
 static int Unlock(void) { return --hvx_locks; }
 
+// A chip's VTCM, of which a program may ask for all of a v66; every third time another one has it.
+static struct {
+  char bytes[256 << 10];
+} vtcm __attribute__((aligned(2048)));
+static uint32_t asked;
+
+static int BeginWish(Resources* wanted) {
+  memset(wanted, 0, sizeof(*wanted));
+  return 0;
+}
+static int WishVtcm(Resources* wanted, uint32_t bytes, uint8_t one_page) {
+  wanted->words[0] = bytes;
+  return bytes > 0 && bytes <= sizeof(vtcm) && one_page <= 1 ? 0 : -1;
+}
+static uint32_t Acquire(Resources* wanted, uint32_t wait_us) {
+  if (wait_us != 0 || wanted->words[0] == 0 || channel->lent != channel->returned) return 0;
+  return ++asked % 3 == 0 ? 0 : ++channel->lent;
+}
+static void* VtcmOf(Resources* wanted) { return wanted->words[0] ? &vtcm : NULL; }
+static int Release(uint32_t context) {
+  if (context != channel->lent || channel->lent == channel->returned) return -1;
+  ++channel->returned;
+  for (uint32_t i = 0; i < sizeof(vtcm); ++i) channel->written |= (uint8_t)vtcm.bytes[i];
+  memset(&vtcm, 0, sizeof(vtcm));
+  return 0;
+}
+static uint32_t Thread(void) { return 1; }
+
 static const struct {
   const char* name;
   void* address;
@@ -122,6 +150,12 @@ static const struct {
     {"HAP_power_set", (void*)Power},
     {"qurt_hvx_lock", (void*)Lock},
     {"qurt_hvx_unlock", (void*)Unlock},
+    {"qurt_thread_get_id", (void*)Thread},
+    {"compute_resource_attr_init", (void*)BeginWish},
+    {"compute_resource_attr_set_vtcm_param", (void*)WishVtcm},
+    {"compute_resource_acquire", (void*)Acquire},
+    {"compute_resource_attr_get_vtcm_ptr", (void*)VtcmOf},
+    {"compute_resource_release", (void*)Release},
     {"malloc", (void*)DspAllocateWorkspace},
     {"calloc", (void*)calloc},
     {"free", (void*)free},

@@ -76,6 +76,14 @@ def counts() -> dict[str, int]:
     return {name: _fake().fake_cdsp_count(number) for number, name in enumerate(names)}
 
 
+def vtcm() -> dict[str, int]:
+    """How often the DSP lent VTCM, and got it back, and whether kernels wrote to it."""
+    return {
+        name: _fake().fake_cdsp_count(5 + i)
+        for i, name in enumerate(("lent", "returned", "written"))
+    }
+
+
 def pid() -> int:
     """The process on the DSP; 0 if none runs."""
     return int(_fake().fake_cdsp_count(4))

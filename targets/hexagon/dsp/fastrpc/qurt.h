@@ -49,6 +49,11 @@ typedef struct {
   } value;
 } PowerRequest;
 
+// What a program asks of the resource manager; the manager's own record is smaller.
+typedef struct {
+  uint64_t words[32];
+} Resources;
+
 void* HAP_mmap(void* address, int bytes, int protection, int flags, int fd, long offset);
 int HAP_munmap(void* address, int bytes);
 int qurt_mem_cache_clean(uintptr_t address, uint32_t bytes, int operation, int type);
@@ -57,3 +62,14 @@ unsigned long long HAP_perf_get_pcycles(void) OPTIONAL;
 int HAP_power_set(void* client, PowerRequest* request) OPTIONAL;
 int qurt_hvx_lock(int mode) OPTIONAL;
 int qurt_hvx_unlock(void) OPTIONAL;
+uint32_t qurt_thread_get_id(void) OPTIONAL;
+int compute_resource_attr_init(Resources* wanted) OPTIONAL;
+int compute_resource_attr_set_vtcm_param(Resources* wanted, uint32_t bytes,
+                                         uint8_t one_page) OPTIONAL;
+uint32_t compute_resource_acquire(Resources* wanted, uint32_t wait_us) OPTIONAL;
+void* compute_resource_attr_get_vtcm_ptr(Resources* wanted) OPTIONAL;
+int compute_resource_release(uint32_t context) OPTIONAL;
+
+// VTCM, which programs take in turns, is lent to the kernels of a call between these two.
+void BorrowVtcm(void);
+void ReturnVtcm(void);

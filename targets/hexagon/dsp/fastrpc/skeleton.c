@@ -109,9 +109,9 @@ static int Execute(Skeleton* skeleton, RemoteArgument* arguments) {
     return DSP_ERROR(kErrorBadParameter);
   const int computes = command.operation == kDspInvoke;
   if (computes && &qurt_hvx_lock) qurt_hvx_lock(kVectors128);
-  if (computes) CleanBlock(skeleton, kFlushInvalidate);
+  if (computes) BorrowVtcm(), CleanBlock(skeleton, kFlushInvalidate);
   const DspAnswer answer = DspExecute(&server, &command);
-  if (computes) CleanBlock(skeleton, kFlush);
+  if (computes) CleanBlock(skeleton, kFlush), ReturnVtcm();
   if (computes && &qurt_hvx_unlock) qurt_hvx_unlock();
   memcpy(arguments[1].buffer.data, &answer, sizeof(answer));
   return 0;
