@@ -1,9 +1,10 @@
 """Potentials & Pitfalls, figure 5: pictures that an app drops while a network runs.
 
-    python -m benchmarks.papers.figure5 [resnet18] [--size 128] [--seconds 10]
+    python -m benchmarks.papers.figure5 [resnet18] [--size 128] [--seconds 10] [--picture 5]
 
 The app is a process of its own (`drawing_app.py`) that draws 60 pictures a second on the OpenCL
-device, each of which takes 5 ms there alone. The network runs without a break in another process:
+device, each of which takes 5 ms there alone. How busy the device is meanwhile is recorded
+(`busy.py`). The network runs without a break in another process:
 
     nothing        the app alone
     cpu alone      the network on the CPU
@@ -35,6 +36,7 @@ import numpy as np
 import tvm_stretch as ts
 from benchmarks.commands import Table, options
 from benchmarks.harness import check
+from benchmarks.papers.busy import busy
 from benchmarks.papers.drawing_app import Drawn
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
@@ -45,7 +47,6 @@ from tvm_stretch.read import load_network
 
 TARGETS = ["llvm", "opencl"]
 SHARES = (1.0, 0.75, 0.5, 0.25)
-_PICTURE_MS = 5
 _NICE = 10
 _APP = (sys.executable, "-m", "benchmarks.papers.drawing_app")
 
@@ -146,20 +147,19 @@ def app(*words: str) -> str:
 def show(artifacts: dict[Way, Path], rounds: str, seconds: float) -> None:
     """Print the table's rows as they are measured."""
     heads = "the network on", "ms a run", "pictures dropped, %", "ms a picture (largest)"
-    table = Table(*heads)
+    table = Table(*heads, "device busy, %")
 
-    def drawn() -> Drawn:
-        return Drawn(**json.loads(app("draw", rounds, str(seconds))))
+    def drawn() -> tuple[str, ...]:
+        with busy() as found:
+            own = Drawn(**json.loads(app("draw", rounds, str(seconds))))
+        times = f"{own.median_ms:.1f} ({own.largest_ms:.1f})"
+        return f"{own.percent:.1f}", times, f"{found[0]:.0f}"
 
-    def row(name: str, taken: str, own: Drawn) -> None:
-        pictures = f"{own.percent:.1f}", f"{own.median_ms:.1f} ({own.largest_ms:.1f})"
-        table.row(name, taken, *pictures)
-
-    row("nothing", "", drawn())
+    table.row("nothing", "", *drawn())
     for way, path in artifacts.items():
         with running(path, is_low=way.is_low) as taken:
             own = drawn()
-        row(way.name, f"{taken[0]:.1f}", own)
+        table.row(way.name, f"{taken[0]:.1f}", *own)
 
 
 def main() -> None:
@@ -170,6 +170,7 @@ def main() -> None:
         ("network?", "resnet18"),
         ("--size", 128),
         ("--seconds", 10.0),
+        ("--picture", 5.0, "milliseconds"),
         ("--run", Path, "an artifact, until the input ends"),
     )
     if args.run is not None:
@@ -177,8 +178,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         artifacts = exported(args.network, args.size, Path(folder))
-        rounds = app("calibrate", str(_PICTURE_MS))
-        print(f"{args.network}, {args.size} pixels; a picture of {rounds} rounds\n")
+        rounds = app("calibrate", str(args.picture))
+        told = f"a picture of {args.picture:g} ms, {rounds} rounds"
+        print(f"{args.network}, {args.size} pixels; {told}\n")
         show(artifacts, rounds, args.seconds)
 
 

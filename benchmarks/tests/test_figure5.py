@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from benchmarks.papers.drawing_app import TICK_S, Window, calibrated, drawn, pixels_of
+from benchmarks.papers.busy import busy, share_of_core
+from benchmarks.papers.drawing_app import TICK_S, Window, calibrated, check, drawn, pixels_of
 from benchmarks.papers.figure5 import SHARES, WAYS
 
 
@@ -63,10 +66,12 @@ def test_the_kernel_draws_what_numpy_computes() -> None:
     np.testing.assert_array_equal(
         window.picture, pixels_of(np.arange(len(window.picture), dtype=np.uint32), 7, 5)
     )
-    window.check(7, 5)
-    window.picture[0] += 1
+    seventh = window.some()
+    window.draw(8, 5)
+    check({7: seventh, 8: window.some()}, 5)
+    seventh[0] += 1
     with pytest.raises(AssertionError, match="picture 7 is wrong"):
-        window.check(7, 5)
+        check({8: window.some(), 7: seventh}, 5)
     assert 1 <= calibrated(window, 1e-6) < calibrated(window, 1e6)
 
 
@@ -74,3 +79,16 @@ def test_ways_have_names_of_their_own() -> None:
     names = [way.name for way in WAYS]
     assert len({*names}) == len(names) == 1 + 2 * (len(SHARES) + 1)
     assert "opencl alone, at most 0.25 of OpenCL" in names and "both, low priority" in names
+
+
+def test_a_core_is_busy_while_a_loop_runs_on_it() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        with busy(share_of_core) as found:
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                pass
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found[0] > 80

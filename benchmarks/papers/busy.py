@@ -1,0 +1,61 @@
+"""How busy the device of OpenCL is while something runs: a GPU of NVIDIA, or the host's last core.
+
+with busy() as found:
+    ...
+found[0]  # percent of the time
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import TypeAlias
+
+_ASK = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100")
+
+Meter: TypeAlias = Callable[[], Callable[[], float]]
+"""Begins to watch, and returns a function that ends it and returns the percentage."""
+
+
+def share_of_gpu() -> Callable[[], float]:
+    """The mean of what NVIDIA's driver reports: percent of the time in which a kernel ran."""
+    process = subprocess.Popen(_ASK, stdout=subprocess.PIPE, text=True)
+
+    def end() -> float:
+        process.terminate()
+        words = process.communicate()[0].split()
+        return fmean(float(word) for word in words if word.isdigit())
+
+    return end
+
+
+def share_of_core() -> Callable[[], float]:
+    """The last core that this process may use, on which PoCL draws."""
+    before = _ticks()
+
+    def end() -> float:
+        idle, whole = (now - then for now, then in zip(_ticks(), before, strict=True))
+        return 100 * (1 - idle / max(whole, 1))
+
+    return end
+
+
+def _ticks() -> tuple[int, int]:
+    core = f"cpu{max(os.sched_getaffinity(0))} "
+    line = next(x for x in Path("/proc/stat").read_text().splitlines() if x.startswith(core))
+    times = [int(word) for word in line.split()[1:9]]
+    return times[3] + times[4], sum(times)  # idle and waiting for a disk
+
+
+@contextlib.contextmanager
+def busy(meter: Meter | None = None) -> Iterator[list[float]]:
+    """Context whose list has the percentage afterwards."""
+    end = (meter or (share_of_gpu if shutil.which("nvidia-smi") else share_of_core))()
+    found: list[float] = []
+    yield found
+    found.append(end())
