@@ -260,6 +260,8 @@ def drop_identity(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     if kind_of(call) == "strided_slice":
         strides = call.args[4].fields if len(call.args) > 4 else []
         return x if all(int(stride.value) > 0 for stride in strides) else None
+    if kind_of(call) == "nn.pad" and any(int(width) for width in call.attrs.pad_width):
+        return None  # one side is padded by as much as the other is cut
     return x
 
 

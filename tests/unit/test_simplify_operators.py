@@ -126,6 +126,7 @@ KEPT: dict[str, Body] = {
     "padding with ones": lambda x: nn.conv2d(
         nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1], pad_value=1.0), WEIGHT
     ),
+    "padding that shifts": lambda x: nn.relu(nn.pad(x, [0, 0, 0, 0, 1, -1, 0, 0])),
     "padding of channels": lambda x: nn.conv2d(
         nn.pad(x, [0, 0, 1, 1, 0, 0, 0, 0]), random_const(2, 6, 3, 3)
     ),

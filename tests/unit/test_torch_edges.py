@@ -174,3 +174,49 @@ def _checked_lengths(x: torch.Tensor) -> torch.Tensor:
 
 def test_numbers_that_only_assertions_read_are_left_out() -> None:
     check([_checked_lengths], torch.linspace(-1, 1, 8))
+
+
+def test_random_numbers_that_nobody_reads_are_left_out() -> None:
+    """Networks for speech draw one for each layer that training may skip."""
+
+    class Skips(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.rand([]) * 2
+            return x.relu()
+
+    program = torch.export.export(Skips(), (ODD,), strict=False)
+    model = ts.compile(program, targets=[QUICK], cpu_threads=1)
+    torch.testing.assert_close(model(ODD), ODD.relu(), equal_nan=True)
+
+
+def test_paddings_that_cut() -> None:
+    """Also one that leaves the shape as it was, by which networks shift tokens."""
+    x = torch.linspace(-1, 3, 24).reshape(1, 2, 3, 4)
+    check(
+        [
+            lambda x: F.pad(x, (0, 0, 1, -1)),
+            lambda x: F.pad(x, (-1, 1, 2, -2, -1, 1), value=0.5),
+            lambda x: F.max_pool2d(F.pad(x, (1, -1, -1, 2)), 2),
+        ],
+        x,
+    )
+
+
+def test_values_at_masks() -> None:
+    """The same for each place, and added ones."""
+
+    def put(x: torch.Tensor, values: torch.Tensor, added: bool = False) -> torch.Tensor:
+        return x.index_put((x[..., 0] > 0,), values, added)
+
+    check(
+        [
+            lambda x: put(x, x[0, 0] * 2),
+            lambda x: put(x, x[0, :1]),
+            lambda x: put(x, x[0, 0, 0], added=True),
+        ],
+        torch.linspace(-1, 2, 24).reshape(2, 3, 4),
+    )
+
+
+def test_numbers_in_shapes_of_computed_tensors() -> None:
+    check([lambda x: torch.full_like(x * 2, 3) + x], ODD)

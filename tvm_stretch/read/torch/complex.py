@@ -96,6 +96,8 @@ class _Pairs(torch.fx.Interpreter):
         if (kind is not None and kind.is_complex) or any(
             isinstance(x, ComplexTensor) for x in values
         ):
+            if target is torch.ops.aten.mul.Tensor and isinstance(args[1], int | float):
+                return ComplexTensor(args[0].re * args[1], args[0].im * args[1])
             try:
                 function = lookup_complex(target, *args, **kwargs)
                 return (function or target)(*args, **kwargs)

@@ -32,6 +32,7 @@ from tvm_stretch.targets.kernels.halves import NARROW
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+    from torch.fx import Graph, Node
 
 _KEPT = (
     "col2im.default",
@@ -102,8 +103,23 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         if name in _ASSERTIONS:
             program.graph.erase_node(node)
     join_routed(program.graph)
-    program.graph.eliminate_dead_code()  # what was computed for assertions alone
+    used = needed(program.graph)  # not what was computed for assertions alone
+    program.graph.eliminate_dead_code(lambda node: node.op == "placeholder" or node in used)
     return program
+
+
+def needed(graph: Graph) -> dict[Node, None]:
+    """The nodes of which a result, or something that is written to, depends.
+
+    Torch itself keeps unread random numbers, too, for those that are drawn after them.
+    """
+    found: dict[Node, None] = {}
+    for node in reversed(graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        writes = schema is not None and schema.is_mutable
+        if node.op == "output" or writes or not found.keys().isdisjoint(node.users):
+            found[node] = None
+    return found
 
 
 def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -144,6 +160,7 @@ def converters() -> dict[str, Any]:
         **OWN_CONVERTERS,
         "convolution.default": _convolution,
         "addmm.default": _addmm,
+        "full_like.default": _full_like,
         **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), _split),
         "native_group_norm.default": _group_norm,
         "col2im.default": _fold,
@@ -181,6 +198,12 @@ def _group_norm(call: Call) -> relax.Expr:
     axes = [*range(2, len(x.ty.shape.values))]
     normed = relax.op.nn.group_norm(x, weight, bias, groups, 1, axes, epsilon)
     return call.emit(normed)
+
+
+def _full_like(call: Call) -> relax.Expr:
+    """A constant, where TVM has an operator that it cannot compile."""
+    x, number = call.args[:2]
+    return call.emit(relax.op.full(x.ty.shape, relax.const(number, call.dtype)))
 
 
 def _matmul(call: Call) -> relax.Expr:

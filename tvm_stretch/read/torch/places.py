@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from tvm import relax
@@ -110,15 +109,17 @@ def _index_put(call: Call) -> relax.Expr:
     if not _has_mask(indices):
         indexed = _Indexed(call, x, indices)
         return indexed.written(values, b"add" if added else b"none")
-    if len(indices) > 1 or added or prod(shape_of(values)) > 1:
-        wanted = "indices, or one mask and one number,"
+    emit, shape, given = call.emit, shape_of(x), shape_of(values)
+    mask, *others = indices
+    rest = shape[len(shape_of(mask)) :] if mask is not None else []
+    each = given[1:] if len(given) > len(rest) and given[0] == 1 else given  # for each place
+    if others or mask is None or len(each) > len(rest):
+        wanted = "indices, or one mask and the same values for each place,"
         raise call.refused(wanted, "a mask with others", "use torch.where")
-    emit, rank = call.emit, len(x.ty.shape.values)
-    mask = indices[0]
-    missing = range(len(mask.ty.shape.values), rank)
-    mask = emit(relax.op.expand_dims(mask, [*missing])) if missing else mask
-    number = emit(relax.op.reshape(values, relax.ShapeExpr([])))
-    return emit(relax.op.where(mask, number, x))
+    mask = emit(relax.op.expand_dims(mask, [*range(len(shape) - len(rest), len(shape))]))
+    values = emit(relax.op.reshape(values, relax.ShapeExpr(each)))
+    values = emit(relax.op.add(x, values)) if added else values
+    return emit(relax.op.where(mask, values, x))
 
 
 def _written(call: Call, x: relax.Expr, values: relax.Expr, reduction: bytes) -> relax.Expr:

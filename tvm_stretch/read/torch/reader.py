@@ -22,7 +22,7 @@ from tvm_stretch.base.progress import say
 from tvm_stretch.network.states import CARRIED, next_name
 from tvm_stretch.read.torch.archive import safe_archive
 from tvm_stretch.read.torch.importer import import_program
-from tvm_stretch.read.torch.operators import converters, decomposed
+from tvm_stretch.read.torch.operators import converters, decomposed, needed
 from tvm_stretch.read.torch.quantised import (
     quantised_converters,
     recurrent_converters,
@@ -41,7 +41,7 @@ def refuse_random(program: ExportedProgram) -> None:
     """Refuse dropout and random numbers, which differ from run to run."""
     import torch
 
-    for node in program.graph.nodes:
+    for node in reversed(needed(program.graph)):
         tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
         if torch.Tag.nondeterministic_seeded in tags and _is_random(node):
             raise UnsupportedError(
