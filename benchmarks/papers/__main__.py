@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,18 +30,19 @@ def run(part: Part, kept: Rows) -> bool:
     began = time.monotonic()
     command = [sys.executable, "-m", *part.command]
     environment = {**os.environ, "TVM_BIND_THREADS": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_S, env=environment, check=False
-        )
+        printed, errors = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with its workers
         print(f"{part.key}: stopped after {_LIMIT_S // 60} minutes", flush=True)
         return False
     minutes = (time.monotonic() - began) / 60
-    if done.returncode:
-        print(f"{part.key}: failed\n{done.stderr[-2000:]}", flush=True)
+    if process.returncode:
+        print(f"{part.key}: failed\n{errors[-2000:]}", flush=True)
         return False
-    lines = done.stdout.strip("\n").splitlines()
+    lines = printed.strip("\n").splitlines()
     row = {"date": date.today().isoformat(), "machine": machine(), "minutes": round(minutes, 1)}
     kept.record(part.key, {**row, "command": " ".join(part.command), "output": lines})
     print(f"{part.key}: done in {minutes:.1f} minutes", flush=True)

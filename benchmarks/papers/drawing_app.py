@@ -51,15 +51,16 @@ _PLACES = {
 }
 """Places of functions in the table with which each object of a driver begins (cl_icd.h)."""
 
-_ALL_DEVICES, _WRITE_ONLY = 0xFFFFFFFF, 2
+_ALL_DEVICES, _GPUS, _WRITE_ONLY = 0xFFFFFFFF, 4, 2
 
 
-def first_platform() -> ctypes.c_void_p:
-    """The first platform of the first library that is here, a loader or a driver.
+def first_device() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """A platform and its device: the first GPU of all libraries that are here, else any.
 
     Raises:
         OSError: no library is here, or it has no platform.
     """
+    found: list[ctypes.c_void_p] = []
     for name in _LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -70,10 +71,21 @@ def first_platform() -> ctypes.c_void_p:
             find = library.clGetExtensionFunctionAddress
             find.restype = ctypes.c_void_p
             get = ctypes.CFUNCTYPE(ctypes.c_int32)(find(b"clIcdGetPlatformIDsKHR"))
-        platform = ctypes.c_void_p()
-        if get(1, ctypes.byref(platform), None) == 0 and platform.value:
-            return platform
+        platforms, count = (ctypes.c_void_p * 8)(), ctypes.c_uint32()
+        if get(8, platforms, ctypes.byref(count)) == 0 and count.value:
+            found += [ctypes.c_void_p(one) for one in platforms[: count.value]]
+    for kind in (_GPUS, _ALL_DEVICES):
+        for platform in found:
+            device, wanted = ctypes.c_void_p(), ctypes.c_uint64(kind)
+            ask = ctypes.CFUNCTYPE(ctypes.c_int32)(_table(platform)[_PLACES["GetDeviceIDs"]])
+            if ask(platform, wanted, 1, ctypes.byref(device), None) == 0:
+                return platform, device
     raise OSError(f"expected a driver for OpenCL, got none of {_LIBRARIES}; docs/install.md")
+
+
+def _table(platform: ctypes.c_void_p) -> Any:
+    """The functions of a platform's driver."""
+    return ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
 
 
 class Window:
@@ -84,10 +96,8 @@ class Window:
         cores = os.sched_getaffinity(0)
         os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", "1")
         os.sched_setaffinity(0, {max(cores)})
-        platform, device = first_platform(), ctypes.c_void_p()
-        self._table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
-        kind = ctypes.c_uint64(_ALL_DEVICES)
-        self._call("GetDeviceIDs", platform, kind, 1, ctypes.byref(device), None)
+        platform, device = first_device()
+        self._table = _table(platform)
         context = self._made("CreateContext", None, 1, ctypes.byref(device), None, None)
         self._queue = self._made("CreateCommandQueue", context, device, ctypes.c_uint64(0))
         source = ctypes.c_char_p(_SOURCE)

@@ -22,6 +22,7 @@ from tvm import relax
 
 from tvm_stretch.network.expressions import constant, ends_of
 from tvm_stretch.read.onnx.node import CONVERTERS, Node, Value, as_expr, static_shape
+from tvm_stretch.read.onnx.operators.gather import rows_written
 from tvm_stretch.read.onnx.operators.reduction import neutral, reduced_axes
 from tvm_stretch.read.onnx.operators.selection import chosen, inside
 from tvm_stretch.read.onnx.true_sizes import Size, TrueSizes, vector
@@ -99,6 +100,9 @@ def _joined(node: Node, sizes: TrueSizes) -> Results:
     axis, found = node.axis(0), [sizes.of(x) for x in node.inputs]
     if {one[0] for one in found if one} != {axis}:
         return None
+    if found == found[:1]:  # the boxes of a batch of one image
+        node.sizes |= {0: one for one in found if one}
+        return _plain(node, {})
     rooms = [node.shape(i)[axis] for i in range(len(found))]
     counts = [one[1] if one else room for one, room in zip(found, rooms, strict=True)]
 
@@ -177,20 +181,22 @@ def _top(node: Node, sizes: TrueSizes) -> Results:
 @_rule("Slice")
 def _cut(node: Node, sizes: TrueSizes) -> Results:
     """A limit on the number of boxes keeps the first ones; other slices are refused."""
-    found = sizes.of(node.inputs[0])
-    if found is None or any(not node.is_const(i) for i in range(1, len(node.inputs))):
+    found, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[2])
+    constants = [1, *range(3, len(node.inputs)), *([] if told is not None else [2])]
+    if found is None or not all(map(node.is_const, constants)):
         return None
     (axis, size), rank = found, node.rank()
-    starts, ends = node.ints(1, "starts"), node.ints(2, "ends")
+    starts = node.ints(1, "starts")
+    ends = node.ints(2, "ends") if told is None else [*told.flat]
     axes = [one % rank for one in node.optional_ints(3, "axes") or range(len(starts))]
     steps = node.optional_ints(4, "steps") or [1] * len(starts)
     if axis not in axes:
         return None
     place = axes.index(axis)
-    if starts[place] != 0 or steps[place] != 1 or ends[place] <= 0:
+    if starts[place] != 0 or steps[place] != 1 or _most(ends[place]) <= 0:
         return None
     node.sizes[0] = axis, sizes.least(node, [size, ends[place]])
-    return _plain(node, {})
+    return _plain(node, {2: np.array([_most(end) for end in ends])})
 
 
 @_rule("Split")
@@ -200,6 +206,58 @@ def _parts(node: Node, sizes: TrueSizes) -> Results:
         return None
     node.sizes |= dict.fromkeys(range(len(node.outputs)), found)
     return _plain(node, {})
+
+
+@_rule("Equal")
+def _compared(node: Node, sizes: TrueSizes) -> Results:
+    """Exporters look for -1 among the sizes of a shape; no true size is below zero."""
+    told, other = sizes.numbers(node.inputs[0]), node.inputs[1]
+    if told is None or not isinstance(other, np.ndarray) or (other >= 0).any():
+        return None
+    known = [not isinstance(number, Size) and number for number in told.flat]
+    return np.array([k is not False and k == o for k, o in zip(known, other.flat, strict=True)])
+
+
+@_rule("Where")
+def _either(node: Node, sizes: TrueSizes) -> Results:
+    mask, *values = node.inputs
+    told = [x if (n := sizes.numbers(x)) is None else n for x in values]
+    if not all(isinstance(x, np.ndarray) for x in (mask, *told)):
+        return None
+    return sizes.tell(_plain(node, {}), np.where(mask, *(np.asarray(x, object) for x in told)))
+
+
+@_rule("Add")
+def _added(node: Node, sizes: TrueSizes) -> Results:
+    """A size after nothing, as where the parts of a batch are taken, is that size."""
+    for place, other in ((0, node.inputs[1]), (1, node.inputs[0])):
+        told = sizes.numbers(node.inputs[place])
+        if told is not None and isinstance(other, np.ndarray) and not other.any():
+            result = _plain(node, {})
+            return sizes.tell(result, np.broadcast_to(told, static_shape(result)))
+    return None
+
+
+@_rule("ScatterElements")
+def _scattered(node: Node, sizes: TrueSizes) -> Results:
+    """Places that do not count are one more row, which is cut off again."""
+    own, found = sizes.of(node.inputs[0]), sizes.of(node.inputs[1])
+    values, axis = sizes.of(node.inputs[2]), node.axis(0)
+    if found is None or values != found or (own and own[0] != axis):
+        return None
+    rows, rank = node.shape()[axis], node.rank()
+    row = relax.op.zeros([*node.shape()[:axis], 1, *node.shape()[axis + 1 :]], node.dtype())
+    longer = node.emit(relax.op.concat([node[0], node.emit(row)], axis))
+    each = rows_written(node)
+    if each is not None:
+        each = inside(node, each, found[0], found[1].expr, rows)
+        places = node.emit(relax.op.broadcast_to(each, relax.ShapeExpr(node.shape(1))))
+    else:
+        places = inside(node, node[1], found[0], found[1].expr, rows)
+    result = node.emit(as_expr(_plain(node, {0: longer, 1: places})))
+    if own:
+        node.sizes[0] = own
+    return relax.op.strided_slice(result, [axis], [0], [rows])
 
 
 @_rule("ConstantOfShape", "Expand")

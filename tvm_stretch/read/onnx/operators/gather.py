@@ -17,11 +17,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import kind_of
 from tvm_stretch.read.onnx.node import Node, Value, as_expr, converter
 from tvm_stretch.read.onnx.operators.elementwise import cast
 from tvm_stretch.read.onnx.operators.layers import add_bias, window_attributes
@@ -45,10 +47,28 @@ def _gather_nd(node: Node) -> relax.Expr:
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
+def rows_written(node: Node) -> relax.Expr | None:
+    """The place of each row, (rows, 1, 1), of a `ScatterElements` of whole rows; else None.
+
+    Exporters write rows so: each place is repeated for all elements of its row.
+    """
+    spread: Any = node.bb.lookup_binding(node[1]) if isinstance(node[1], relax.Var) else None
+    if kind_of(spread) != "broadcast_to" or node.axis(0) != 0 or node.rank() < 2:
+        return None
+    rows, whole = shape_of(spread.args[0]), node.shape(1)
+    is_each = rows == [whole[0], *(1 for _ in whole[1:])] and whole[1:] == node.shape()[1:]
+    return spread.args[0] if is_each else None
+
+
 @converter("Scatter", "ScatterElements")
 def _scatter_elements(node: Node) -> relax.Expr:
     """Write every element at its full coordinates: the index along one axis, its own elsewhere."""
     axis, rank, shape = node.axis(0), node.rank(), node.shape(1)
+    rows = rows_written(node)
+    if rows is not None:
+        places = cast(node, node.emit(relax.op.reshape(rows, (shape[0], 1))), "int64")
+        reduction = _REDUCTIONS[node.attr("reduction", "none")]
+        return relax.op.scatter_nd(node[0], places, node[2], reduction)
     index = cast(node, node[1], "int64")
     node.check_table(rank, *shape)
     own = np.indices(shape, dtype="int64")
