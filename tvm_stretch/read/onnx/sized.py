@@ -100,8 +100,8 @@ def _joined(node: Node, sizes: TrueSizes) -> Results:
     axis, found = node.axis(0), [sizes.of(x) for x in node.inputs]
     if {one[0] for one in found if one} != {axis}:
         return None
-    if found == found[:1]:  # the boxes of a batch of one image
-        node.sizes |= {0: one for one in found if one}
+    if len(found) == 1 and found[0]:  # the boxes of a batch of one image
+        node.sizes[0] = found[0]
         return _plain(node, {})
     rooms = [node.shape(i)[axis] for i in range(len(found))]
     counts = [one[1] if one else room for one, room in zip(found, rooms, strict=True)]
@@ -245,7 +245,7 @@ def _scattered(node: Node, sizes: TrueSizes) -> Results:
     values, axis = sizes.of(node.inputs[2]), node.axis(0)
     if found is None or values != found or (own and own[0] != axis):
         return None
-    rows, rank = node.shape()[axis], node.rank()
+    rows = node.shape()[axis]
     row = relax.op.zeros([*node.shape()[:axis], 1, *node.shape()[axis + 1 :]], node.dtype())
     longer = node.emit(relax.op.concat([node[0], node.emit(row)], axis))
     each = rows_written(node)
