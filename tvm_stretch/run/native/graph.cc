@@ -291,7 +291,7 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
   }
   if (graph->plans.empty()) {
     graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}, 0});
-  } else if (next != graph->regions.size()) {
+  } else if (next != graph->regions.size() && !graph->streams) {
     RefuseGraph("a plan of every region", "plans");
   }
   if (graph->lengths.size() > 1 && graph->lengths.size() != graph->plans.size()) {

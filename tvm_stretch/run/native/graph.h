@@ -204,6 +204,9 @@ struct GraphSpec {
     return names;
   }
   size_t LengthOf(size_t plan) const { return lengths.size() == 1 ? 0 : plan; }
+  // The number of regions of plans. In a graph for streams, others follow, in which processors
+  // compute areas of the CPU's nodes (shared_areas.h).
+  size_t planned() const { return plans.back().first + plans.back().count; }
 
   // Reads and checks the graph: afterwards every id is valid, every tensor lies within its memory
   // and every node belongs to one region. Throws ValueError.

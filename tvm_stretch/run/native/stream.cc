@@ -1,7 +1,9 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace tvm_stretch {
 namespace {
@@ -16,16 +18,44 @@ bool SameMemory(const TensorSpec& one, const TensorSpec& other) {
 
 bool IsMarked(const Marks& marks) { return std::memchr(marks.data(), 1, marks.size()) != nullptr; }
 
+// Pieces of a step that processors share: the last one keeps the other processor waiting.
+constexpr double kPieces = 16.0;
+// Fewer areas than that are not worth a meeting of processors.
+constexpr double kLeastShared = 4.0;
+
 double PixelsOf(const Area& area) {
   return static_cast<double>((area.bottom - area.top) * (area.right - area.left));
 }
 
+double PixelsOf(const std::vector<Area>& areas) {
+  double pixels = 0.0;
+  for (const Area& area : areas) pixels += PixelsOf(area);
+  return pixels;
+}
+
+// Whatever ends a frame, the other processor does nothing more afterwards.
+struct EndsFrame {
+  SharedAreas* shared;
+  ~EndsFrame() { shared->End(); }
+};
+
+// Tells a kernel what to compute.
+void Ask(int64_t* rectangle, const Area& area) {
+  rectangle[0] = area.top;
+  rectangle[1] = area.bottom;
+  rectangle[2] = area.left;
+  rectangle[3] = area.right;
+}
+
 }  // namespace
 
-Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryMap& memory)
-    : graph_(graph), tensors_(graph, memory), aliases_(graph.tensors.size()) {
-  if (!graph.streams || graph.processors.size() != 1 || graph.plans.size() != 1 ||
-      !graph.states.empty()) {
+Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryMap& memory,
+               const std::vector<std::unique_ptr<Processor>>& devices)
+    : graph_(graph),
+      tensors_(graph, memory),
+      aliases_(graph.tensors.size()),
+      shared_(graph, memory, devices) {
+  if (!graph.streams || graph.plans.size() != 1 || !graph.states.empty()) {
     TVM_FFI_THROW(ValueError) << "expected a model that was compiled with streams=True, got "
                                  "another one; compile it again";
   }
@@ -34,8 +64,8 @@ Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryM
     changed_.emplace_back(grids_.back().rows() * grids_.back().columns(), 0);
   }
   largest_.resize(graph.tensors.size());
-  for (const RegionSpec& region : graph.regions) {
-    for (int64_t node : region.nodes) AddStep(graph.nodes[node], kernels);
+  for (size_t i = 0; i < graph.planned(); ++i) {
+    for (int64_t node : graph.regions[i].nodes) AddStep(graph.nodes[node], kernels);
   }
   FindAliases();
 }
@@ -176,7 +206,7 @@ void Stream::Invoke(const Step& step) {
   CallKernel(*step.function, &arguments_[step.first_argument], count);
 }
 
-// Calls the kernel once for each area, or for those with the same columns one below the other.
+// Computes areas; those with the same columns one below the other are one.
 void Stream::Call(const Step& step, const std::vector<Area>& areas) {
   if (step.rectangle == nullptr) return Invoke(step);
   std::vector<Area> joined;
@@ -190,17 +220,49 @@ void Stream::Call(const Step& step, const std::vector<Area>& areas) {
       above->bottom = area.bottom;
     }
   }
-  const auto ask = [&](const Area& area) {
-    step.rectangle[0] = area.top;
-    step.rectangle[1] = area.bottom;
-    step.rectangle[2] = area.left;
-    step.rectangle[3] = area.right;
-  };
-  for (const Area& area : joined) {
-    ask(area);
-    Invoke(step);
+  if (!IsShared(step, Pieces(step, joined))) {
+    for (const Area& area : joined) Compute(step, area);
   }
-  ask(grids_[step.results[0]].whole());
+  const Area whole = grids_[step.results[0]].whole();
+  Ask(step.rectangle, whole);
+}
+
+// Bands of areas that two processors can share evenly.
+std::vector<Area> Stream::Pieces(const Step& step, const std::vector<Area>& areas) const {
+  const double pixels = PixelsOf(areas);
+  std::vector<Area> pieces;
+  for (const Area& area : areas) {
+    const double rows = pixels / kPieces / static_cast<double>(area.right - area.left);
+    const int64_t count = std::max<int64_t>(1, std::lround(rows / static_cast<double>(step.rows)));
+    for (int64_t y = area.top; y < area.bottom; y += count * step.rows) {
+      const int64_t bottom = std::min(area.bottom, y + count * step.rows);
+      pieces.push_back({y, bottom, area.left, area.right});
+    }
+  }
+  return pieces;
+}
+
+// Computes the pieces together with another processor. False if there is none, or they are too
+// small, or the other processor failed, so that the CPU has to compute all.
+bool Stream::IsShared(const Step& step, const std::vector<Area>& pieces) {
+  const double least = kLeastShared * static_cast<double>(step.rows * step.columns);
+  if (lost_ || PixelsOf(pieces) < least || !shared_.Offer(step.results[0], pieces)) return false;
+  while (const std::optional<Area> area = shared_.Take()) Compute(step, *area);
+  Failure failure = shared_.Join();
+  if (!failure) return true;
+  Lose(std::move(failure));
+  return false;
+}
+
+void Stream::Compute(const Step& step, const Area& area) {
+  Ask(step.rectangle, area);
+  Invoke(step);
+}
+
+// Without spare, a failure of another processor is an error.
+void Stream::Lose(Failure failure) {
+  if (!graph_.spare) throw *failure;
+  lost_ = std::move(failure);
 }
 
 // Runs a node for some areas of its result, and marks the pixels that changed.
@@ -213,9 +275,7 @@ void Stream::RunStep(const Step& step, const std::vector<Area>& areas, double bo
     return;
   }
   const double most = bound * largest_[id];
-  double pixels = 0.0;
-  for (const Area& area : areas) pixels += PixelsOf(area);
-  if (most == 0.0 && pixels > kMostCompared * PixelsOf(grid.whole())) {
+  if (most == 0.0 && PixelsOf(areas) > kMostCompared * PixelsOf(grid.whole())) {
     Call(step, areas);
     for (const Area& area : areas) grid.Mark(area, &changed_[id]);
     MarkSame(id);
@@ -250,13 +310,14 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
     whole = true;
   }
   double all = 0.0, computed = 0.0;
+  const EndsFrame end{&shared_};
   for (const Step& step : steps_) {
     if (stop.load(std::memory_order_relaxed)) throw CancelledError();
     double bytes = 0.0;
     for (int64_t id : step.results) bytes += static_cast<double>(graph_.tensors[id].bytes);
     all += bytes;
     if (whole) {
-      Invoke(step);
+      if (!step.results.empty()) Call(step, {grids_[step.results[0]].whole()});
       computed += bytes;
       for (int64_t id : step.results) {
         if (options.bound > 0.0) largest_[id] = grids_[id].Largest();
@@ -265,11 +326,10 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
     }
     const std::vector<Area> areas = Asked(step);
     if (areas.empty()) continue;
-    double pixels = 0.0;
-    for (const Area& area : areas) pixels += PixelsOf(area);
-    computed += bytes * pixels / PixelsOf(grids_[step.results[0]].whole());
+    computed += bytes * PixelsOf(areas) / PixelsOf(grids_[step.results[0]].whole());
     RunStep(step, areas, options.bound);
   }
+  if (Failure failure = shared_.End()) Lose(std::move(failure));
   is_known_ = true;
   result.computed = all == 0.0 ? 0.0 : computed / all;
   return result;
