@@ -189,6 +189,7 @@ _IN_PARTS = (ConvConfig, WindowConfig, WinogradConfig)
 _RECTANGLE_BYTES = 32
 
 _AREAS = 64
+_AREAS_SHAPE = (3 + 4 * _AREAS,)
 """Areas of a kernel that processors can share in a frame; the CPU computes more of them alone."""
 
 _ROWS, _COLUMNS = 4, 16
@@ -242,7 +243,7 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
         ids = (*node.inputs, *node.outputs[:-1])
         if not node.reach or any(tensors[i].dtype != "float32" for i in ids):
             continue
-        areas = Tensor((2 + 4 * _AREAS,), "int64", "arena", 0, end, 8 * (2 + 4 * _AREAS))
+        areas = Tensor(_AREAS_SHAPE, "int64", "arena", 0, end, 8 * _AREAS_SHAPE[0])
         end += align(areas.bytes)
         own = replace(node, kernel=f"{node.kernel}_areas", reach=())
         outputs = (*node.outputs[:-1], len(tensors))

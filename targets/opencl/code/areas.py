@@ -1,14 +1,14 @@
 """Kernels that compute areas of their output beside the CPU, for streams of frames.
 
-    conv2d(data, weight, out, [top, ..])  ->  conv2d(data, weight, out, [next, count, top, ..]):
-                                                for worker in parallel(4):
-                                                  for _ in range(AREAS):
-                                                    area = next++    # atomically
-                                                    if area < count: conv2d of the area
+    conv2d(data, weight, out, [top, ..])
+->  conv2d(data, weight, out, [taken, last, count, top, ..]):
+      for worker in parallel(4):
+        for _ in range(AREAS):
+          if taken++ < count: conv2d of area `last--`
 
-The CPU takes areas from the same list (native/shared_areas.h), so both are busy until none is left,
-however fast they are. The loop nest of an area is the CPU's, so numbers are equal bit by bit. A
-worker computes whole areas: the nest has no parallel loops of its own.
+The CPU takes areas from the other end of the list (native/shared_areas.h), so both are busy until
+none is left, however fast they are. The loop nest of an area is the CPU's, so numbers are equal bit
+by bit. A worker computes whole areas: the nest has no parallel loops of its own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 TAKE = "tvm_stretch_take"
-"""Function of the OpenCL code that returns an integer and increments it."""
+"""Function of the OpenCL code that changes an integer by a step and returns what it was."""
 
 TAKE_PRELUDE = f"""\
-static long {TAKE}(__global long* next) {{
-  return atomic_inc((volatile __global int*)next);
+static long {TAKE}(__global long* number, int step) {{
+  return atomic_add((volatile __global int*)number, step);
 }}
 """
 
-_HEAD = 2
+_HEAD = 3
 """Numbers before the first area."""
 
 
@@ -53,18 +53,21 @@ class ScheduleAreas:
         nest = schedule_kernel(func, self.machine)
         if RECTANGLE not in (func.attrs or {}):
             return nest
-        areas, own = nest.params[-1], scratch("area", 4, dtype="int64")
+        areas, own = nest.params[-1], scratch("corners", 4, dtype="int64")
         count = (int(areas.shape[0]) - _HEAD) // 4
         body = rewrite(nest.body, (tirx.Var, lambda var: own if var.same_as(areas) else var))
         body = rewrite(body, (tirx.For, _in_order))
 
         def worker() -> tirx.Stmt:
-            area = tirx.Var("number", "int64")
-            first = tirx.address_of(load(areas, 0))
+            before, area = tirx.Var("before", "int64"), tirx.Var("area", "int64")
             corners = [store(own, load(areas, _HEAD + 4 * area + i), i) for i in range(4)]
-            taken = tirx.Bind(area, tirx.call_extern("int64", TAKE, first))
-            work = tirx.IfThenElse(area < load(areas, 1), block(*corners, body), None)
-            return block(taken, work)
+            work = block(tirx.Bind(area, taken(1, -1)), *corners, body)
+            is_left = before < load(areas, 2)
+            return block(tirx.Bind(before, taken(0, 1)), tirx.IfThenElse(is_left, work, None))
+
+        def taken(place: int, change: int) -> tirx.Expr:
+            number = tirx.address_of(load(areas, place))
+            return tirx.call_extern("int64", TAKE, number, tirx.const(change, "int32"))
 
         def work(_worker: object) -> tirx.Stmt:
             return block(tirx.AllocBuffer(own), loop(count, lambda _: worker(), "turn"))

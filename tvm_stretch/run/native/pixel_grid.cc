@@ -116,6 +116,31 @@ void PixelGrid::Mark(const Area& area, Marks* changed) const {
   }
 }
 
+void PixelGrid::MarkReached(const PixelGrid& from, const Marks& marks, const Windows& rows,
+                            const Windows& columns, Marks* reached) const {
+  const auto first = [](const Windows& windows, int64_t i) {
+    return i * windows.step - windows.padding;
+  };
+  Marks read(from.columns_);  // of the rows that a row's windows cover
+  for (int64_t y = 0; y < rows_; ++y) {
+    std::fill(read.begin(), read.end(), 0);
+    const int64_t end = std::min(from.rows_, first(rows, y) + rows.size);
+    for (int64_t row = std::max<int64_t>(0, first(rows, y)); row < end; ++row) {
+      const char* one = marks.data() + row * from.columns_;
+      for (int64_t x = 0; x < from.columns_; ++x) read[x] |= one[x];
+    }
+    if (std::memchr(read.data(), 1, read.size()) == nullptr) continue;
+    char* own = reached->data() + y * columns_;
+    for (int64_t i = -columns.padding; i < columns.size - columns.padding; ++i) {
+      // the pixels whose windows have a column of the image at this place
+      const int64_t before = i < 0 ? (-i + columns.step - 1) / columns.step : 0;
+      const int64_t least = from.columns_ - 1 - i;
+      const int64_t after = least < 0 ? 0 : std::min(columns_, least / columns.step + 1);
+      for (int64_t x = before; x < after; ++x) own[x] |= read[x * columns.step + i];
+    }
+  }
+}
+
 void PixelGrid::Take(const char* image, double most, bool all, Marks* changed) const {
   if (all) std::fill(changed->begin(), changed->end(), 1);
   const int64_t bytes = columns_ * pixel_;

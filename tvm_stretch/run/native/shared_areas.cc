@@ -7,7 +7,7 @@
 namespace tvm_stretch {
 namespace {
 
-constexpr int64_t kHead = 2;  // numbers before the first area
+constexpr int64_t kHead = 3;  // numbers before the first area
 
 [[noreturn]] void RefuseRegion(const RegionSpec& region) {
   TVM_FFI_THROW(ValueError) << "expected one node with a list of areas in region '" << region.name
@@ -15,8 +15,8 @@ constexpr int64_t kHead = 2;  // numbers before the first area
   TVM_FFI_UNREACHABLE();
 }
 
-// OpenCL has atomics of 32 bits, so both sides use half of the first number.
-int32_t* NextOf(int64_t* list) { return reinterpret_cast<int32_t*>(list); }
+// OpenCL has atomics of 32 bits, so both sides use half of a number.
+int32_t* Half(int64_t* number) { return reinterpret_cast<int32_t*>(number); }
 
 }  // namespace
 
@@ -60,8 +60,8 @@ void SharedAreas::Start() {
   started_ = true;
   begun_ = 0;
   for (Share& share : shares_) {
-    __atomic_store_n(NextOf(share.list), 0, __ATOMIC_RELAXED);
-    share.list[1] = 0;
+    __atomic_store_n(Half(share.list), 0, __ATOMIC_RELAXED);
+    share.list[2] = 0;
     share.turn->Reset(false);
     share.task->Reset(false);
   }
@@ -88,18 +88,18 @@ bool SharedAreas::Offer(int64_t result, const std::vector<Area>& areas) {
     next[2] = areas[i].left;
     next[3] = areas[i].right;
   }
-  share.list[1] = static_cast<int64_t>(listed_);
+  __atomic_store_n(Half(share.list + 1), static_cast<int32_t>(listed_) - 1, __ATOMIC_RELAXED);
+  share.list[2] = static_cast<int64_t>(listed_);
   BeginUntil(current_ + 1);
   return true;
 }
 
 std::optional<Area> SharedAreas::Take() {
   if (rest_ < offered_->size()) return (*offered_)[rest_++];
-  int32_t* const next = NextOf(shares_[current_].list);
-  const auto place = static_cast<size_t>(__atomic_fetch_add(next, 1, __ATOMIC_ACQ_REL));
-  if (place >= listed_) return std::nullopt;
-  ++taken_;
-  return (*offered_)[place];
+  int32_t* const taken = Half(shares_[current_].list);
+  const auto before = static_cast<size_t>(__atomic_fetch_add(taken, 1, __ATOMIC_ACQ_REL));
+  if (before >= listed_) return std::nullopt;
+  return (*offered_)[taken_++];
 }
 
 Failure SharedAreas::Join() {

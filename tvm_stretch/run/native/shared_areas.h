@@ -1,13 +1,13 @@
 // Areas of a stream's steps that another processor computes beside the CPU.
 //
-//   areas of a step ──> [next, count, areas] <──take── CPU
-//                                            <──take── region "areas of conv" of the other
-//                                            processor
+//   areas of a step ──> [taken, last, count, areas]
+//                          CPU ──>          <── region "areas of conv" of the other processor
 //
-// Both take areas until none is left, so they finish together, however fast each of them is, and a
-// launch that comes late costs nothing: the CPU has taken all areas by then, and does not wait. The
-// other processor's regions are enqueued at the beginning of a frame; each begins when its step is
-// offered.
+// Both take areas until none is left, so they finish together, however fast each of them is. The
+// CPU begins with the first area and the other processor with the last one, so each finds in its
+// caches what it computed in the step before. A launch that comes late costs nothing: the CPU has
+// taken all areas by then, and does not wait. The other processor's regions are enqueued at the
+// beginning of a frame; each begins when its step is offered.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ class SharedAreas {
   };
   struct Share {
     const RegionSpec* region;
-    int64_t* list;  // next, count, and four numbers of each area
+    int64_t* list;  // see above; four numbers for each area
     size_t most;    // areas
     std::unique_ptr<Turn> turn;
     std::unique_ptr<Task> task;

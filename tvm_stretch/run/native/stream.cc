@@ -16,6 +16,15 @@ bool SameMemory(const TensorSpec& one, const TensorSpec& other) {
          one.offset < other.offset + other.bytes && other.offset < one.offset + one.bytes;
 }
 
+// If a larger share of the pixels that read a change did change, comparing them is in vain.
+constexpr double kAllChanged = 0.95;
+// Frames after which they are compared again.
+constexpr int64_t kUncompared = 15;
+
+double Count(const Marks& marks) {
+  return static_cast<double>(std::count(marks.begin(), marks.end(), 1));
+}
+
 bool IsMarked(const Marks& marks) { return std::memchr(marks.data(), 1, marks.size()) != nullptr; }
 
 // Pieces of a step that processors share: the last one keeps the other processor waiting.
@@ -140,7 +149,7 @@ double Stream::TakeFrame(const std::vector<const char*>& frame, double noise, bo
     grids_[tensor].Take(frame[i], noise, all, &marks);
     MarkSame(tensor);
     pixels += static_cast<double>(marks.size());
-    changed += static_cast<double>(std::count(marks.begin(), marks.end(), 1));
+    changed += Count(marks);
   }
   return pixels == 0.0 ? 0.0 : changed / pixels;
 }
@@ -227,16 +236,21 @@ void Stream::Call(const Step& step, const std::vector<Area>& areas) {
   Ask(step.rectangle, whole);
 }
 
-// Bands of areas that two processors can share evenly.
+// Parts of areas that two processors can share evenly: bands, and parts of bands if these are few.
 std::vector<Area> Stream::Pieces(const Step& step, const std::vector<Area>& areas) const {
-  const double pixels = PixelsOf(areas);
+  const double pixels = PixelsOf(areas) / kPieces;
+  const auto units = [](double length, int64_t unit) {
+    return unit * std::max<int64_t>(1, std::lround(length / static_cast<double>(unit)));
+  };
   std::vector<Area> pieces;
   for (const Area& area : areas) {
-    const double rows = pixels / kPieces / static_cast<double>(area.right - area.left);
-    const int64_t count = std::max<int64_t>(1, std::lround(rows / static_cast<double>(step.rows)));
-    for (int64_t y = area.top; y < area.bottom; y += count * step.rows) {
-      const int64_t bottom = std::min(area.bottom, y + count * step.rows);
-      pieces.push_back({y, bottom, area.left, area.right});
+    const int64_t rows = units(pixels / static_cast<double>(area.right - area.left), step.rows);
+    const int64_t columns = units(pixels / static_cast<double>(rows), step.columns);
+    for (int64_t y = area.top; y < area.bottom; y += rows) {
+      const int64_t bottom = std::min(area.bottom, y + rows);
+      for (int64_t x = area.left; x < area.right; x += columns) {
+        pieces.push_back({y, bottom, x, std::min(area.right, x + columns)});
+      }
     }
   }
   return pieces;
@@ -265,19 +279,46 @@ void Stream::Lose(Failure failure) {
   lost_ = std::move(failure);
 }
 
+// The pixels of a node's result that read a changed pixel.
+Marks Stream::Reached(const Step& step) const {
+  const NodeSpec& node = *step.node;
+  const PixelGrid& grid = grids_[step.results[0]];
+  Marks reached(changed_[step.results[0]].size(), 0);
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const int64_t id = node.inputs[i];
+    if (!IsMarked(changed_[id])) continue;
+    const bool is_data = static_cast<int64_t>(i) == node.reach[0];
+    const int64_t* of = node.reach.data();
+    const Windows rows = is_data ? Windows{of[1], of[2], of[3]} : Windows{1, 0, 1};
+    const Windows columns = is_data ? Windows{of[4], of[5], of[6]} : Windows{1, 0, 1};
+    grid.MarkReached(grids_[id], changed_[id], rows, columns, &reached);
+  }
+  return reached;
+}
+
 // Runs a node for some areas of its result, and marks the pixels that changed.
-void Stream::RunStep(const Step& step, const std::vector<Area>& areas, double bound) {
-  const int64_t id = step.results[0];
+void Stream::RunStep(Step* step, const std::vector<Area>& areas, double bound) {
+  const int64_t id = step->results[0];
   const PixelGrid& grid = grids_[id];
-  if (step.results.size() > 1 || !grid.is_regular()) {
-    Call(step, areas);
-    for (int64_t result : step.results) MarkAll(result);
+  Marks& changed = changed_[id];
+  if (step->results.size() > 1 || !grid.is_regular()) {
+    Call(*step, areas);
+    for (int64_t result : step->results) MarkAll(result);
     return;
   }
   const double most = bound * largest_[id];
   if (most == 0.0 && PixelsOf(areas) > kMostCompared * PixelsOf(grid.whole())) {
-    Call(step, areas);
-    for (const Area& area : areas) grid.Mark(area, &changed_[id]);
+    Call(*step, areas);
+    for (const Area& area : areas) grid.Mark(area, &changed);
+    MarkSame(id);
+    return;
+  }
+  const bool may_reach = most == 0.0 && step->rectangle != nullptr;
+  const Marks reached = may_reach ? Reached(*step) : Marks();
+  if (may_reach && step->uncompared > 0) {
+    --step->uncompared;
+    Call(*step, areas);
+    changed = reached;
     MarkSame(id);
     return;
   }
@@ -293,9 +334,10 @@ void Stream::RunStep(const Step& step, const std::vector<Area>& areas, double bo
   }
   saved_.clear();
   for (const Area& area : written) grid.Save(area, &saved_);
-  Call(step, areas);
+  Call(*step, areas);
   const char* from = saved_.data();
-  for (const Area& area : written) grid.Compare(area, most, &from, &changed_[id]);
+  for (const Area& area : written) grid.Compare(area, most, &from, &changed);
+  if (may_reach && Count(changed) > kAllChanged * Count(reached)) step->uncompared = kUncompared;
   MarkSame(id);
 }
 
@@ -311,13 +353,13 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
   }
   double all = 0.0, computed = 0.0;
   const EndsFrame end{&shared_};
-  for (const Step& step : steps_) {
+  for (Step& step : steps_) {
     if (stop.load(std::memory_order_relaxed)) throw CancelledError();
     double bytes = 0.0;
     for (int64_t id : step.results) bytes += static_cast<double>(graph_.tensors[id].bytes);
     all += bytes;
     if (whole) {
-      if (!step.results.empty()) Call(step, {grids_[step.results[0]].whole()});
+      step.results.empty() ? Invoke(step) : Call(step, {grids_[step.results[0]].whole()});
       computed += bytes;
       for (int64_t id : step.results) {
         if (options.bound > 0.0) largest_[id] = grids_[id].Largest();
@@ -327,7 +369,7 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
     const std::vector<Area> areas = Asked(step);
     if (areas.empty()) continue;
     computed += bytes * PixelsOf(areas) / PixelsOf(grids_[step.results[0]].whole());
-    RunStep(step, areas, options.bound);
+    RunStep(&step, areas, options.bound);
   }
   if (Failure failure = shared_.End()) Lose(std::move(failure));
   is_known_ = true;

@@ -65,6 +65,7 @@ class Stream {
     std::vector<int64_t> results;   // outputs without the rectangle
     int64_t* rectangle = nullptr;   // null: computes everything
     int64_t rows = 0, columns = 0;  // of an area
+    int64_t uncompared = 0;  // frames whose results are not compared: all that can change did
   };
 
   void AddStep(const NodeSpec& node, const KernelTable& kernels);
@@ -74,7 +75,8 @@ class Stream {
   void MarkSame(int64_t tensor);
   bool IsRead(const Step& step, const Area& area) const;
   std::vector<Area> Asked(const Step& step) const;
-  void RunStep(const Step& step, const std::vector<Area>& areas, double bound);
+  Marks Reached(const Step& step) const;
+  void RunStep(Step* step, const std::vector<Area>& areas, double bound);
   void Call(const Step& step, const std::vector<Area>& areas);
   std::vector<Area> Pieces(const Step& step, const std::vector<Area>& areas) const;
   bool IsShared(const Step& step, const std::vector<Area>& pieces);
