@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.cpu_targets import QUICK
+import tvm
+from helpers.cpu_targets import QUICK, TARGET
+from helpers.fake_targets import fake_processor
 from helpers.relax_helpers import module
 from helpers.stream_frames import NETWORKS, SIDE, frame, network, patched, plain, windows
-from tvm import relax
+from tvm import relax, tirx
 
 import tvm_stretch as ts
 from tutorials.zoo.builder import Builder, Tensor
-from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.errors import DeviceError, InputError
 from tvm_stretch.run.stream import FrameRun, Worth
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
 def compiled(body: Callable[[Builder, Tensor], Tensor], threads: int = 1) -> ts.Model:
@@ -124,6 +129,41 @@ def test_what_no_stream_can_be_is_refused(images: ts.Model) -> None:
         other.stream(measured=False)
     with pytest.raises(InputError, match="one plan"):
         ts.compile(network(plain), targets=[QUICK], plans=True, streams=True)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Idle")
+class Idle:
+    """Kernels that take no areas, so the CPU computes all of them."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        nothing = tirx.Evaluate(tirx.const(0, "int32"))
+        return tvm.IRModule({v: f.with_body(nothing) for v, f in mod.functions.items()})
+
+
+def beside_fake(spare: bool, **script: object) -> ts.Model:
+    """The network on the CPU and a processor that shares its memory."""
+    fake = fake_processor(mirrored=False, **script)
+    fake = replace(fake, code=replace(fake.code, areas=Idle()))
+    targets = [cpu_processor(TARGET, 1), fake]
+    return ts.compile(network(plain), targets=targets, streams=True, spare=spare)
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_processor_that_fails_is_an_error_unless_the_cpu_takes_over(spare: bool) -> None:
+    names = [r.name for r in beside_fake(spare).graph.regions if r.processor == 1]
+    model = beside_fake(spare, regions={names[1]: {"fails": "device lost", "failures": 1}})
+    stream = model.stream(measured=False)
+    if spare:
+        with pytest.warns(
+            RuntimeWarning, match=f"{re.escape(names[1])}.*lost; the CPU runs everything"
+        ):
+            answer = stream(frame())
+        np.testing.assert_array_equal(answer, model(frame()))
+    else:
+        with pytest.raises(DeviceError, match=r"'fake' to compute areas of .*device lost; run the"):
+            stream(frame())
+    for each in (patched(3, 4, 9), patched(20, 30, 5)):
+        np.testing.assert_array_equal(stream(each), model(each))
 
 
 def test_whole_frames_where_parts_take_longer() -> None:

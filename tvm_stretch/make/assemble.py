@@ -239,7 +239,7 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
         return graph, kernels
     tensors, nodes, regions = list(graph.tensors), list(graph.nodes), list(graph.regions)
     made, end = dict(kernels), graph.arena_bytes
-    for number, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         ids = (*node.inputs, *node.outputs[:-1])
         if not node.reach or any(tensors[i].dtype != "float32" for i in ids):
             continue
@@ -253,8 +253,14 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
             regions.append(Region(f"areas of {node.name}", place, (len(nodes),), (), (), ()))
             nodes.append(replace(own, outputs=outputs))
     plan = PlanSpec("plan", len(graph.regions), plan=graph.plan)
-    tables = {"tensors": tuple(tensors), "nodes": tuple(nodes), "regions": tuple(regions)}
-    return replace(graph, **tables, arena_bytes=end, plans=(plan,)), made
+    return replace(
+        graph,
+        tensors=tuple(tensors),
+        nodes=tuple(nodes),
+        regions=tuple(regions),
+        arena_bytes=end,
+        plans=(plan,),
+    ), made
 
 
 def _with_last_parameter(func: tirx.PrimFunc, tensor: Tensor) -> tirx.PrimFunc:

@@ -47,6 +47,7 @@ class ScheduleAreas:
         self.cache_key = f"ScheduleAreas {machine}"
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Each kernel with its loop nest; those with areas take them."""
         return rewrite_kernels(mod, self._scheduled)
 
     def _scheduled(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
