@@ -19,7 +19,6 @@ their ratio, by the clock on the wall, so both cores have to be free.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -277,7 +276,6 @@ def main() -> None:
         ("--share", 0.2, "of the pixels that move"),
         ("--json", Path, "keep all figures here"),
     )
-    os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", "1")  # one core for each processor
     frames = decoded(args.clip or default_clip(), args.frames)
     pairs = []
     device = local_device()
