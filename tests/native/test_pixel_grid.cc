@@ -51,5 +51,15 @@ TEST(PixelGrid, MarksThePixelsWhoseWindowsHaveAMark) {
   }
 }
 
+TEST(PixelGrid, MarksWholeTiles) {
+  const PixelGrid grid(Image(6, 7), nullptr);
+  Marks marks(42, 0);
+  marks[1 * 7 + 2] = marks[5 * 7 + 6] = 1;
+  grid.MarkTiles(4, &marks);
+  for (int64_t y = 0; y < 6; ++y) {
+    for (int64_t x = 0; x < 7; ++x) EXPECT_EQ(marks[y * 7 + x] != 0, (y < 4) == (x < 4));
+  }
+}
+
 }  // namespace
 }  // namespace tvm_stretch

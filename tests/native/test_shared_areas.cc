@@ -174,8 +174,8 @@ TEST_F(Areas, OfAFailedProcessorAreLeftToTheCaller) {
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind(), kDeviceError);
   EXPECT_EQ(failure->message(),
-            "expected processor 'gpu' to compute areas of conv, got: device lost; run the frame "
-            "again, compile with spare=True, or without gpu");
+            "expected processor 'gpu' to compute areas of conv, got: device lost; run it again, "
+            "compile with spare=True so that the CPU takes over, or without that processor");
   EXPECT_TRUE(shared->End());
   fails = false;
   Compute(shared.get(), 5, &failure);

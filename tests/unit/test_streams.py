@@ -45,6 +45,21 @@ def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor])
         assert (stream.last.computed == 1) == (number == 0)
 
 
+def test_winograds_tiles_round_together() -> None:
+    """A pixel's last bits depend on its whole tile, also in frames that are not compared."""
+    b = Builder(0)
+    x = b.input("x", (1, 32, SIDE, SIDE))
+    for _ in range(3):
+        x = b.conv_bn(x, 32, 3, act="relu")
+    model = ts.compile(b.finish("tiles", x), targets=[QUICK], cpu_threads=1, streams=True)
+    assert any("winograd" in node.kernel for node in model.graph.nodes)
+    stream, random = model.stream(measured=False), np.random.default_rng(0)
+    image = random.standard_normal((1, 32, SIDE, SIDE)).astype("float32")
+    for number in range(8):
+        image[:, :, 20 : 26 + number, 20:27] = random.standard_normal((6 + number, 7))
+        np.testing.assert_array_equal(stream(image), model(image), err_msg=f"frame {number}")
+
+
 def test_only_what_a_change_reaches_is_computed(images: ts.Model) -> None:
     stream = images.stream(measured=False)
     first = stream(frame())
@@ -160,7 +175,7 @@ def test_a_processor_that_fails_is_an_error_unless_the_cpu_takes_over(spare: boo
             answer = stream(frame())
         np.testing.assert_array_equal(answer, model(frame()))
     else:
-        with pytest.raises(DeviceError, match=r"'fake' to compute areas of .*device lost; run the"):
+        with pytest.raises(DeviceError, match=r"'fake' to compute areas of .*device lost; run it again"):
             stream(frame())
     for each in (patched(3, 4, 9), patched(20, 30, 5)):
         np.testing.assert_array_equal(stream(each), model(each))

@@ -282,7 +282,9 @@ def _with_rectangle(
     asked = tirx.decl_buffer([const(4)], "int64", "rectangle")
     marked = tirx.PrimFunc([*func.params, asked], func.body, func.ret_type, func.attrs)
     windows = zip(config.stride, config.padding[:2], config.spans, strict=True)
-    reach = (operand, *(number for axis in windows for number in axis), *_unit(config, machine))
+    numbers = (number for axis in windows for number in axis)
+    tile = config.tile if isinstance(config, WinogradConfig) else 1
+    reach = (operand, *numbers, *_unit(config, machine), tile)
     return marked.with_attr(RECTANGLE, True), reach
 
 

@@ -151,6 +151,24 @@ void PixelGrid::MarkReached(const PixelGrid& from, const Marks& marks, const Win
   }
 }
 
+void PixelGrid::MarkTiles(int64_t side, Marks* marks) const {
+  Marks row(columns_);  // of the rows of a tile
+  for (int64_t top = 0; top < rows_; top += side) {
+    const int64_t end = std::min(rows_, top + side);
+    std::fill(row.begin(), row.end(), 0);
+    for (int64_t y = top; y < end; ++y) {
+      AddMarks(marks->data() + y * columns_, 1, columns_, row.data());
+    }
+    for (int64_t x = 0; x < columns_; x += side) {
+      const int64_t count = std::min(side, columns_ - x);
+      if (std::memchr(&row[x], 1, count) != nullptr) std::memset(&row[x], 1, count);
+    }
+    for (int64_t y = top; y < end; ++y) {
+      std::copy(row.begin(), row.end(), marks->begin() + y * columns_);
+    }
+  }
+}
+
 void PixelGrid::Take(const char* image, double most, bool all, Marks* changed) const {
   if (all) std::fill(changed->begin(), changed->end(), 1);
   const int64_t bytes = columns_ * pixel_;

@@ -47,6 +47,9 @@ class PixelGrid {
   void MarkReached(const PixelGrid& from, const Marks& marks, const Windows& rows,
                    const Windows& columns, Marks* reached) const;
 
+  // Marks all pixels of square tiles that have a marked pixel.
+  void MarkTiles(int64_t side, Marks* marks) const;
+
   // Copies the pixels that differ from an image of the same layout by more than `most`, or all
   // pixels, and marks them.
   void Take(const char* image, double most, bool all, Marks* changed) const;

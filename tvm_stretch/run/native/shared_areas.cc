@@ -123,8 +123,9 @@ Failure SharedAreas::End() {
 Failure SharedAreas::Failed(const Share& share) {
   const ffi::Error& error = *share.task->Wait();
   const std::string& name = graph_.processors[share.region->processor].name;
-  const std::string advice =
-      graph_.spare ? "" : "; run the frame again, compile with spare=True, or without " + name;
+  std::string advice = "; run it again";
+  advice += ", compile with spare=True so that the CPU takes over, or without that processor";
+  if (graph_.spare) advice = "";  // the CPU runs it instead
   return ffi::Error(error.kind() == kRunError ? kRunError : kDeviceError,
                     "expected processor '" + name + "' to compute " + share.region->name +
                         ", got: " + error.message() + advice,

@@ -279,7 +279,7 @@ void Stream::Lose(Failure failure) {
   lost_ = std::move(failure);
 }
 
-// The pixels of a node's result that read a changed pixel.
+// The pixels of a node's result that can change.
 Marks Stream::Reached(const Step& step) const {
   const NodeSpec& node = *step.node;
   const PixelGrid& grid = grids_[step.results[0]];
@@ -293,6 +293,7 @@ Marks Stream::Reached(const Step& step) const {
     const Windows columns = is_data ? Windows{of[4], of[5], of[6]} : Windows{1, 0, 1};
     grid.MarkReached(grids_[id], changed_[id], rows, columns, &reached);
   }
+  if (node.reach[9] > 1) grid.MarkTiles(node.reach[9], &reached);
   return reached;
 }
 
@@ -318,7 +319,7 @@ void Stream::RunStep(Step* step, const std::vector<Area>& areas, double bound) {
   if (may_reach && step->uncompared > 0) {
     --step->uncompared;
     Call(*step, areas);
-    changed = reached;
+    for (size_t i = 0; i < reached.size(); ++i) changed[i] |= reached[i];
     MarkSame(id);
     return;
   }

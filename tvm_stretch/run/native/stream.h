@@ -6,7 +6,8 @@
 // Every tensor keeps its bytes after a run (GraphSpec::streams), so a pixel whose inputs did not
 // change still has its value. A node that can compute a part (NodeSpec::reach) is called for the
 // areas that read a changed pixel; other nodes compute everything if any input changed. Afterwards
-// pixels are compared with what they were: the same values end the spreading of a change. Another
+// pixels are compared with what they were: the same values end the spreading of a change. Where
+// nearly all pixels changed that could, they are not compared in the next frames. Another
 // processor computes some of the areas meanwhile (shared_areas.h).
 #pragma once
 
