@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from helpers.cpu_targets import QUICK
 from helpers.gpu_checks import described_gpu, needs_cpu_device
-from helpers.stream_frames import NETWORKS, SIDE, Body, frame, network, patched, plain, windows
+from helpers.stream_frames import (
+    NETWORKS,
+    SIDE,
+    Body,
+    frame,
+    network,
+    patched,
+    plain,
+    tiles,
+    windows,
+)
 
 import tvm_stretch as ts
 from tvm_stretch.base.errors import InputError
@@ -50,7 +60,9 @@ def clip(seed: int, count: int = 10) -> list[np.ndarray]:
 
 
 @needs_cpu_device
-@pytest.mark.parametrize("body", NETWORKS)
+@pytest.mark.parametrize(
+    "body", [tiles, *(pytest.param(b, marks=pytest.mark.full) for b in NETWORKS)]
+)
 def test_answers_are_those_of_the_cpu_bit_by_bit(body: Body) -> None:
     model, cpu = together(body), alone(body)
     stream = model.stream(measured=False)

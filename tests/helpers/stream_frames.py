@@ -38,6 +38,13 @@ def windows(b: Builder, x: Tensor) -> Tensor:
     return b.conv_bn(b.concat([z, y, b.conv_bn(x, 8, 5)]), 8)
 
 
+def tiles(b: Builder, x: Tensor) -> Tensor:
+    """Layers that are computed by Winograd's transforms."""
+    for _ in range(3):
+        x = b.conv_bn(x, 32, 3, act="relu")
+    return x
+
+
 NETWORKS = (plain, residual, windows)
 
 

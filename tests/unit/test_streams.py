@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,17 +13,26 @@ import tvm
 from helpers.cpu_targets import QUICK, TARGET
 from helpers.fake_targets import fake_processor
 from helpers.relax_helpers import module
-from helpers.stream_frames import NETWORKS, SIDE, frame, network, patched, plain, windows
+from helpers.stream_frames import (
+    NETWORKS,
+    SIDE,
+    Body,
+    frame,
+    network,
+    patched,
+    plain,
+    tiles,
+    windows,
+)
 from tvm import relax, tirx
 
 import tvm_stretch as ts
-from tutorials.zoo.builder import Builder, Tensor
 from tvm_stretch.base.errors import DeviceError, InputError
 from tvm_stretch.run.stream import FrameRun, Worth
 from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
-def compiled(body: Callable[[Builder, Tensor], Tensor], threads: int = 1) -> ts.Model:
+def compiled(body: Body, threads: int = 1) -> ts.Model:
     return ts.compile(network(body), targets=[QUICK], cpu_threads=threads, streams=True)
 
 
@@ -34,7 +42,7 @@ def images() -> ts.Model:
 
 
 @pytest.mark.parametrize("body", NETWORKS)
-def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor]) -> None:
+def test_answers_are_equal_bit_by_bit(body: Body) -> None:
     model = compiled(body, threads=2 if body is windows else 1)
     stream = model.stream(measured=False)
     frames = [frame(), *(patched(5 * k, 40 - 7 * k, 4 + k, k) for k in range(6)), frame()]
@@ -47,16 +55,11 @@ def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor])
 
 def test_winograds_tiles_round_together() -> None:
     """A pixel's last bits depend on its whole tile, also in frames that are not compared."""
-    b = Builder(0)
-    x = b.input("x", (1, 32, SIDE, SIDE))
-    for _ in range(3):
-        x = b.conv_bn(x, 32, 3, act="relu")
-    model = ts.compile(b.finish("tiles", x), targets=[QUICK], cpu_threads=1, streams=True)
+    model = compiled(tiles)
     assert any("winograd" in node.kernel for node in model.graph.nodes)
-    stream, random = model.stream(measured=False), np.random.default_rng(0)
-    image = random.standard_normal((1, 32, SIDE, SIDE)).astype("float32")
+    stream = model.stream(measured=False)
     for number in range(8):
-        image[:, :, 20 : 26 + number, 20:27] = random.standard_normal((6 + number, 7))
+        image = patched(20, 17 + number, 7, number + 1)
         np.testing.assert_array_equal(stream(image), model(image), err_msg=f"frame {number}")
 
 
@@ -175,7 +178,9 @@ def test_a_processor_that_fails_is_an_error_unless_the_cpu_takes_over(spare: boo
             answer = stream(frame())
         np.testing.assert_array_equal(answer, model(frame()))
     else:
-        with pytest.raises(DeviceError, match=r"'fake' to compute areas of .*device lost; run it again"):
+        with pytest.raises(
+            DeviceError, match=r"'fake' to compute areas of .*device lost; run it again"
+        ):
             stream(frame())
     for each in (patched(3, 4, 9), patched(20, 30, 5)):
         np.testing.assert_array_equal(stream(each), model(each))
