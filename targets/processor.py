@@ -96,6 +96,9 @@ class Code:
     schedule: tvm.transform.Pass  # gives the PrimFuncs their loop nests
     build: Build = _host_code  # makes the executor's module from its kernels and `schedule`
     runs_host_code: bool = False  # whether its kernels are linked with the CPU's
+    # gives loop nests to kernels that share the areas of a stream's frames with the CPU; None for
+    # processors that share none
+    areas: tvm.transform.Pass | None = None
     # writes a region as the one model that an engine (a vendor's runtime) runs; None for processors
     # whose regions are kernels. Phases and schedule of an engine only serve to predict
     model: ModelWriter | None = None

@@ -33,6 +33,7 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.split_extremes import SplitExtremes
 from tvm_stretch.run.autoload import load_native_library
 from tvm_stretch.targets.cpu.cpu import speed_of_cores
+from tvm_stretch.targets.opencl.code.areas import ScheduleAreas
 from tvm_stretch.targets.opencl.code.opencl_code import compile_opencl
 from tvm_stretch.targets.opencl.kernels.groups import QUAD
 from tvm_stretch.targets.opencl.kernels.machine import GpuMachine, describe_gpu
@@ -195,7 +196,12 @@ def opencl_processor(
         target=target,
         threads=machine.threads,
         machine=machine,
-        code=Code(_phases(machine.gpu), ScheduleKernels(machine), build),
+        code=Code(
+            _phases(machine.gpu),
+            ScheduleKernels(machine),
+            build,
+            areas=ScheduleAreas(machine) if on_cpu and is_real else None,
+        ),
         speed=_speed(device),
         operators=Operators(
             _rules(),

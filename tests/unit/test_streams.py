@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from helpers.cpu_targets import QUICK
+import tvm
+from helpers.cpu_targets import QUICK, TARGET
+from helpers.fake_targets import fake_processor
 from helpers.relax_helpers import module
-from tvm import relax
+from helpers.stream_frames import (
+    NETWORKS,
+    SIDE,
+    Body,
+    frame,
+    network,
+    patched,
+    plain,
+    tiles,
+    windows,
+)
+from tvm import relax, tirx
 
 import tvm_stretch as ts
-from tutorials.zoo.builder import Builder, Tensor
-from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.errors import DeviceError, InputError
 from tvm_stretch.run.stream import FrameRun, Worth
-
-SIDE = 48
-
-
-def plain(b: Builder, x: Tensor) -> Tensor:
-    """Layers of one size, as of networks that answer with an image."""
-    for _ in range(3):
-        x = b.conv_bn(x, 16, 3, act="relu")
-    return b.conv_bn(x, 3, 3)
+from tvm_stretch.targets.cpu.cpu import cpu_processor
 
 
-def residual(b: Builder, x: Tensor) -> Tensor:
-    """A stem with steps of two, a maximum, a sum, a 1x1, and a head."""
-    x = b.max_pool(b.conv_bn(x, 16, 7, 2, act="relu"), 3, 2, pad=1)
-    y = b.conv_bn(b.conv_bn(x, 16, 3, act="relu"), 16, 3)
-    x = b.add(y, x, act="relu")
-    y = b.conv_bn(b.conv_bn(x, 32, 3, 2, act="relu"), 32, 3)
-    return b.classifier(b.add(y, b.conv_bn(x, 32, 1, 2), act="relu"), 10)
-
-
-def windows(b: Builder, x: Tensor) -> Tensor:
-    """Depthwise windows, joined pixels, and parts of a concatenation."""
-    x = b.conv_bn(x, 24, 3, 2, act="relu")
-    y = b.conv_bn(x, 24, 3, groups=24, act="relu")
-    z = b.conv_bn(y, 16, act="relu")
-    return b.conv_bn(b.concat([z, y, b.conv_bn(x, 8, 5)]), 8)
-
-
-NETWORKS = (plain, residual, windows)
-
-
-def network(body: Callable[[Builder, Tensor], Tensor]) -> onnx.ModelProto:
-    b = Builder(0)
-    return b.finish(body.__name__, body(b, b.input("x", (1, 3, SIDE, SIDE))))
-
-
-def compiled(body: Callable[[Builder, Tensor], Tensor], threads: int = 1) -> ts.Model:
+def compiled(body: Body, threads: int = 1) -> ts.Model:
     return ts.compile(network(body), targets=[QUICK], cpu_threads=threads, streams=True)
 
 
@@ -62,20 +41,8 @@ def images() -> ts.Model:
     return compiled(plain)
 
 
-def frame(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((1, 3, SIDE, SIDE)).astype("float32")
-
-
-def patched(top: int, left: int, size: int, seed: int = 1) -> np.ndarray:
-    """The first frame with other pixels in a square."""
-    changed = frame()
-    square = np.s_[:, :, top : top + size, left : left + size]
-    changed[square] = frame(seed)[square]
-    return changed
-
-
 @pytest.mark.parametrize("body", NETWORKS)
-def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor]) -> None:
+def test_answers_are_equal_bit_by_bit(body: Body) -> None:
     model = compiled(body, threads=2 if body is windows else 1)
     stream = model.stream(measured=False)
     frames = [frame(), *(patched(5 * k, 40 - 7 * k, 4 + k, k) for k in range(6)), frame()]
@@ -84,6 +51,16 @@ def test_answers_are_equal_bit_by_bit(body: Callable[[Builder, Tensor], Tensor])
         np.testing.assert_array_equal(stream(each), model(each), err_msg=f"frame {number}")
         assert stream.last is not None
         assert (stream.last.computed == 1) == (number == 0)
+
+
+def test_winograds_tiles_round_together() -> None:
+    """A pixel's last bits depend on its whole tile, also in frames that are not compared."""
+    model = compiled(tiles)
+    assert any("winograd" in node.kernel for node in model.graph.nodes)
+    stream = model.stream(measured=False)
+    for number in range(8):
+        image = patched(20, 17 + number, 7, number + 1)
+        np.testing.assert_array_equal(stream(image), model(image), err_msg=f"frame {number}")
 
 
 def test_only_what_a_change_reaches_is_computed(images: ts.Model) -> None:
@@ -168,8 +145,45 @@ def test_what_no_stream_can_be_is_refused(images: ts.Model) -> None:
     other = ts.compile(module(relax.op.nn.relu, (1, 3, 8, 8)), targets=[QUICK])
     with pytest.raises(InputError, match="streams=True"):
         other.stream(measured=False)
-    with pytest.raises(InputError, match="CPU alone"):
+    with pytest.raises(InputError, match="one plan"):
         ts.compile(network(plain), targets=[QUICK], plans=True, streams=True)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Idle")
+class Idle:
+    """Kernels that take no areas, so the CPU computes all of them."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        nothing = tirx.Evaluate(tirx.const(0, "int32"))
+        return tvm.IRModule({v: f.with_body(nothing) for v, f in mod.functions.items()})
+
+
+def beside_fake(spare: bool, **script: object) -> ts.Model:
+    """The network on the CPU and a processor that shares its memory."""
+    fake = fake_processor(mirrored=False, **script)
+    fake = replace(fake, code=replace(fake.code, areas=Idle()))
+    targets = [cpu_processor(TARGET, 1), fake]
+    return ts.compile(network(plain), targets=targets, streams=True, spare=spare)
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_processor_that_fails_is_an_error_unless_the_cpu_takes_over(spare: bool) -> None:
+    names = [r.name for r in beside_fake(spare).graph.regions if r.processor == 1]
+    model = beside_fake(spare, regions={names[1]: {"fails": "device lost", "failures": 1}})
+    stream = model.stream(measured=False)
+    if spare:
+        with pytest.warns(
+            RuntimeWarning, match=f"{re.escape(names[1])}.*lost; the CPU runs everything"
+        ):
+            answer = stream(frame())
+        np.testing.assert_array_equal(answer, model(frame()))
+    else:
+        with pytest.raises(
+            DeviceError, match=r"'fake' to compute areas of .*device lost; run it again"
+        ):
+            stream(frame())
+    for each in (patched(3, 4, 9), patched(20, 30, 5)):
+        np.testing.assert_array_equal(stream(each), model(each))
 
 
 def test_whole_frames_where_parts_take_longer() -> None:

@@ -109,7 +109,8 @@ def compile(
             fails, or is absent when the artifact is loaded, the CPU runs the whole network again
             and all later runs; `Model.lost` says why.
         streams: whether the model can run as a `Model.stream`, which computes of each frame of a
-            video what changed. The CPU runs it alone, and no feature maps share memory.
+            video what changed. The CPU computes it, and OpenCL devices that are the host's CPU
+            compute areas of layers meanwhile; no feature maps share memory.
         max_share: the largest share of the network's multiply-adds that a processor may compute, by
             name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
             It is also the largest share of the time for which runs keep the processor busy, and

@@ -119,13 +119,30 @@ class Request:
         """Where the network is to run."""
         may_drop = self.first_plan is None
         site = site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
-        others = len(site.processors) > 1 or self.plans or self.states or self.lengths
-        if self.streams and others:
+        return self._for_streams(site) if self.streams else site
+
+    def _for_streams(self, site: Site) -> Site:
+        """The site whose CPU computes everything, and shares areas of frames with the others."""
+        host, *others = site.processors
+        is_limited = bool(others) and self.max_share is not None
+        if self.plans or self.states or self.lengths or is_limited:
             raise InputError(
-                "expected the CPU alone, one plan, one length and no states for streams, got more; "
+                "expected one plan, one length, no states and no max_share for streams, got more; "
                 "leave out the others"
             )
-        return site
+        if host.name not in [processor.name for processor in site.placeable]:
+            raise InputError(
+                f"expected the CPU among the targets for streams, got {', '.join(site.names[1:])} "
+                "alone; add 'llvm'"
+            )
+        for other in others:
+            shares = other.code.areas is not None
+            site = site.noted(
+                f"{other.name} computes areas of frames beside the CPU"
+                if shares
+                else f"{other.name} has no part in streams, because its kernels are not the CPU's"
+            )
+        return replace(site, placeable=[host])
 
     def limits(self, site: Site) -> Limits:
         """What the search may do on the site."""

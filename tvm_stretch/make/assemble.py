@@ -7,6 +7,11 @@ For streams, a kernel may compute a part of its output and keep the rest:
 
 The executor compares a frame with the one before and asks each kernel for the parts that can differ
 (`stream.h`). Kernels without such a parameter compute everything if anything changed.
+
+Other processors compute areas of the same tensors, in regions that belong to no plan:
+
+    region r0, cpu:              node conv: x, w -> y, rectangle
+    region areas of conv, opencl:     conv: x, w -> y, areas
 """
 
 from __future__ import annotations
@@ -30,7 +35,9 @@ from tvm_stretch.make.lowering.executor_graph import (
     WRITE_KERNEL,
     Graph,
     Node,
+    PlanSpec,
     ProcessorSpec,
+    Region,
     Tensor,
 )
 from tvm_stretch.make.lowering.lower import lower
@@ -108,10 +115,13 @@ def assemble(
     )
     if streams:
         graph, functions = with_rectangles(graph, functions, host.machine)
+        devices = [sharing_areas(device) for device in devices]
+        graph, functions = with_areas(graph, functions, len(devices))
+    processors = [host, *devices]
     graph, kernels = _name_kernels(functions, graph, processors)
     code = compile_kernels(kernels[0], host.code.schedule, host.target)
     for device, own in zip(devices, kernels[1:], strict=True):
-        if device.code.runs_host_code or spare:
+        if device.code.runs_host_code or (spare and not streams):
             by = device if device.code.runs_host_code else host
             code.update(compile_kernels(own, by.code.schedule, by.target))
     modules = [
@@ -178,6 +188,10 @@ def _strided(param: tirx.Buffer, strides: tuple[int, ...]) -> tirx.Buffer:
 _IN_PARTS = (ConvConfig, WindowConfig, WinogradConfig)
 _RECTANGLE_BYTES = 32
 
+_AREAS = 64
+_AREAS_SHAPE = (3 + 4 * _AREAS,)
+"""Areas of a kernel that processors can share in a frame; the CPU computes more of them alone."""
+
 _ROWS, _COLUMNS = 4, 16
 """An area of pixels that keeps a kernel busy for longer than its call takes."""
 
@@ -205,6 +219,55 @@ def _asking(node: Node, rectangle: int, reach: tuple[int, ...]) -> Node:
     return replace(node, outputs=(*node.outputs, rectangle), reach=reach)
 
 
+def sharing_areas(device: Processor) -> Processor:
+    """The processor as it computes areas beside the CPU.
+
+    Raises:
+        TargetError: it shares none.
+    """
+    if device.code.areas is None:
+        raise TargetError(
+            f"expected processors that share areas with the CPU for streams, got {device.name}; "
+            "leave it out"
+        )
+    return replace(device, code=replace(device.code, schedule=device.code.areas))
+
+
+def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Kernels]:
+    """The graph in which the devices, after the CPU, compute areas of nodes that can do parts."""
+    if not devices:
+        return graph, kernels
+    tensors, nodes, regions = list(graph.tensors), list(graph.nodes), list(graph.regions)
+    made, end = dict(kernels), graph.arena_bytes
+    for node in graph.nodes:
+        ids = (*node.inputs, *node.outputs[:-1])
+        if not node.reach or any(tensors[i].dtype != "float32" for i in ids):
+            continue
+        areas = Tensor(_AREAS_SHAPE, "int64", "arena", 0, end, 8 * _AREAS_SHAPE[0])
+        end += align(areas.bytes)
+        own = replace(node, kernel=f"{node.kernel}_areas", reach=())
+        outputs = (*node.outputs[:-1], len(tensors))
+        tensors.append(areas)
+        made[own.kernel] = _with_last_parameter(kernels[node.kernel], areas)
+        for place in range(1, devices + 1):
+            regions.append(Region(f"areas of {node.name}", place, (len(nodes),), (), (), ()))
+            nodes.append(replace(own, outputs=outputs))
+    plan = PlanSpec("plan", len(graph.regions), plan=graph.plan)
+    return replace(
+        graph,
+        tensors=tuple(tensors),
+        nodes=tuple(nodes),
+        regions=tuple(regions),
+        arena_bytes=end,
+        plans=(plan,),
+    ), made
+
+
+def _with_last_parameter(func: tirx.PrimFunc, tensor: Tensor) -> tirx.PrimFunc:
+    last = tirx.decl_buffer([const(extent) for extent in tensor.shape], tensor.dtype, "areas")
+    return tirx.PrimFunc([*func.params[:-1], last], func.body, func.ret_type, func.attrs)
+
+
 def _with_rectangle(
     func: tirx.PrimFunc, machine: VectorMachine
 ) -> tuple[tirx.PrimFunc, tuple[int, ...]] | None:
@@ -219,7 +282,9 @@ def _with_rectangle(
     asked = tirx.decl_buffer([const(4)], "int64", "rectangle")
     marked = tirx.PrimFunc([*func.params, asked], func.body, func.ret_type, func.attrs)
     windows = zip(config.stride, config.padding[:2], config.spans, strict=True)
-    reach = (operand, *(number for axis in windows for number in axis), *_unit(config, machine))
+    numbers = (number for axis in windows for number in axis)
+    tile = config.tile if isinstance(config, WinogradConfig) else 1
+    reach = (operand, *numbers, *_unit(config, machine), tile)
     return marked.with_attr(RECTANGLE, True), reach
 
 

@@ -114,6 +114,8 @@ def build_parts(
     ]
     placed = {region.processor for job in jobs for region in job.plan.regions}
     host, *devices = first.processors
+    if streams:  # the plan places all on the CPU
+        placed |= {device.name for device in devices if device.code.areas is not None}
     devices = [device for device in devices if device.name in placed]
     for one in planned:
         first.observer.see_scheduled(one.mod, first.processors)

@@ -124,6 +124,8 @@ class Stream:
 
         Raises:
             InputError: a frame has another size than the network, or a wrong type.
+            DeviceError: a processor beside the CPU failed, and the model has no spare. The next
+                frame is computed completely.
         """
         present, inputs = self._model._bind(args, kwargs)
         outputs = [tvm.runtime.empty(info.shape, info.dtype) for info in self._model.outputs]
@@ -133,6 +135,7 @@ class Stream:
         began = time.perf_counter()
         told = self._model.module["run_frame"](*self._options, due, *inputs, *outputs)
         seconds = time.perf_counter() - began
+        self._model._warn_once()
         self._frames += 1
         self.last = FrameRun(*map(float, str(told).split(",")))
         if self._worth is not None:

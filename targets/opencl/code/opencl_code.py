@@ -68,6 +68,7 @@ from tvm_stretch.network.codec import from_text, to_text
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.targets.opencl.code import folded_addresses
 
+from .areas import TAKE_PRELUDE
 from .intrinsics import (
     WHOLE_QUADS_PRELUDE,
     access_whole_quads,
@@ -201,7 +202,7 @@ def compile_opencl(
     texts = [launch.text for listed in launches.values() for launch in listed]
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
-        texts = [folded_addresses.PRELUDE, BELL_PRELUDE, *texts]
+        texts = [folded_addresses.PRELUDE, BELL_PRELUDE, TAKE_PRELUDE, *texts]
     written = "".join(texts)
     preludes = [nan_safe_prelude(written, on_cpu=on_cpu), product_prelude(written)]
     code = {"sources": [_PRELUDE + "".join(preludes) + written], "kernels": data, "options": ""}

@@ -27,6 +27,7 @@ class OpenCLProcessor final : public Processor {
   void BeginPlan() final;
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
   bool BindInput(size_t input, const ExternalMemory* memory) final;
+  bool SharesMemory() const final { return device_.memory == MemoryKind::kShared; }
   void AfterFailure() final;
   void SetAffinity(const Cores& cores) final {
     for (Submitter& submitter : submitters_) submitter.SetAffinity(cores);

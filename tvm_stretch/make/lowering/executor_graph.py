@@ -69,7 +69,8 @@ class Node:
     provenance: Provenance = field(default_factory=Provenance)
     # for streams, if it can compute a rectangle, which its last output names: the position of the
     # input that it reads in windows; for rows and columns the step of windows, the padding and the
-    # size of a window; rows and columns that are computed together
+    # size of a window; rows and columns that are computed together; the side of tiles in which each
+    # pixel's rounding depends on all inputs, as Winograd's does
     reach: tuple[int, ...] = ()
     # a tensor of one byte, and 1 or 0: unless it is true, or false, nothing reads the outputs, and
     # the CPU skips the node

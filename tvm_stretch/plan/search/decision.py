@@ -67,7 +67,7 @@ class Decision:
         """The model: the one that was measured, if it needs nothing more.
 
         Args:
-            streams: whether frames of videos may reuse what did not change, on the CPU alone.
+            streams: whether frames of videos may reuse what did not change.
             spare: whether the CPU gets kernels for all operators. Models are measured without,
                 because spare kernels would hide failures.
             network: what it is called, for people.

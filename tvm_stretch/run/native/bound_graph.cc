@@ -82,8 +82,9 @@ KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph, size_t pro
   if (processor == kCpu) {
     for (const NodeSpec& node : graph.prepare) Find(node);
   }
-  for (const RegionSpec& region : graph.regions) {
-    const bool spare = graph.spare && processor == kCpu;
+  for (size_t i = 0; i < graph.regions.size(); ++i) {
+    const RegionSpec& region = graph.regions[i];
+    const bool spare = graph.spare && processor == kCpu && i < graph.planned();
     if (!spare && region.processor != static_cast<int64_t>(processor)) continue;
     for (int64_t node : region.nodes) Find(graph.nodes[node]);
   }

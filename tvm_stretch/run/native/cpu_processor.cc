@@ -48,9 +48,9 @@ class CpuTask final : public Task {
 }  // namespace
 
 Spare::Spare(const GraphSpec& graph, const KernelTable& kernels, BoundTensors* tensors)
-    : spans_(graph.regions.size()) {
-  for (const RegionSpec& region : graph.regions) {
-    regions_.emplace_back(graph.nodes, region.nodes, kernels, tensors);
+    : spans_(graph.planned()) {
+  for (size_t i = 0; i < graph.planned(); ++i) {
+    regions_.emplace_back(graph.nodes, graph.regions[i].nodes, kernels, tensors);
   }
 }
 

@@ -75,9 +75,10 @@ TensorSpec ReadTensor(const Reader& reader) {
 void CheckReach(const NodeSpec& node, const std::vector<TensorSpec>& tensors,
                 const std::string& where) {
   const std::vector<int64_t>& reach = node.reach;
-  const bool has_places = reach.size() == 9 && node.outputs.size() == 2;
+  const bool has_places = reach.size() == 10 && node.outputs.size() == 2;
   if (!has_places || reach[0] >= static_cast<int64_t>(node.inputs.size()) || reach[1] < 1 ||
-      reach[3] < 1 || reach[4] < 1 || reach[6] < 1 || reach[7] < 1 || reach[8] < 1) {
+      reach[3] < 1 || reach[4] < 1 || reach[6] < 1 || reach[7] < 1 || reach[8] < 1 ||
+      reach[9] < 1) {
     RefuseGraph("an input, its windows, one output and its rectangle", where);
   }
   const TensorSpec &data = tensors[node.inputs[node.reach[0]]], &out = tensors[node.outputs[0]];
@@ -291,7 +292,7 @@ void ReadPlans(const Reader& root, GraphSpec* graph) {
   }
   if (graph->plans.empty()) {
     graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0, {}, 0});
-  } else if (next != graph->regions.size()) {
+  } else if (next != graph->regions.size() && !graph->streams) {
     RefuseGraph("a plan of every region", "plans");
   }
   if (graph->lengths.size() > 1 && graph->lengths.size() != graph->plans.size()) {

@@ -48,7 +48,8 @@ struct NodeSpec {
   std::vector<int64_t> outputs;
   // For streams, if it can compute a rectangle, which its last output names: the position of the
   // input that it reads in windows; for rows and for columns the step of windows, the padding and
-  // the size of a window; the rows and columns of areas for which it is called.
+  // the size of a window; the rows and columns of areas for which it is called; the side of tiles
+  // in which each pixel's rounding depends on all inputs.
   std::vector<int64_t> reach;
   // A tensor of one byte and whether it has to be true, if nothing reads the outputs otherwise: the
   // CPU then skips the node. Empty if it always runs.
@@ -204,6 +205,9 @@ struct GraphSpec {
     return names;
   }
   size_t LengthOf(size_t plan) const { return lengths.size() == 1 ? 0 : plan; }
+  // The number of regions of plans. In a graph for streams, others follow, in which processors
+  // compute areas of the CPU's nodes (shared_areas.h).
+  size_t planned() const { return plans.back().first + plans.back().count; }
 
   // Reads and checks the graph: afterwards every id is valid, every tensor lies within its memory
   // and every node belongs to one region. Throws ValueError.

@@ -101,7 +101,10 @@ class Instance {
   size_t last_length() const { return call_.plan ? spec_.LengthOf(last_plan()) : length(); }
 
   // Why the CPU runs everything; empty while the processors of the current plan work.
-  std::string lost() const { return IsLost() ? lost_->message() : ""; }
+  std::string lost() const {
+    if (stream_ && stream_->lost()) return stream_->lost()->message();
+    return IsLost() ? lost_->message() : "";
+  }
 
   // The last failure that made a run use another plan; empty if there was none.
   std::string replaced() const { return replaced_ ? replaced_->message() : ""; }

@@ -36,7 +36,7 @@ void Instance::Run(bool traced) {
 
 StreamResult Instance::RunFrame(const std::vector<const char*>& frame,
                                 const StreamOptions& options) {
-  if (!stream_) stream_.emplace(spec_, program_->kernels(), memory_);
+  if (!stream_) stream_.emplace(spec_, program_->kernels(), memory_, devices_);
   stops_stream_ = false;
   const CoresScope scope(CoresForRun(false));
   UseThreads(spec_.threads);

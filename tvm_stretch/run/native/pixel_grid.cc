@@ -22,7 +22,17 @@ void MarkFloats(const float* one, const float* two, int64_t columns, int64_t num
 void MarkBytes(const char* one, const char* two, int64_t columns, int64_t bytes, char* marks) {
   if (std::memcmp(one, two, columns * bytes) == 0) return;
   for (int64_t x = 0; x < columns; ++x, one += bytes, two += bytes) {
-    marks[x] |= std::memcmp(one, two, bytes) != 0;
+    // a call for each number of a plain image would take longer than the rest of a frame's check
+    marks[x] |= bytes == 4 ? std::memcmp(one, two, 4) != 0 : std::memcmp(one, two, bytes) != 0;
+  }
+}
+
+// Adds marks to others; of these every `step`-th one.
+void AddMarks(const char* __restrict from, int64_t step, int64_t count, char* __restrict to) {
+  if (step == 1) {
+    for (int64_t i = 0; i < count; ++i) to[i] |= from[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] |= from[i * step];
   }
 }
 
@@ -113,6 +123,49 @@ void PixelGrid::Compare(const Area& area, double most, const char** from, Marks*
 void PixelGrid::Mark(const Area& area, Marks* changed) const {
   for (int64_t row = area.top; row < area.bottom; ++row) {
     std::memset(changed->data() + row * columns_ + area.left, 1, area.right - area.left);
+  }
+}
+
+void PixelGrid::MarkReached(const PixelGrid& from, const Marks& marks, const Windows& rows,
+                            const Windows& columns, Marks* reached) const {
+  const auto first = [](const Windows& windows, int64_t i) {
+    return i * windows.step - windows.padding;
+  };
+  Marks read(from.columns_);  // of the rows that a row's windows cover
+  for (int64_t y = 0; y < rows_; ++y) {
+    std::fill(read.begin(), read.end(), 0);
+    const int64_t end = std::min(from.rows_, first(rows, y) + rows.size);
+    for (int64_t row = std::max<int64_t>(0, first(rows, y)); row < end; ++row) {
+      AddMarks(marks.data() + row * from.columns_, 1, from.columns_, read.data());
+    }
+    if (std::memchr(read.data(), 1, read.size()) == nullptr) continue;
+    char* own = reached->data() + y * columns_;
+    for (int64_t i = -columns.padding; i < columns.size - columns.padding; ++i) {
+      // the pixels whose windows have a column of the image at this place
+      const int64_t before = i < 0 ? (-i + columns.step - 1) / columns.step : 0;
+      const int64_t least = from.columns_ - 1 - i;
+      const int64_t after = least < 0 ? 0 : std::min(columns_, least / columns.step + 1);
+      if (before >= after) continue;
+      AddMarks(read.data() + before * columns.step + i, columns.step, after - before, own + before);
+    }
+  }
+}
+
+void PixelGrid::MarkTiles(int64_t side, Marks* marks) const {
+  Marks row(columns_);  // of the rows of a tile
+  for (int64_t top = 0; top < rows_; top += side) {
+    const int64_t end = std::min(rows_, top + side);
+    std::fill(row.begin(), row.end(), 0);
+    for (int64_t y = top; y < end; ++y) {
+      AddMarks(marks->data() + y * columns_, 1, columns_, row.data());
+    }
+    for (int64_t x = 0; x < columns_; x += side) {
+      const int64_t count = std::min(side, columns_ - x);
+      if (std::memchr(&row[x], 1, count) != nullptr) std::memset(&row[x], 1, count);
+    }
+    for (int64_t y = top; y < end; ++y) {
+      std::copy(row.begin(), row.end(), marks->begin() + y * columns_);
+    }
   }
 }
 

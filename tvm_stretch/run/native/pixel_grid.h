@@ -16,6 +16,11 @@ struct Area {
 
 using Marks = std::vector<char>;  // for each pixel, row by row
 
+// The windows of one axis: their step, the padding before the first pixel, and their size.
+struct Windows {
+  int64_t step, padding, size;
+};
+
 class PixelGrid {
  public:
   // The dimension of rows, which that of columns follows.
@@ -37,6 +42,13 @@ class PixelGrid {
   void Compare(const Area& area, double most, const char** from, Marks* changed) const;
 
   void Mark(const Area& area, Marks* changed) const;
+
+  // Marks the pixels whose windows on another image have a marked pixel.
+  void MarkReached(const PixelGrid& from, const Marks& marks, const Windows& rows,
+                   const Windows& columns, Marks* reached) const;
+
+  // Marks all pixels of square tiles that have a marked pixel.
+  void MarkTiles(int64_t side, Marks* marks) const;
 
   // Copies the pixels that differ from an image of the same layout by more than `most`, or all
   // pixels, and marks them.

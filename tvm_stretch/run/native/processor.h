@@ -171,6 +171,9 @@ class TVM_STRETCH_API Processor {
   // again (null). False, or an exception, if they cannot: the instance's own is bound then.
   virtual bool BindInput(size_t /*input*/, const ExternalMemory* /*memory*/) { return false; }
 
+  // Whether it accesses the host's memory itself, also while the CPU does, with the same atomics.
+  virtual bool SharesMemory() const { return false; }
+
   // Between runs, after one of its regions failed: whether the next run may use it again.
   virtual bool MayTryAgain() const { return false; }
 

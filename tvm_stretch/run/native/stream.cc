@@ -1,7 +1,9 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace tvm_stretch {
 namespace {
@@ -14,18 +16,55 @@ bool SameMemory(const TensorSpec& one, const TensorSpec& other) {
          one.offset < other.offset + other.bytes && other.offset < one.offset + one.bytes;
 }
 
+// If a larger share of the pixels that read a change did change, comparing them is in vain.
+constexpr double kAllChanged = 0.95;
+// Frames after which they are compared again.
+constexpr int64_t kUncompared = 15;
+
+double Count(const Marks& marks) {
+  return static_cast<double>(std::count(marks.begin(), marks.end(), 1));
+}
+
 bool IsMarked(const Marks& marks) { return std::memchr(marks.data(), 1, marks.size()) != nullptr; }
+
+// Pieces of a step that processors share: the last one keeps the other processor waiting.
+constexpr double kPieces = 16.0;
+// Fewer areas than that are not worth a meeting of processors.
+constexpr double kLeastShared = 4.0;
 
 double PixelsOf(const Area& area) {
   return static_cast<double>((area.bottom - area.top) * (area.right - area.left));
 }
 
+double PixelsOf(const std::vector<Area>& areas) {
+  double pixels = 0.0;
+  for (const Area& area : areas) pixels += PixelsOf(area);
+  return pixels;
+}
+
+// Whatever ends a frame, the other processor does nothing more afterwards.
+struct EndsFrame {
+  SharedAreas* shared;
+  ~EndsFrame() { shared->End(); }
+};
+
+// Tells a kernel what to compute.
+void Ask(int64_t* rectangle, const Area& area) {
+  rectangle[0] = area.top;
+  rectangle[1] = area.bottom;
+  rectangle[2] = area.left;
+  rectangle[3] = area.right;
+}
+
 }  // namespace
 
-Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryMap& memory)
-    : graph_(graph), tensors_(graph, memory), aliases_(graph.tensors.size()) {
-  if (!graph.streams || graph.processors.size() != 1 || graph.plans.size() != 1 ||
-      !graph.states.empty()) {
+Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryMap& memory,
+               const std::vector<std::unique_ptr<Processor>>& devices)
+    : graph_(graph),
+      tensors_(graph, memory),
+      aliases_(graph.tensors.size()),
+      shared_(graph, memory, devices) {
+  if (!graph.streams || graph.plans.size() != 1 || !graph.states.empty()) {
     TVM_FFI_THROW(ValueError) << "expected a model that was compiled with streams=True, got "
                                  "another one; compile it again";
   }
@@ -34,8 +73,8 @@ Stream::Stream(const GraphSpec& graph, const KernelTable& kernels, const MemoryM
     changed_.emplace_back(grids_.back().rows() * grids_.back().columns(), 0);
   }
   largest_.resize(graph.tensors.size());
-  for (const RegionSpec& region : graph.regions) {
-    for (int64_t node : region.nodes) AddStep(graph.nodes[node], kernels);
+  for (size_t i = 0; i < graph.planned(); ++i) {
+    for (int64_t node : graph.regions[i].nodes) AddStep(graph.nodes[node], kernels);
   }
   FindAliases();
 }
@@ -110,7 +149,7 @@ double Stream::TakeFrame(const std::vector<const char*>& frame, double noise, bo
     grids_[tensor].Take(frame[i], noise, all, &marks);
     MarkSame(tensor);
     pixels += static_cast<double>(marks.size());
-    changed += static_cast<double>(std::count(marks.begin(), marks.end(), 1));
+    changed += Count(marks);
   }
   return pixels == 0.0 ? 0.0 : changed / pixels;
 }
@@ -176,7 +215,7 @@ void Stream::Invoke(const Step& step) {
   CallKernel(*step.function, &arguments_[step.first_argument], count);
 }
 
-// Calls the kernel once for each area, or for those with the same columns one below the other.
+// Computes areas; those with the same columns one below the other are one.
 void Stream::Call(const Step& step, const std::vector<Area>& areas) {
   if (step.rectangle == nullptr) return Invoke(step);
   std::vector<Area> joined;
@@ -190,34 +229,97 @@ void Stream::Call(const Step& step, const std::vector<Area>& areas) {
       above->bottom = area.bottom;
     }
   }
-  const auto ask = [&](const Area& area) {
-    step.rectangle[0] = area.top;
-    step.rectangle[1] = area.bottom;
-    step.rectangle[2] = area.left;
-    step.rectangle[3] = area.right;
-  };
-  for (const Area& area : joined) {
-    ask(area);
-    Invoke(step);
+  if (!IsShared(step, Pieces(step, joined))) {
+    for (const Area& area : joined) Compute(step, area);
   }
-  ask(grids_[step.results[0]].whole());
+  const Area whole = grids_[step.results[0]].whole();
+  Ask(step.rectangle, whole);
+}
+
+// Parts of areas that two processors can share evenly: bands, and parts of bands if these are few.
+std::vector<Area> Stream::Pieces(const Step& step, const std::vector<Area>& areas) const {
+  const double pixels = PixelsOf(areas) / kPieces;
+  const auto units = [](double length, int64_t unit) {
+    return unit * std::max<int64_t>(1, std::lround(length / static_cast<double>(unit)));
+  };
+  std::vector<Area> pieces;
+  for (const Area& area : areas) {
+    const int64_t rows = units(pixels / static_cast<double>(area.right - area.left), step.rows);
+    const int64_t columns = units(pixels / static_cast<double>(rows), step.columns);
+    for (int64_t y = area.top; y < area.bottom; y += rows) {
+      const int64_t bottom = std::min(area.bottom, y + rows);
+      for (int64_t x = area.left; x < area.right; x += columns) {
+        pieces.push_back({y, bottom, x, std::min(area.right, x + columns)});
+      }
+    }
+  }
+  return pieces;
+}
+
+// Computes the pieces together with another processor. False if there is none, or they are too
+// small, or the other processor failed, so that the CPU has to compute all.
+bool Stream::IsShared(const Step& step, const std::vector<Area>& pieces) {
+  const double least = kLeastShared * static_cast<double>(step.rows * step.columns);
+  if (lost_ || PixelsOf(pieces) < least || !shared_.Offer(step.results[0], pieces)) return false;
+  while (const std::optional<Area> area = shared_.Take()) Compute(step, *area);
+  Failure failure = shared_.Join();
+  if (!failure) return true;
+  Lose(std::move(failure));
+  return false;
+}
+
+void Stream::Compute(const Step& step, const Area& area) {
+  Ask(step.rectangle, area);
+  Invoke(step);
+}
+
+// Without spare, a failure of another processor is an error.
+void Stream::Lose(Failure failure) {
+  if (!graph_.spare) throw *failure;
+  lost_ = std::move(failure);
+}
+
+// The pixels of a node's result that can change.
+Marks Stream::Reached(const Step& step) const {
+  const NodeSpec& node = *step.node;
+  const PixelGrid& grid = grids_[step.results[0]];
+  Marks reached(changed_[step.results[0]].size(), 0);
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const int64_t id = node.inputs[i];
+    if (!IsMarked(changed_[id])) continue;
+    const bool is_data = static_cast<int64_t>(i) == node.reach[0];
+    const int64_t* of = node.reach.data();
+    const Windows rows = is_data ? Windows{of[1], of[2], of[3]} : Windows{1, 0, 1};
+    const Windows columns = is_data ? Windows{of[4], of[5], of[6]} : Windows{1, 0, 1};
+    grid.MarkReached(grids_[id], changed_[id], rows, columns, &reached);
+  }
+  if (node.reach[9] > 1) grid.MarkTiles(node.reach[9], &reached);
+  return reached;
 }
 
 // Runs a node for some areas of its result, and marks the pixels that changed.
-void Stream::RunStep(const Step& step, const std::vector<Area>& areas, double bound) {
-  const int64_t id = step.results[0];
+void Stream::RunStep(Step* step, const std::vector<Area>& areas, double bound) {
+  const int64_t id = step->results[0];
   const PixelGrid& grid = grids_[id];
-  if (step.results.size() > 1 || !grid.is_regular()) {
-    Call(step, areas);
-    for (int64_t result : step.results) MarkAll(result);
+  Marks& changed = changed_[id];
+  if (step->results.size() > 1 || !grid.is_regular()) {
+    Call(*step, areas);
+    for (int64_t result : step->results) MarkAll(result);
     return;
   }
   const double most = bound * largest_[id];
-  double pixels = 0.0;
-  for (const Area& area : areas) pixels += PixelsOf(area);
-  if (most == 0.0 && pixels > kMostCompared * PixelsOf(grid.whole())) {
-    Call(step, areas);
-    for (const Area& area : areas) grid.Mark(area, &changed_[id]);
+  if (most == 0.0 && PixelsOf(areas) > kMostCompared * PixelsOf(grid.whole())) {
+    Call(*step, areas);
+    for (const Area& area : areas) grid.Mark(area, &changed);
+    MarkSame(id);
+    return;
+  }
+  const bool may_reach = most == 0.0 && step->rectangle != nullptr;
+  const Marks reached = may_reach ? Reached(*step) : Marks();
+  if (may_reach && step->uncompared > 0) {
+    --step->uncompared;
+    Call(*step, areas);
+    for (size_t i = 0; i < reached.size(); ++i) changed[i] |= reached[i];
     MarkSame(id);
     return;
   }
@@ -233,9 +335,10 @@ void Stream::RunStep(const Step& step, const std::vector<Area>& areas, double bo
   }
   saved_.clear();
   for (const Area& area : written) grid.Save(area, &saved_);
-  Call(step, areas);
+  Call(*step, areas);
   const char* from = saved_.data();
-  for (const Area& area : written) grid.Compare(area, most, &from, &changed_[id]);
+  for (const Area& area : written) grid.Compare(area, most, &from, &changed);
+  if (may_reach && Count(changed) > kAllChanged * Count(reached)) step->uncompared = kUncompared;
   MarkSame(id);
 }
 
@@ -250,13 +353,14 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
     whole = true;
   }
   double all = 0.0, computed = 0.0;
-  for (const Step& step : steps_) {
+  const EndsFrame end{&shared_};
+  for (Step& step : steps_) {
     if (stop.load(std::memory_order_relaxed)) throw CancelledError();
     double bytes = 0.0;
     for (int64_t id : step.results) bytes += static_cast<double>(graph_.tensors[id].bytes);
     all += bytes;
     if (whole) {
-      Invoke(step);
+      step.results.empty() ? Invoke(step) : Call(step, {grids_[step.results[0]].whole()});
       computed += bytes;
       for (int64_t id : step.results) {
         if (options.bound > 0.0) largest_[id] = grids_[id].Largest();
@@ -265,11 +369,10 @@ StreamResult Stream::Run(const std::vector<const char*>& frame, const StreamOpti
     }
     const std::vector<Area> areas = Asked(step);
     if (areas.empty()) continue;
-    double pixels = 0.0;
-    for (const Area& area : areas) pixels += PixelsOf(area);
-    computed += bytes * pixels / PixelsOf(grids_[step.results[0]].whole());
-    RunStep(step, areas, options.bound);
+    computed += bytes * PixelsOf(areas) / PixelsOf(grids_[step.results[0]].whole());
+    RunStep(&step, areas, options.bound);
   }
+  if (Failure failure = shared_.End()) Lose(std::move(failure));
   is_known_ = true;
   result.computed = all == 0.0 ? 0.0 : computed / all;
   return result;

@@ -147,6 +147,7 @@ class FakeProcessor final : public QueueProcessor {
   ~FakeProcessor() final { End(); }
 
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
+  bool SharesMemory() const final { return mirror_.bytes() == 0; }
 
   void ForgetMirror() {
     if (mirror_.bytes() != 0) std::memset(mirror_.data(), 0xFF, mirror_.bytes());
