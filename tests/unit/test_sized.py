@@ -185,6 +185,42 @@ _CASES = {
         ],
         2,
     ),
+    "rows of one level among those of all": (
+        [
+            _node("Reshape", "places column_shape", "column"),
+            _node("Shape", "rows", "shape"),
+            _node("Shape", "shape", "rank"),
+            _node("ConstantOfShape", "rank", "ones", value=_ONES),
+            _node("Mul", "ones minus", "unknown"),
+            _node("Equal", "shape unknown", "is_unknown"),
+            _node("Where", "is_unknown ones shape", "whole"),
+            _node("Expand", "column whole", "spread"),
+            _node("Neg", "rows", "other"),
+            _node("ScatterElements", "table spread other", "y", axis=0),
+        ],
+        2,
+    ),
+    "elements among others": (
+        [
+            _node("Unsqueeze", "places one", "column"),
+            _node("Neg", "column", "own"),  # counted from the end
+            _node("Slice", "rows zero one one", "firsts"),
+            _node("ScatterElements", "table own firsts", "y", axis=0, reduction="add"),
+        ],
+        2,
+    ),
+    "as many as there are, of one image": (
+        [
+            _node("Concat", "rows", "batch", axis=0),
+            _node("Shape", "batch", "count", end=1),
+            _node("Add", "zero count", "end"),
+            _node("Slice", "batch zero end zero", "own"),
+            _node("Squeeze", "count zero", "limit"),
+            _node("Range", "none limit step", "numbers"),
+            _node("Gather", "own numbers", "y", axis=0),
+        ],
+        2,
+    ),
     "nothing is summed": ([_node("ReduceSum", "rows", "y", noop_with_empty_axes=1)], 2),
     "the last row": ([_node("Gather", "rows last", "y", axis=0)], 2),
     "with others": ([_node("Concat", "table rows table rows", "y", axis=0)], 2),
@@ -204,12 +240,14 @@ def test_rows_that_count(name: str) -> None:
     nodes, rank = _CASES[name]
     kind = TensorProto.INT64 if name == "marks of marks" else TensorProto.FLOAT
     ints = {"zero": [0], "one": [1], "two": [2], "last": [-1], "pairs": [-1, 2], "cube": [-1, 3, 2]}
+    ints |= {"minus": [-1], "column_shape": [-1, 1]}
+    numbers = {"none": np.int64(0), "step": np.int64(1)}
     rng = np.random.default_rng(1)
     model = _model(
         [*_ROWS, *nodes],
         {"x": (5,), "table": (5, 6)},
         {"y": (kind, rank)},
-        **{key: np.int64(value) for key, value in ints.items()},
+        **({key: np.int64(value) for key, value in ints.items()} | numbers),
         **{"weights": rng.random((6, 3), dtype="float32"), "bias": np.ones(3, "float32")},
         **{"threshold": np.float32(0), "unit": np.float32([1])},
     )

@@ -214,15 +214,15 @@ def _compared(node: Node, sizes: TrueSizes) -> Results:
     told, other = sizes.numbers(node.inputs[0]), node.inputs[1]
     if told is None or not isinstance(other, np.ndarray) or (other >= 0).any():
         return None
-    known = [not isinstance(number, Size) and number for number in told.flat]
-    return np.array([k is not False and k == o for k, o in zip(known, other.flat, strict=True)])
+    known = [0 if isinstance(number, Size) else int(number) for number in told.flat]
+    return np.equal(np.reshape(known, told.shape), other)
 
 
 @_rule("Where")
 def _either(node: Node, sizes: TrueSizes) -> Results:
     mask, *values = node.inputs
     told = [x if (n := sizes.numbers(x)) is None else n for x in values]
-    if not all(isinstance(x, np.ndarray) for x in (mask, *told)):
+    if not isinstance(mask, np.ndarray) or not all(isinstance(x, np.ndarray) for x in told):
         return None
     return sizes.tell(_plain(node, {}), np.where(mask, *(np.asarray(x, object) for x in told)))
 
@@ -238,6 +238,16 @@ def _added(node: Node, sizes: TrueSizes) -> Results:
     return None
 
 
+@_rule("Range")
+def _counted(node: Node, sizes: TrueSizes) -> Results:
+    """The numbers of all boxes, from 0."""
+    told = sizes.numbers(node.inputs[1])
+    if told is None or node.const(0, "start").item() != 0 or node.const(2, "delta").item() != 1:
+        return None
+    node.sizes[0] = 0, told.item()
+    return node.emit(as_expr(np.arange(_most(told.item()), dtype=node.dtype(1))))
+
+
 @_rule("ScatterElements")
 def _scattered(node: Node, sizes: TrueSizes) -> Results:
     """Places that do not count are one more row, which is cut off again."""
@@ -249,11 +259,13 @@ def _scattered(node: Node, sizes: TrueSizes) -> Results:
     row = relax.op.zeros([*node.shape()[:axis], 1, *node.shape()[axis + 1 :]], node.dtype())
     longer = node.emit(relax.op.concat([node[0], node.emit(row)], axis))
     each = rows_written(node)
+    places = node[1] if each is None else each
+    counted = node.emit(relax.op.add(places, node.scalar(rows, node.dtype(1))))
+    is_last = node.emit(relax.op.less(places, node.scalar(0, node.dtype(1))))
+    places = node.emit(relax.op.where(is_last, counted, places))  # from the end of the rows
+    places = inside(node, places, found[0], found[1].expr, rows)
     if each is not None:
-        each = inside(node, each, found[0], found[1].expr, rows)
-        places = node.emit(relax.op.broadcast_to(each, relax.ShapeExpr(node.shape(1))))
-    else:
-        places = inside(node, node[1], found[0], found[1].expr, rows)
+        places = node.emit(relax.op.broadcast_to(places, relax.ShapeExpr(node.shape(1))))
     result = node.emit(as_expr(_plain(node, {0: longer, 1: places})))
     if own:
         node.sizes[0] = own
