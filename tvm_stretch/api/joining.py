@@ -39,7 +39,7 @@ def join(
     """Make one network of several, for ``ts.compile``: a run computes all of them.
 
     Args:
-        networks: by name, each as for ``ts.compile``. Inputs and outputs of the result have the
+        networks: by name, each what ``ts.compile`` takes. Inputs and outputs of the result have the
             network's name and a dot before theirs.
         shapes: of the inputs of each network that leaves some open.
 
