@@ -48,7 +48,8 @@ class RandomGraph {
   bool spare = false;    // whether the CPU may take over
   double max_share = 1;  // of the processors after the CPU
   double cpu_share = 1;
-  bool reuses = false;  // whether tensors lie where earlier ones did that nobody needs any more
+  bool has_plans = false;  // whether two more plans place everything on one of the first processors
+  bool reuses = false;     // whether tensors lie where earlier ones did that nobody needs any more
 
   std::string JSON() const {
     std::ostringstream json;
@@ -63,8 +64,10 @@ class RandomGraph {
     json << R"(],"tensors":[)";
     for (int i = 0; i < NumTensors(); ++i) json << Comma(i) << Tensor(i);
     json << R"(],"nodes":[)";
-    for (size_t i = 0; i < operands_.size(); ++i) {
-      json << Comma(i) << R"({"kernel":")" << (operands_[i].size() == 1 ? "negative" : "add")
+    const size_t count = operands_.size() * (has_plans ? 3 : 1);  // each plan has its own
+    for (size_t node = 0; node < count; ++node) {
+      const size_t i = node % operands_.size();
+      json << Comma(node) << R"({"kernel":")" << (operands_[i].size() == 1 ? "negative" : "add")
            << R"(","name":"n)" << i << R"(","inputs":)" << List(operands_[i]) << R"(,"outputs":[)"
            << i + kInputs << "]}";
     }
@@ -76,7 +79,8 @@ class RandomGraph {
     }
     json << R"(],"regions":[)";
     for (int i = 0; i < num_regions(); ++i) json << Comma(i) << RegionJSON(i);
-    json << "]}";
+    if (has_plans) json << Alone(0) << Alone(1) << "]" << Plans() << "}";
+    if (!has_plans) json << "]}";
     return json.str();
   }
 
@@ -193,6 +197,35 @@ class RandomGraph {
          << List(nodes) << R"(,"after":)" << List(after) << R"(,"receives":)" << List(receives)
          << R"(,"sends":)" << List(sends) << "}";
     return json.str();
+  }
+
+  // The regions of a plan in which one processor computes everything.
+  std::string Alone(int processor) const {
+    std::ostringstream json;
+    for (int region = 0; region < num_regions(); ++region) {
+      std::vector<int> nodes, receives, sends;
+      for (int node = regions_[region].begin; node < regions_[region].end; ++node) {
+        nodes.push_back(node + static_cast<int>(operands_.size()) * (processor + 1));
+        const bool is_output = node + kInputs >= NumTensors() - kOutputs;
+        if (is_output && processor != 0) sends.push_back(node + kInputs);
+      }
+      for (int input = 0; region == 0 && processor != 0 && input < kInputs; ++input) {
+        receives.push_back(input);
+      }
+      json << R"(,{"name":"alone","processor":)" << processor << R"(,"nodes":)" << List(nodes)
+           << R"(,"after":[],"receives":)" << List(receives) << R"(,"sends":)" << List(sends)
+           << "}";
+    }
+    return json.str();
+  }
+
+  std::string Plans() const {
+    std::ostringstream json;
+    for (int plan = 0; plan < 3; ++plan) {
+      json << Comma(plan) << R"({"name":"p)" << plan << R"(","regions":)" << num_regions()
+           << R"(,"expected_ns":1000})";
+    }
+    return R"(,"plans":[)" + json.str() + "]";
   }
 
   std::mt19937 random_;

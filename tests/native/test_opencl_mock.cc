@@ -116,6 +116,21 @@ TEST_P(OpenCLMock, RandomGraphs) {
   }
 }
 
+// Runs of plans in any order: bytes that are the device's own in one plan are the host's in
+// another.
+TEST_P(OpenCLMock, PlansInAnyOrder) {
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    RandomGraph graph = Graph(seed);
+    graph.has_plans = true;
+    ffi::Module module = CreateOn(graph);
+    for (int run = 0; run < 12; ++run) {
+      Call(module, "use_plan", (run * 7 + run / 3) % 3);
+      const auto a = static_cast<float>(run);
+      EXPECT_EQ(Invoke(module, a, 0.5f), graph.Expected(a, 0.5f)) << run << ": " << graph.JSON();
+    }
+  }
+}
+
 // y = -(-a) + -(-b): the device computes -a for the CPU, then -(-b).
 constexpr const char* kOverlapping = R"json({"format":"tvm_stretch.graph","version":5,
  "inputs":[{"name":"a","tensor":0},{"name":"b","tensor":1}],"outputs":[{"name":"y","tensor":6}],

@@ -31,7 +31,14 @@ class Built {
     graph_.nodes.push_back({"kernel", "node", std::move(inputs), std::move(outputs)});
     graph_.regions.push_back({"region", processor, {node}, {}, {}, {}});
   }
+  // Regions that follow are another plan's.
+  void NextPlan() {
+    const size_t first = graph_.plans.empty() ? 0 : graph_.planned();
+    graph_.plans.push_back({"plan", first, graph_.regions.size() - first, 0, {}});
+  }
   Ownership Plan() {
+    NextPlan();
+    graph_.lengths.resize(1);
     memory_.block = {arena_, sizeof(arena_), -1, nullptr};
     memory_.arena = arena_;
     return PlanOwnership(graph_, kDevice, memory_);
@@ -107,6 +114,24 @@ TEST(Ownership, WhatOnlyTheDeviceUsesIsNeverMapped) {
   const Ownership plan = graph.Plan();
   ASSERT_EQ(plan.cells.size(), 1);
   ExpectCell(plan.cells[0], 64, 64, {1}, {1}, true);
+}
+
+// The device keeps a tensor in the first plan; in the second one the host computes everything.
+TEST(Ownership, AnyPlanMayRunNext) {
+  Built graph;
+  const int64_t own = graph.Tensor(0, 16), back = graph.Tensor(64, 16),
+                never = graph.Tensor(128, 16);
+  graph.Region(kDevice, {}, {own, never});
+  graph.Region(kDevice, {own, never}, {back});
+  graph.Region(kCpu, {back}, {});
+  graph.NextPlan();
+  graph.Region(kCpu, {}, {own});
+  graph.Region(kCpu, {own}, {back});
+  const Ownership plan = graph.Plan();
+  ASSERT_EQ(plan.cells.size(), 2);
+  ExpectCell(plan.cells[0], 0, 64, {0}, {1}, true);
+  ExpectCell(plan.cells[1], 64, 64, {1}, {1}, true);
+  EXPECT_TRUE(plan.cells[0].host_writes);
 }
 
 // Rows of a tensor that each side writes a part of: pieces of 64 bytes are sound, others are not.

@@ -11,6 +11,7 @@ constexpr int64_t kHost = -1;
 struct Access {
   int64_t region;  // number among the device's regions, or kHost
   bool writes;
+  size_t plan;
 };
 
 // Consecutive bytes with the same accesses, in their order.
@@ -25,19 +26,23 @@ struct Use {
   Access access;
 };
 
-// All memory accesses of a run, in a possible order.
+// All memory accesses of a run of each plan, in a possible order.
 std::vector<Use> UsesOf(const GraphSpec& graph, int64_t device) {
   std::vector<Use> uses;
-  for (const PortSpec& port : graph.inputs) uses.push_back({port.tensor, {kHost, true}});
   int64_t own = 0;
-  for (const RegionSpec& region : graph.regions) {
-    const int64_t who = region.processor == device ? own++ : kHost;
-    for (int64_t id : region.nodes) {
-      for (int64_t tensor : graph.nodes[id].inputs) uses.push_back({tensor, {who, false}});
-      for (int64_t tensor : graph.nodes[id].outputs) uses.push_back({tensor, {who, true}});
+  for (size_t plan = 0; plan < graph.plans.size(); ++plan) {
+    const LengthSpec& ports = graph.lengths[graph.LengthOf(plan)];
+    for (int64_t tensor : ports.inputs) uses.push_back({tensor, {kHost, true, plan}});
+    for (size_t i = 0; i < graph.plans[plan].count; ++i) {
+      const RegionSpec& region = graph.regions[graph.plans[plan].first + i];
+      const int64_t who = region.processor == device ? own++ : kHost;
+      for (int64_t id : region.nodes) {
+        for (int64_t tensor : graph.nodes[id].inputs) uses.push_back({tensor, {who, false, plan}});
+        for (int64_t tensor : graph.nodes[id].outputs) uses.push_back({tensor, {who, true, plan}});
+      }
     }
+    for (int64_t tensor : ports.outputs) uses.push_back({tensor, {kHost, false, plan}});
   }
-  for (const PortSpec& port : graph.outputs) uses.push_back({port.tensor, {kHost, false}});
   return uses;
 }
 
@@ -93,21 +98,33 @@ void AddOnce(std::vector<size_t>* regions, int64_t region) {
 
 bool IsDevices(const Access& access) { return access.region != kHost; }
 
-// Simulates one interval through runs until the state repeats; the last run gives the plan.
+// Simulates one interval through runs of one plan until the state repeats; the last run counts.
 class Follower {
  public:
   Cell Follow(const Interval& interval) {
     constexpr int kRuns = 3;
     for (run_ = 0; run_ < kRuns; ++run_) {
       cell_ = {interval.start, interval.stop - interval.start, {}, {}, is_mapped_, false};
+      for (const Access& access : interval.accesses) Use(access);
+    }
+    return cell_;
+  }
+
+  // Any plan may run next, so what the host uses in one of them is the host's after each run.
+  Cell FollowAny(const Interval& interval, size_t plans) {
+    cell_ = {interval.start, interval.stop - interval.start, {}, {}, true, true};
+    for (size_t plan = 0; plan < plans; ++plan) {
       for (const Access& access : interval.accesses) {
-        IsDevices(access) ? OnDevice(access) : OnHost(access);
+        if (access.plan == plan) Use(access);
       }
+      Use({kHost, true, plan});
     }
     return cell_;
   }
 
  private:
+  void Use(const Access& access) { IsDevices(access) ? OnDevice(access) : OnHost(access); }
+
   struct Last {
     int64_t region = 0;
     int run = 0;
@@ -164,7 +181,8 @@ Ownership PlanOwnership(const GraphSpec& graph, int64_t device, const MemoryMap&
     const bool is_devices = std::any_of(all.begin(), all.end(), IsDevices);
     const bool is_hosts = !std::all_of(all.begin(), all.end(), IsDevices);
     if (all.empty()) continue;
-    Cell cell = Follower().Follow(interval);
+    const size_t plans = graph.plans.size();
+    Cell cell = plans == 1 ? Follower().Follow(interval) : Follower().FollowAny(interval, plans);
     const bool goes_on = is_hosts && last_is_hosts && ChangeTogether(cell, plan.cells.back()) &&
                          LineOf(interval.start) - last_line <= 1;
     const bool shares_line = LineOf(interval.start) == last_line;

@@ -13,6 +13,9 @@
 // This causes no extra waits: a later region of the host that uses these bytes waits for the
 // device's region anyway, as the memory plan orders them. While the device reads the host's data,
 // the host may go on reading it, because its own view does not change.
+//
+// With several plans, of which each run takes another, all bytes that the host uses in any of them
+// are the host's between runs.
 #pragma once
 
 #include <cstddef>

@@ -104,10 +104,8 @@ DeviceMemory BlockMemory(const Device& device, const SharedBlock& block) {
   return {device, block.data, block.bytes, Contents::kUndefined};
 }
 
-// In a graph with several plans the same bytes have several owners, so shared memory is copied.
 Ownership PlanFor(const OpenCLProgram& program, const MemoryMap& memory) {
   if (program.device().memory != MemoryKind::kMapped) return {};
-  if (program.graph().plans.size() > 1) return {{}, false};
   return PlanOwnership(program.graph(), program.index(), memory);
 }
 
