@@ -29,6 +29,7 @@ import tvm
 import tvm_stretch as ts
 from benchmarks.commands import Samples, options, turns
 from benchmarks.harness import check
+from benchmarks.papers.busy import seconds_of
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.network.operators import Operators
@@ -151,9 +152,7 @@ def three_processors(folder: Path) -> None:
 
 def busy_seconds() -> float:
     """The CPU seconds of all programs but this one since the machine started."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
-    user, nice, system, _idle, _waiting, *others = map(int, fields)
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    return seconds_of()[0] - time.process_time()
 
 
 def measured(runs: Mapping[str, Callable[[], object]]) -> tuple[Samples, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
+_TICKS = os.sysconf("SC_CLK_TCK")  # of a second
 _ASK = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100")
 
 Meter: TypeAlias = Callable[[], Callable[[], float]]
@@ -36,20 +37,24 @@ def share_of_gpu() -> Callable[[], float]:
 
 def share_of_core() -> Callable[[], float]:
     """The last core that this process may use, on which PoCL draws."""
-    before = _ticks()
+    core = f"cpu{max(os.sched_getaffinity(0))}"
+    before = seconds_of(core)
 
     def end() -> float:
-        idle, whole = (now - then for now, then in zip(_ticks(), before, strict=True))
-        return 100 * (1 - idle / max(whole, 1))
+        busy, idle = (now - then for now, then in zip(seconds_of(core), before, strict=True))
+        return 100 * busy / max(busy + idle, 1e-9)
 
     return end
 
 
-def _ticks() -> tuple[int, int]:
-    core = f"cpu{max(os.sched_getaffinity(0))} "
-    line = next(x for x in Path("/proc/stat").read_text().splitlines() if x.startswith(core))
-    times = [int(word) for word in line.split()[1:9]]
-    return times[3] + times[4], sum(times)  # idle and waiting for a disk
+def seconds_of(core: str = "cpu") -> tuple[float, float]:
+    """How long a core, or all together, were busy and idle since the machine started."""
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    ticks = next(
+        [int(x) for x in rest[:8]] for name, *rest in map(str.split, lines) if name == core
+    )
+    idle = ticks[3] + ticks[4]  # and waiting for a disk
+    return (sum(ticks) - idle) / _TICKS, idle / _TICKS
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class Window:
         self._call("EnqueueReadBuffer", self._queue, self._buffer, *read)
         return time.perf_counter() - began
 
-    def some(self) -> np.ndarray:
+    def sampled(self) -> np.ndarray:
         """The pixels of the picture that `check` compares."""
         return self.picture[::_CHECKED].copy()
 
@@ -213,7 +213,7 @@ def calibrated(window: Window, milliseconds: float) -> int:
     few, many = seconds(_LEAST), 8 * _LEAST
     while (taken := seconds(many)) < _MEASURABLE_S:  # a large GPU needs many
         many *= 2
-    check({9: window.some()}, many)
+    check({9: window.sampled()}, many)
     each = max(taken - few, 1e-6) / (many - _LEAST)
     return max(1, round(_LEAST + (milliseconds / 1e3 - few) / each))
 
@@ -236,12 +236,12 @@ def main() -> None:
     def draw(tick: int) -> float:
         taken = window.draw(tick, rounds)
         if len(pictures) * 10 <= tick:
-            pictures[tick] = window.some()
+            pictures[tick] = window.sampled()
         return taken
 
-    found = drawn(draw, ticks)
+    outcome = drawn(draw, ticks)
     check(pictures, rounds)
-    print(json.dumps(asdict(found)))
+    print(json.dumps(asdict(outcome)))
 
 
 if __name__ == "__main__":

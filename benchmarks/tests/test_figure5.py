@@ -66,12 +66,12 @@ def test_the_kernel_draws_what_numpy_computes() -> None:
     np.testing.assert_array_equal(
         window.picture, pixels_of(np.arange(len(window.picture), dtype=np.uint32), 7, 5)
     )
-    seventh = window.some()
+    seventh = window.sampled()
     window.draw(8, 5)
-    check({7: seventh, 8: window.some()}, 5)
+    check({7: seventh, 8: window.sampled()}, 5)
     seventh[0] += 1
     with pytest.raises(AssertionError, match="picture 7 is wrong"):
-        check({8: window.some(), 7: seventh}, 5)
+        check({8: window.sampled(), 7: seventh}, 5)
     assert 1 <= calibrated(window, 1e-6) < calibrated(window, 1e6)
 
 

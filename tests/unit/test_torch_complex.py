@@ -46,7 +46,7 @@ class _Rotary(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pairs of elements, turned."""
         pairs = torch.view_as_complex(x.reshape(2, 3, 2, 2))
-        return torch.view_as_real(pairs * self.turns * 0.5).flatten(2)
+        return torch.view_as_real(2 - (pairs * self.turns * 0.5 + 1.5)).flatten(2)
 
 
 CASES: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {

@@ -129,15 +129,7 @@ def _gathered(node: Node, sizes: TrueSizes) -> Results:
     data, places, axis = sizes.of(node.inputs[0]), sizes.of(node.inputs[1]), node.axis(0)
     if data is None or data[0] != axis:
         return None
-    index = node[1]
-    zero = node.scalar(0, node.dtype(1))
-    size = node.emit(relax.op.astype(data[1].expr, node.dtype(1)))
-    size = node.emit(relax.op.reshape(size, relax.ShapeExpr([])))
-    index = node.emit(
-        relax.op.where(
-            node.emit(relax.op.less(index, zero)), node.emit(relax.op.add(index, size)), index
-        )
-    )
+    index = _from_the_front(node, node[1], data[1].expr)
     if places:
         node.sizes[0] = axis + places[0], places[1]
     return _plain(node, {1: index})
@@ -214,8 +206,8 @@ def _compared(node: Node, sizes: TrueSizes) -> Results:
     told, other = sizes.numbers(node.inputs[0]), node.inputs[1]
     if told is None or not isinstance(other, np.ndarray) or (other >= 0).any():
         return None
-    known = [0 if isinstance(number, Size) else int(number) for number in told.flat]
-    return np.equal(np.reshape(known, told.shape), other)
+    numbers = [0 if isinstance(number, Size) else int(number) for number in told.flat]
+    return np.equal(np.reshape(numbers, told.shape), other)
 
 
 @_rule("Where")
@@ -251,25 +243,31 @@ def _counted(node: Node, sizes: TrueSizes) -> Results:
 @_rule("ScatterElements")
 def _scattered(node: Node, sizes: TrueSizes) -> Results:
     """Places that do not count are one more row, which is cut off again."""
-    own, found = sizes.of(node.inputs[0]), sizes.of(node.inputs[1])
-    values, axis = sizes.of(node.inputs[2]), node.axis(0)
-    if found is None or values != found or (own and own[0] != axis):
+    data, places, values = (sizes.of(node.inputs[i]) for i in range(3))
+    axis = node.axis(0)
+    if places is None or values != places or (data and data[0] != axis):
         return None
     rows = node.shape()[axis]
     row = relax.op.zeros([*node.shape()[:axis], 1, *node.shape()[axis + 1 :]], node.dtype())
     longer = node.emit(relax.op.concat([node[0], node.emit(row)], axis))
     each = rows_written(node)
-    places = node[1] if each is None else each
-    counted = node.emit(relax.op.add(places, node.scalar(rows, node.dtype(1))))
-    is_last = node.emit(relax.op.less(places, node.scalar(0, node.dtype(1))))
-    places = node.emit(relax.op.where(is_last, counted, places))  # from the end of the rows
-    places = inside(node, places, found[0], found[1].expr, rows)
+    index = _from_the_front(node, node[1] if each is None else each, _long(rows))
+    index = inside(node, index, places[0], places[1].expr, rows)
     if each is not None:
-        places = node.emit(relax.op.broadcast_to(places, relax.ShapeExpr(node.shape(1))))
-    result = node.emit(as_expr(_plain(node, {0: longer, 1: places})))
-    if own:
-        node.sizes[0] = own
+        index = node.emit(relax.op.broadcast_to(index, relax.ShapeExpr(node.shape(1))))
+    result = node.emit(as_expr(_plain(node, {0: longer, 1: index})))
+    if data:
+        node.sizes[0] = data
     return relax.op.strided_slice(result, [axis], [0], [rows])
+
+
+def _from_the_front(node: Node, index: relax.Expr, count: relax.Expr) -> relax.Expr:
+    """Places; those below zero are counted from the end of `count` elements, a vector of one."""
+    kind = node.dtype(1)
+    size = node.emit(relax.op.astype(count, kind))
+    size = node.emit(relax.op.reshape(size, relax.ShapeExpr([])))
+    is_last = node.emit(relax.op.less(index, node.scalar(0, kind)))
+    return node.emit(relax.op.where(is_last, node.emit(relax.op.add(index, size)), index))
 
 
 @_rule("ConstantOfShape", "Expand")

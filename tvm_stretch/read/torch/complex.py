@@ -28,6 +28,7 @@ from tvm_stretch.read.torch.own import OWN
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+_ARITHMETIC = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul")}
 _POWERS = {0: 0.0, 1: -0.5, 2: -1.0}
 """The power of a transform's length that torch's code of a normalisation stands for."""
 
@@ -96,8 +97,8 @@ class _Pairs(torch.fx.Interpreter):
         if (kind is not None and kind.is_complex) or any(
             isinstance(x, ComplexTensor) for x in values
         ):
-            if target is torch.ops.aten.mul.Tensor and isinstance(args[1], int | float):
-                return ComplexTensor(args[0].re * args[1], args[0].im * args[1])
+            if target in _ARITHMETIC:  # which would keep a number as a complex constant
+                args = [_scalar(complex(x)) if isinstance(x, int | float) else x for x in args]
             try:
                 function = lookup_complex(target, *args, **kwargs)
                 return (function or target)(*args, **kwargs)

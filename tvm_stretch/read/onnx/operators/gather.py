@@ -55,8 +55,8 @@ def rows_written(node: Node) -> relax.Expr | None:
     spread: Any = node.bb.lookup_binding(node[1]) if isinstance(node[1], relax.Var) else None
     if kind_of(spread) != "broadcast_to" or node.axis(0) != 0 or node.rank() < 2:
         return None
-    rows, whole = shape_of(spread.args[0]), node.shape(1)
-    is_each = rows == [whole[0], *(1 for _ in whole[1:])] and whole[1:] == node.shape()[1:]
+    before, after = shape_of(spread.args[0]), node.shape(1)
+    is_each = before == [after[0], *(1 for _ in after[1:])] and after[1:] == node.shape()[1:]
     return spread.args[0] if is_each else None
 
 
