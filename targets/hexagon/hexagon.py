@@ -11,8 +11,9 @@ refused by others, because a DSP that computes one number at a time is slower th
 Exceptions are the ends of an integer network: quantising works on the bits of floats, in vectors,
 and dequantising computes one number at a time.
 
-TVM's tags (qcom/hexagon-v66) set `vtcm-capacity` and `num-cores`, which are accepted and have no
-effect: kernels read through the second-level cache, on one thread.
+A chip's kernels run on as many threads as it has vector units (dsp/fastrpc/team.c), an emulated
+one's on one. TVM's tags (qcom/hexagon-v66) set `vtcm-capacity` and `num-cores`, which are accepted
+and have no effect: the program asks the chip for both.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Version:
     cpu: str  # LLVM's name
     vector_float: bool  # whether vectors hold float16 and float32
     ghz: float  # clock of a typical phone's DSP
+    threads: int = 4  # vector units with 128 bytes
     l2_bytes: int = 1024 * KIB  # size of the second-level cache
     vector_bytes: int = 128
 
@@ -88,7 +90,7 @@ class Version:
 VERSIONS = {
     version.cpu: version
     for version in (
-        Version("hexagonv65", vector_float=False, ghz=1.2),
+        Version("hexagonv65", vector_float=False, ghz=1.2, threads=2),
         Version("hexagonv66", vector_float=False, ghz=1.2),
         Version("hexagonv67", vector_float=False, ghz=1.2),
         Version("hexagonv68", vector_float=True, ghz=1.5),
@@ -108,7 +110,7 @@ _LONGEST_SPIN_US = 10_000
 """Longest time to spin: a side that spins does not notice that the other has died."""
 
 # Attributes of a target that have an effect, and those that TVM's tags (qcom/hexagon-v66) add,
-# which have none: kernels read through the second-level cache, not through a copy in VTCM.
+# which have none: the program asks the chip.
 _OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
 _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
 
@@ -142,6 +144,7 @@ def _processor(
 ) -> Processor:
     version, launch = _version(given, chip), _launch(given, chip, emulated_cpu)
     target, emulated = llvm_target(version), not launch.fastrpc
+    threads = 1 if emulated else version.threads
 
     def refuse(call: relax.Call) -> str | None:
         return why_refused(call, version, emulated=emulated)
@@ -151,7 +154,7 @@ def _processor(
         registers=32,
         broadcast_operand=False,
         l2_bytes=version.l2_bytes,
-        threads=1,
+        threads=threads,
         multiply_adds=1.0,
         loads=1.0,
         latency=2,
@@ -173,10 +176,10 @@ def _processor(
         name="hexagon",
         kind="dsp",
         target=target,
-        threads=1,
+        threads=threads,
         machine=vectors,
         code=Code(phases, ScheduleKernels(vectors), build),
-        speed=_speed(version, host, emulated=emulated),
+        speed=_speed(version, host, threads, emulated=emulated),
         operators=Operators(_rules(refuse), refuse, remark=remark),
         hardware=emulator if emulated else Hardware(driver="FastRPC", runs_here=launch.runs_here),
     )
@@ -251,8 +254,8 @@ def _why_absent(given: Attributes) -> str:
     )
 
 
-def _speed(version: Version, host: Processor, *, emulated: bool) -> Speed:
-    """Typical speed of 8-bit layers on one thread.
+def _speed(version: Version, host: Processor, threads: int, *, emulated: bool) -> Speed:
+    """Typical speed of 8-bit layers.
 
     For an emulated DSP it is the emulator's, because plans must not assume the chip's.
 
@@ -263,7 +266,7 @@ def _speed(version: Version, host: Processor, *, emulated: bool) -> Speed:
     """
     per_cycle = 2 * host.machine.lanes
     packets_per_ns = 1 / _EMULATED_PACKET_NS if emulated else version.ghz
-    reached = packets_per_ns * 2 * version.vector_bytes * 2 / 3
+    reached = threads * packets_per_ns * 2 * version.vector_bytes * 2 / 3
     return Speed(reached / per_cycle, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=30_000.0)
 
 

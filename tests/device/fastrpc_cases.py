@@ -109,7 +109,7 @@ def test_an_error_of_a_run(model: ts.Model, name: str) -> None:
     fake_cdsp.fail("remote_handle64_invoke", CODES[name])
     with pytest.raises(ts.DeviceError, match=rf"remote_handle64_invoke: {name} \(0x\w+\), .{{20}}"):
         model(picture())
-    assert works(model)
+    assert works(model), ERRORS[-1]
 
 
 @pytest.mark.parametrize("call", NEEDED)
@@ -172,12 +172,27 @@ def test_models_share_the_process(model: ts.Model) -> None:
 def test_scratch_of_kernels_is_in_vtcm(model: ts.Model) -> None:
     """It is borrowed for each run after the first, and the fake refuses every third time."""
     assert works(model)
-    before = fake_cdsp.vtcm()
+    before = fake_cdsp.on_chip()
     assert all(works(model) for _ in range(6))
-    after = fake_cdsp.vtcm()
+    after = fake_cdsp.on_chip()
     assert after["lent"] - before["lent"] == 4
     assert after["returned"] == after["lent"]
     assert after["written"]
+
+
+def test_kernels_run_on_threads(model: ts.Model) -> None:
+    """On two beside the call's own: the fake has four vector units, and refuses the third thread."""
+    assert works(model)
+    seen = fake_cdsp.on_chip()
+    assert seen["threads"] == 2
+    assert 2 <= seen["most_locks"] <= 3
+
+
+def test_threads_end_with_the_last_handle(model: ts.Model) -> None:
+    restart(model)
+    assert fake_cdsp.on_chip()["threads"] == 0
+    assert works(model)
+    assert fake_cdsp.on_chip()["threads"] == 2
 
 
 def test_instances_on_threads(model: ts.Model) -> None:

@@ -84,12 +84,15 @@ void fake_cdsp_forget(void) {
 void fake_cdsp_release(void) { released = 1; }
 
 // 0: open handles, 1: buffers, 2: registered buffers, 3: bytes that the DSP has mapped, 4: its pid,
-// 5: how often VTCM was lent, 6: and returned, 7: whether kernels wrote to it.
+// 5: how often VTCM was lent, 6: and returned, 7: whether kernels wrote to it,
+// 8: threads that live beside the first, 9: most locks of HVX at once.
 int fake_cdsp_count(int what) {
   static const Channel none;
   const Channel* const dsp = channel && shell > 0 ? channel : &none;
-  const int counts[] = {num_open,   num_buffers,    num_mapped,         (int)dsp->mapped,
-                        (int)shell, (int)dsp->lent, (int)dsp->returned, (int)dsp->written};
+  const int counts[] = {
+      num_open,          num_buffers,         num_mapped,         (int)dsp->mapped,
+      (int)shell,        (int)dsp->lent,      (int)dsp->returned, (int)dsp->written,
+      (int)dsp->threads, (int)dsp->most_locks};
   return counts[what];
 }
 

@@ -30,6 +30,8 @@ typedef struct {
   uint32_t mapped;          // bytes of the CPU that the DSP has mapped
   uint32_t lent, returned;  // how often VTCM was
   uint32_t written;         // whether kernels wrote to it
+  uint32_t threads;         // that live beside the first
+  uint32_t most_locks;      // of HVX that threads had at once
   char pad1[128];
   uint32_t cpu_sleeps, dsp_sleeps;
   char pad2[128];

@@ -7,6 +7,8 @@
 // libraries, and symbols that are not in its table.
 #include <elf.h>
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,7 +28,7 @@ enum { kRelative = 35, kJumpSlot = 34, kGlobalData = 33, kAbsolute = 6 };
 
 static Channel* channel;
 static int cpu;
-static int hvx_locks;
+static uint32_t hvx_locks;
 
 static void Say(const char* what, const char* name) {
   DspCall(SYS_write, 2, (long)what, (long)strlen(what), 0, 0);
@@ -104,11 +106,17 @@ static int Power(void* client, const uint8_t* request) {
   return is_known ? 0 : -1;
 }
 
+// Vector units of 128 bytes are in the second byte.
+static int Units(void) { return 0x0408; }
 static int Lock(int mode) {
-  ++hvx_locks;
+  const uint32_t locks = __atomic_add_fetch(&hvx_locks, 1, __ATOMIC_SEQ_CST);
+  if (locks > channel->most_locks) channel->most_locks = locks;
   return mode == 1 ? 0 : -1;
 }
-static int Unlock(void) { return --hvx_locks; }
+static int Unlock(void) {
+  __atomic_sub_fetch(&hvx_locks, 1, __ATOMIC_SEQ_CST);
+  return 0;
+}
 
 // A chip's VTCM, of which a program may ask for all of a v66; every third time another one has it.
 static struct {
@@ -136,7 +144,74 @@ static int Release(uint32_t context) {
   memset(&vtcm, 0, sizeof(vtcm));
   return 0;
 }
-static uint32_t Thread(void) { return 1; }
+
+// Threads share everything. The third is refused. The system clears the word of one that ended.
+static struct Thread {
+  uint32_t id, lives;
+  void (*entry)(void*);
+  void* argument;
+} threads[2];
+
+static uint32_t Self(void) { return (uint32_t)DspCall(SYS_gettid, 0, 0, 0, 0, 0); }
+static int Priority(uint32_t thread) { return thread == Self() ? 100 : -1; }
+
+// Of one process: other words must be on pages to which the emulator lets the program write, and
+// pages with code are none.
+static int Sleep(void* word, int value) {
+  return (int)DspCall(SYS_futex, (long)word, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, value, 0, 0);
+}
+static int Wake(void* word, int count) {
+  return (int)DspCall(SYS_futex, (long)word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, count, 0, 0);
+}
+static void Exit(int status) { DspCall(SYS_exit, status, 0, 0, 0, 0); }
+
+// Begins on its own stack, where nothing lies yet: what it needs is in registers.
+__attribute__((noinline)) static long Clone(struct Thread* thread, char* top) {
+  register long r0 __asm__("r0") = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND |
+                                   CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+  register char* r1 __asm__("r1") = top;
+  register long r2 __asm__("r2") = 0;
+  register uint32_t* r3 __asm__("r3") = &thread->lives;
+  register long r4 __asm__("r4") = 0;
+  register long r6 __asm__("r6") = SYS_clone;
+  register struct Thread* r16 __asm__("r16") = thread;
+  __asm__ volatile(
+      "trap0(#1)\n"
+      "{ p0 = cmp.eq(r0, #0); if (!p0.new) jump:t 1f }\n"
+      "{ r0 = memw(r16 + #12); r1 = memw(r16 + #8) }\n"
+      "callr r1\n"
+      "1:\n"
+      : "+r"(r0)
+      : "r"(r1), "r"(r2), "r"(r3), "r"(r4), "r"(r6), "r"(r16)
+      : "memory", "p0", "r31");
+  return r0;
+}
+
+static int Create(uint32_t* id, const ThreadAttributes* wanted, void (*entry)(void*),
+                  void* argument) {
+  if ((uintptr_t)wanted->stack % 8 != 0 || wanted->stack_bytes < 16384) return -1;
+  if (wanted->priority != 100 || wanted->name[15] != 0 || wanted->joinable != 1) return -1;
+  for (uint32_t i = 0; i < 2; ++i) {
+    struct Thread* const thread = &threads[i];
+    if (thread->lives) continue;
+    thread->lives = 1, thread->entry = entry, thread->argument = argument;
+    thread->id = *id = (uint32_t)Clone(thread, (char*)wanted->stack + wanted->stack_bytes);
+    ++channel->threads;
+    return 0;
+  }
+  return -1;
+}
+
+static int Join(uint32_t id, int* status) {
+  *status = 0;
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (threads[i].id != id) continue;
+    while (Load(&threads[i].lives)) DspSleep(&threads[i].lives, 1, 10);
+    threads[i].id = 0, --channel->threads;
+    return 0;
+  }
+  return -1;
+}
 
 static const struct {
   const char* name;
@@ -150,7 +225,14 @@ static const struct {
     {"HAP_power_set", (void*)Power},
     {"qurt_hvx_lock", (void*)Lock},
     {"qurt_hvx_unlock", (void*)Unlock},
-    {"qurt_thread_get_id", (void*)Thread},
+    {"qurt_hvx_get_units", (void*)Units},
+    {"qurt_thread_get_id", (void*)Self},
+    {"qurt_thread_get_priority", (void*)Priority},
+    {"qurt_thread_create", (void*)Create},
+    {"qurt_thread_exit", (void*)Exit},
+    {"qurt_thread_join", (void*)Join},
+    {"qurt_futex_wait", (void*)Sleep},
+    {"qurt_futex_wake", (void*)Wake},
     {"compute_resource_attr_init", (void*)BeginWish},
     {"compute_resource_attr_set_vtcm_param", (void*)WishVtcm},
     {"compute_resource_acquire", (void*)Acquire},
@@ -348,6 +430,8 @@ static int Invoke(void) {
   }
   if (channel->scalars >> 24 == 1) arguments[0].handle = handle->own;
   const int result = handle->entry(handle->own, channel->scalars, arguments);
+  const uint64_t patience = DspNow() + 1000000000;  // threads return theirs after their tasks
+  while (Load(&hvx_locks) != 0 && DspNow() < patience) DspYield();
   if (hvx_locks != 0) Say("locks of HVX are left", ""), DspCall(SYS_exit_group, 7, 0, 0, 0, 0);
   return result;
 }

@@ -76,12 +76,10 @@ def counts() -> dict[str, int]:
     return {name: _fake().fake_cdsp_count(number) for number, name in enumerate(names)}
 
 
-def vtcm() -> dict[str, int]:
-    """How often the DSP lent VTCM, and got it back, and whether kernels wrote to it."""
-    return {
-        name: _fake().fake_cdsp_count(5 + i)
-        for i, name in enumerate(("lent", "returned", "written"))
-    }
+def on_chip() -> dict[str, int]:
+    """How often the DSP lent VTCM and got it back, whether it was written; threads, most locks."""
+    names = ("lent", "returned", "written", "threads", "most_locks")
+    return {name: _fake().fake_cdsp_count(5 + i) for i, name in enumerate(names)}
 
 
 def pid() -> int:

@@ -88,7 +88,7 @@ def fastrpc_linker() -> Linker:
     )
     return _zig(
         *("-fPIC", "-fvisibility=hidden", "-fno-stack-protector"),
-        own=("fastrpc/qurt.c", "fastrpc/skeleton.c"),
+        own=("fastrpc/qurt.c", "fastrpc/team.c", "fastrpc/skeleton.c"),
         options=("-shared", *_NO_LIBRARY, *(f"-Wl,{flag}" for flag in flags)),
     )
 

@@ -42,3 +42,15 @@ static int FreeWorkspace(int device_type, int device_id, void* memory) {
 // Objects whose kernels need workspaces have weak slots of these names, which a loader would fill.
 void* __TVMBackendAllocWorkspace = (void*)AllocateWorkspace;
 void* __TVMBackendFreeWorkspace = (void*)FreeWorkspace;
+
+// What compiler-rt lacks of the functions that kernels call. At 2^23, floats are whole numbers: a
+// sum with it rounds as the processor does, to even numbers in ties.
+float nearbyintf(float x) {
+  const float whole = 0x1p23f, size = __builtin_fabsf(x);
+  return size < whole ? __builtin_copysignf(size + whole - whole, x) : x;
+}
+
+double nearbyint(double x) {
+  const double whole = 0x1p52, size = __builtin_fabs(x);
+  return size < whole ? __builtin_copysign(size + whole - whole, x) : x;
+}

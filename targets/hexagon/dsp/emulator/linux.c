@@ -90,18 +90,6 @@ void* calloc(size_t count, size_t bytes) {
 
 void free(void* memory) { DspFreeWorkspace(memory); }
 
-// What compiler-rt lacks of the functions that kernels call. At 2^23, floats are whole numbers: a
-// sum with it rounds as the processor does, to even numbers in ties.
-float nearbyintf(float x) {
-  const float whole = 0x1p23f, size = __builtin_fabsf(x);
-  return size < whole ? __builtin_copysignf(size + whole - whole, x) : x;
-}
-
-double nearbyint(double x) {
-  const double whole = 0x1p52, size = __builtin_fabs(x);
-  return size < whole ? __builtin_copysign(size + whole - whole, x) : x;
-}
-
 // Control register c20 of qemu-hexagon, which the real chip does not have. The assembler has no
 // name for it: this word is r0 = c20.
 uint32_t DspPackets(void) {

@@ -49,6 +49,19 @@ typedef struct {
   } value;
 } PowerRequest;
 
+// How a thread begins; newer versions have more fields, whose defaults are zeros.
+typedef struct {
+  char name[16];
+  uint8_t partition, scheduling;
+  uint16_t priority;  // the smaller, the sooner
+  uint8_t space, bus_priority;
+  uint16_t test;
+  uint32_t stack_bytes;
+  void* stack;
+  uint16_t joinable;
+  uint16_t others[15];
+} ThreadAttributes;
+
 // What a program asks of the resource manager; the manager's own record is smaller.
 typedef struct {
   uint64_t words[32];
@@ -62,7 +75,15 @@ unsigned long long HAP_perf_get_pcycles(void) OPTIONAL;
 int HAP_power_set(void* client, PowerRequest* request) OPTIONAL;
 int qurt_hvx_lock(int mode) OPTIONAL;
 int qurt_hvx_unlock(void) OPTIONAL;
+int qurt_hvx_get_units(void) OPTIONAL;
 uint32_t qurt_thread_get_id(void) OPTIONAL;
+int qurt_thread_get_priority(uint32_t thread) OPTIONAL;
+int qurt_thread_create(uint32_t* thread, ThreadAttributes* attributes, void (*entry)(void*),
+                       void* argument) OPTIONAL;
+void qurt_thread_exit(int status) OPTIONAL;
+int qurt_thread_join(uint32_t thread, int* status) OPTIONAL;
+int qurt_futex_wait(void* word, int value) OPTIONAL;
+int qurt_futex_wake(void* word, int threads) OPTIONAL;
 int compute_resource_attr_init(Resources* wanted) OPTIONAL;
 int compute_resource_attr_set_vtcm_param(Resources* wanted, uint32_t bytes,
                                          uint8_t one_page) OPTIONAL;
@@ -70,6 +91,14 @@ uint32_t compute_resource_acquire(Resources* wanted, uint32_t wait_us) OPTIONAL;
 void* compute_resource_attr_get_vtcm_ptr(Resources* wanted) OPTIONAL;
 int compute_resource_release(uint32_t context) OPTIONAL;
 
-// VTCM, which programs take in turns, is lent to the kernels of a call between these two.
-void BorrowVtcm(void);
-void ReturnVtcm(void);
+// What only one call of this process has between these two: VTCM, and threads beside its own.
+// Others compute meanwhile on the heap and alone.
+void BeginCall(void);
+void EndCall(void);
+int IsOwnCall(void);
+
+// Whether this thread computes for the call that has VTCM.
+int IsInTeam(void);
+
+// Before the library is unloaded.
+void EndThreads(void);

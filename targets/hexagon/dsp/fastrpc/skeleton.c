@@ -17,6 +17,8 @@ typedef struct {
   DspServer server;
 } Skeleton;
 
+static uint32_t open_handles;
+
 static void Unload(Skeleton* skeleton) {
   if (skeleton->server.program) DspUnload(skeleton->server.program);
   skeleton->server.program = NULL;
@@ -51,6 +53,7 @@ static int Open(RemoteArgument* arguments) {
   if (!skeleton) return DSP_ERROR(kErrorNoMemory);
   skeleton->server.loaded.status = kDspBadProgram;
   RequestPower(skeleton);
+  __atomic_add_fetch(&open_handles, 1, __ATOMIC_RELAXED);
   arguments[2].handle = (uintptr_t)skeleton;  // the length of the name and the name come first
   return 0;
 }
@@ -58,6 +61,7 @@ static int Open(RemoteArgument* arguments) {
 static int Close(Skeleton* skeleton) {
   Unload(skeleton);
   free(skeleton);
+  if (__atomic_sub_fetch(&open_handles, 1, __ATOMIC_ACQ_REL) == 0) EndThreads();
   return 0;
 }
 
@@ -109,9 +113,9 @@ static int Execute(Skeleton* skeleton, RemoteArgument* arguments) {
     return DSP_ERROR(kErrorBadParameter);
   const int computes = command.operation == kDspInvoke;
   if (computes && &qurt_hvx_lock) qurt_hvx_lock(kVectors128);
-  if (computes) BorrowVtcm(), CleanBlock(skeleton, kFlushInvalidate);
+  if (computes) BeginCall(), CleanBlock(skeleton, kFlushInvalidate);
   const DspAnswer answer = DspExecute(&server, &command);
-  if (computes) CleanBlock(skeleton, kFlush), ReturnVtcm();
+  if (computes) CleanBlock(skeleton, kFlush), EndCall();
   if (computes && &qurt_hvx_unlock) qurt_hvx_unlock();
   memcpy(arguments[1].buffer.data, &answer, sizeof(answer));
   return 0;
