@@ -63,7 +63,7 @@ import re
 from tvm_stretch.base.exports import exported
 
 _NAMES = (
-    *("AverageBySums", "BlockChannels", "BranchSegments", "Canonicalise", "CarryStates"),
+    *("AverageBySums", "BlockChannels", "BranchSegments", "BroadcastLate", "Canonicalise", "CarryStates"),
     *("ChannelsFirst", "DecomposeQuantisation", "DuplicateAndScale", "EmptyTensors", "ExpandMath"),
     *("FoldBatchNorm", "FoldConstants", "FormIntegers", "FramesAsImages", "GuardOperators"),
     *("IntegersInHalf", "JoinDepthwise", "JoinTables", "KeepConditions", "KeepNan", "KeepViews"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_stretch.passes.broadcast_late import BroadcastLate
 from tvm_stretch.passes.channels_first import ChannelsFirst
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
@@ -19,6 +20,7 @@ from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.form_integers import FormIntegers
 from tvm_stretch.passes.frames_as_images import FramesAsImages
 from tvm_stretch.passes.join_tables import JoinTables
+from tvm_stretch.passes.mix_axes import MixAxes
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.return_tuple import ReturnTuple
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
@@ -43,7 +45,9 @@ PHASES = [
     FramesAsImages(),
     TemplateLayers(),
     relax.transform.CanonicalizeBindings(),
+    BroadcastLate(),
     SimplifyOperators(),
+    MixAxes(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),
     relax.transform.DeadCodeElimination(),

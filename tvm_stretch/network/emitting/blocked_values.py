@@ -40,10 +40,10 @@ from tvm_stretch.targets.kernels.template import choose
 # Padding lanes hold the results of these for 0. They must stay finite: the next layer adds 0 times
 # them.
 _UNARY = UNARY - {"astype", "log", "rsqrt"}
-_FULL_LANES_ONLY = {"exp", "nn.softplus", "sqrt"}
+_FULL_LANES_ONLY = {"divide", "exp", "nn.softplus", "sqrt"}
 """Not finite for some numbers, such as ``relu(x) - 5`` makes of 0: blocked only without padding."""
 _MOVES = {"reshape", "permute_dims"}
-_BINARY = BINARY - {"divide", "power"}
+_BINARY = BINARY - {"power"}
 
 
 class Rewriter(Layouts):
@@ -221,7 +221,7 @@ def _binary(r: Rewriter, call: relax.Call) -> Made:
     if not any(r.is_blocked(arg) for arg in call.args) or not r.is_number(call):
         return normalised_rows(r, call) or on_rows(r, call)
     shape = tuple(shape_of(call))
-    if len(shape) not in (2, 4):
+    if len(shape) not in (2, 4) or not r.stays_finite(call, shape[1]):
         return None
     operands = [r.broadcast_operand(arg, shape) for arg in call.args]
     if any(operand is None for operand in operands):
