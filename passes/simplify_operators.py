@@ -161,17 +161,17 @@ def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def small_power(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``x ** 3 -> x * x * x``: TVM calls C's ``pow`` for each number, which takes 15 times as long.
-
-    It computes squares and roots otherwise.
-    """
+    """``x ** 3 -> x * x * x``: TVM calls C's ``pow`` for each number, which takes 15 times as long."""
     value = s.constant(call.args[1])
-    if value is None or value.size != 1 or value.item() not in (3, 4) or not is_float(call):
+    if value is None or value.size != 1 or value.item() not in (2, 3, 4) or not is_float(call):
         return None
     if shape_of(call) != shape_of(call.args[0]):
         return None
     x = call.args[0]
-    square = s.emit(relax.op.multiply(x, x))
+    square = relax.op.multiply(x, x)
+    if value.item() == 2:
+        return square
+    square = s.emit(square)
     return relax.op.multiply(square, x if value.item() == 3 else square)
 
 

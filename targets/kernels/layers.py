@@ -270,6 +270,7 @@ class NormShape(Layer):
 
     shape: tuple[int, ...]
     epsilon: float
+    is_centred: bool  # else their squares have mean 1, as RMSNorm says
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ MACHINES = pytest.mark.parametrize(
 
 def run_norm(x: np.ndarray, epsilon: float, machine: VectorMachine) -> np.ndarray:
     """The normalised rows times a factor for each column."""
-    config = choose(NormShape(x.shape, epsilon), machine)
+    config = choose(NormShape(x.shape, epsilon, is_centred=True), machine)
     assert config is not None
     data, factor = te.placeholder(x.shape, name="x"), te.placeholder(x.shape[-1:], name="factor")
     rows = config.meaning(data)
@@ -77,7 +77,7 @@ def test_a_row_with_special_values_has_no_numbers(value: float) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 7), (0, 64), (3, 0)], ids=str)
 def test_no_template(shape: tuple[int, ...]) -> None:
-    assert choose(NormShape(shape, 1e-5), AVX2) is None
+    assert choose(NormShape(shape, 1e-5, is_centred=True), AVX2) is None
 
 
 def layer_norm(x: relax.Expr, inverse: bool = True) -> relax.Expr:

@@ -1,5 +1,7 @@
 """Rows with mean 0 and variance 1, as layer normalisation needs them, while they are in the cache.
 
+RMSNorm leaves out the mean.
+
     for row:                                     # parallel
       mean = sum of vectors of x / extent
       for vector:  squares += (x - mean) ** 2
@@ -68,7 +70,9 @@ class NormTemplate(Template, NormShape):
         (x,), extent, rows = operands, self.shape[-1], self.shape[:-1]
         k, j = (te.reduce_axis((0, extent), name) for name in "kj")
         total = te.compute(rows, lambda *row: te.sum(x(*row, k.var), axis=k), name="total")
-        apart = te.compute(self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
+        apart = x
+        if self.is_centred:
+            apart = te.compute(self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
         squares = te.compute(
             rows,
             lambda *row: te.sum(apart(*row, j.var) * apart(*row, j.var), axis=j),
@@ -95,7 +99,7 @@ class NormConfig(NormTemplate):
     def configure(cls, layer: NormShape, machine: VectorMachine, block: int) -> Iterable[Template]:
         """The configuration, if a row fills a vector."""
         fits = 0 not in layer.shape and layer.shape[-1] >= machine.lanes
-        return [cls(layer.shape, layer.epsilon, machine.lanes)] if fits else []
+        return [cls(layer.shape, layer.epsilon, layer.is_centred, machine.lanes)] if fits else []
 
     def cycles(self, machine: VectorMachine) -> float:
         return prod(self.shape) * 4.0 / self.lanes
@@ -111,7 +115,8 @@ class NormConfig(NormTemplate):
         mean, inverse = scratch("mean", 1), scratch("inverse", 1)
 
         def apart(column: Expr) -> Expr:
-            return load(x, *at, column) - load(mean, 0)
+            value = load(x, *at, column)
+            return value - load(mean, 0) if self.is_centred else value
 
         def square(column: Expr) -> Expr:
             return apart(column) * apart(column)
@@ -128,9 +133,10 @@ class NormConfig(NormTemplate):
         squares, squares_of = self.sum_of(square)
         spread = tirx.sqrt(squares_of * each + f32(self.epsilon))
         rest = [finish(const(extent - width))] if extent % width else []
+        centre = within(total.buffers, *total.parts, store(mean, total_of * each, 0))
         return within(
-            [mean, inverse],
-            within(total.buffers, *total.parts, store(mean, total_of * each, 0)),
+            [mean, inverse] if self.is_centred else [inverse],
+            *([centre] if self.is_centred else []),
             within(squares.buffers, *squares.parts, store(inverse, f32(1.0) / spread, 0)),
             loop(extent // width, lambda i: finish(i * width), "vector"),
             *rest,

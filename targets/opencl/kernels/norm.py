@@ -41,7 +41,7 @@ class GroupNormConfig(NormTemplate):
         del block
         assert machine.gpu is not None
         items = machine.gpu.row_items(layer.shape[-1]) if 0 not in layer.shape else 0
-        return [cls(layer.shape, layer.epsilon, items)] if items else []
+        return [cls(layer.shape, layer.epsilon, layer.is_centred, items)] if items else []
 
     def cycles(self, machine: VectorMachine) -> float:
         return prod(self.shape) * 8.0 / machine.lanes
@@ -86,8 +86,7 @@ def write_group_norm(cfg: GroupNormConfig, fused: FusedKernel) -> tirx.Stmt:
         return within(
             [values, found, shared],
             *shares(extent, items, item, read),
-            *mean_of(lambda value: value),
-            *shares(extent, items, item, shift),
+            *((*mean_of(lambda value: value), *shares(extent, items, item, shift)) * cfg.is_centred),
             *mean_of(lambda value: value * value),
             store(found, tirx.sqrt(load(found, 0) + f32(cfg.epsilon)), 0),
             *shares(extent, items, item, finish),

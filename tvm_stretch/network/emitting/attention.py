@@ -166,8 +166,11 @@ class AttentionReader:
 
 def normalised(
     call: relax.Call, definitions: Mapping[relax.Var, relax.Expr]
-) -> tuple[relax.Var, float] | None:
-    """What a division or product normalises, and its epsilon; None if it does something else."""
+) -> tuple[relax.Var, float, bool] | None:
+    """What a division or product normalises, its epsilon, and whether the mean is subtracted.
+
+    None if it does something else.
+    """
 
     def args(expr: relax.Expr, kind: str) -> list[relax.Expr] | None:
         """The operands of the operator that computes ``expr``, if it is one of this kind."""
@@ -187,22 +190,25 @@ def normalised(
         axes = [] if attrs.axis is None else [int(axis) % (last + 1) for axis in attrs.axis]
         return operands[0] if axes == [last] and bool(attrs.keepdims) else None
 
+    def inside_root(expr: relax.Expr) -> list[relax.Expr] | None:
+        """The operands of the sum of whose root ``call`` takes the inverse."""
+        if kind_of(call) == "multiply" and (inverse := args(expr, "rsqrt")) is None:
+            quotient = args(expr, "divide") or [None]
+            inverse = args(quotient[1], "sqrt") if _is_one(quotient[0]) else None
+        elif kind_of(call) != "multiply":
+            inverse = args(expr, "sqrt")
+        return None if inverse is None else args(inverse[0], "add")
+
     apart, root = call.args
-    if kind_of(call) == "multiply":
-        inverse = args(root, "divide")
-        if inverse is None or not _is_one(inverse[0]):
-            return None
-        root = inverse[1]
-    difference, inside = args(apart, "subtract"), args(root, "sqrt")
-    added = None if inside is None else args(inside[0], "add")
-    if difference is None or added is None or not isinstance(added[1], GenericConst):
+    added = inside_root(root)
+    if added is None or not isinstance(added[1], GenericConst) or added[1].value.numpy().size != 1:
         return None
-    x, mean = difference
     squares = mean_of(added[0])
-    product = None if squares is None else args(squares, "multiply")
-    is_norm = mean_of(mean) == x and product is not None and product == [apart, apart]
-    epsilon = added[1].value.numpy()
-    return (x, float(epsilon)) if is_norm and epsilon.size == 1 else None
+    if squares is None or args(squares, "multiply") != [apart, apart]:
+        return None
+    x, mean = args(apart, "subtract") or (apart, None)
+    is_centred = mean is not None and mean_of(mean) == x
+    return x if is_centred else apart, float(added[1].value.numpy().item()), is_centred
 
 
 def _is_one(expr: relax.Expr) -> bool:

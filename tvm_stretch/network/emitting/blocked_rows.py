@@ -123,14 +123,13 @@ def _softmax(r: Rewriter, call: relax.Call) -> Made:
     return Value(shape, plain=view, named=weights)
 
 
-@LAYOUT("divide")
 def normalised_rows(r: Rewriter, call: relax.Call) -> Made:
     """A normalisation of rows, where a template computes all of it."""
     norm = normalised(call, r.definitions) if is_f32(call) else None
     if norm is None:
         return None
-    (x, epsilon), shape = norm, tuple(shape_of(call))
-    template = choose(NormShape(shape, epsilon), r.machine.plain)
+    (x, epsilon, is_centred), shape = norm, tuple(shape_of(call))
+    template = choose(NormShape(shape, epsilon, is_centred), r.machine.plain)
     if template is None:
         return None
     return Value(shape, plain=template.call(r.bb, r.plain(relax.Tuple([x])).fields[0]))

@@ -218,8 +218,10 @@ def _unary(r: Rewriter, call: relax.Call) -> Made:
 @LAYOUT(*_BINARY)
 def _binary(r: Rewriter, call: relax.Call) -> Made:
     """An operator of two blocked operands: same shape, one number a channel, or one number."""
+    if (norm := normalised_rows(r, call)) is not None:
+        return norm
     if not any(r.is_blocked(arg) for arg in call.args) or not r.is_number(call):
-        return normalised_rows(r, call) or on_rows(r, call)
+        return on_rows(r, call)
     shape = tuple(shape_of(call))
     if len(shape) not in (2, 4) or not r.stays_finite(call, shape[1]):
         return None
