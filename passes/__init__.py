@@ -14,6 +14,9 @@ FoldBatchNorm           batch normalisations and scales go into the layer before
 FoldConstants           operators that depend on constants only are computed
 FramesAsImages          layers of videos as layers of their frames
 TemplateLayers          layers that kernel templates know
+ExpandVariance          variances as means
+BroadcastLate           operands stay small where operators broadcast them
+MixAxes                 products along an axis that stays where it lies
 NameOperators           every operator has a unique name
 CanonicaliseTrainable   as Canonicalise, but batch normalisations stay
 EmptyTensors            operators on tensors without elements are computed
@@ -63,15 +66,15 @@ import re
 from tvm_stretch.base.exports import exported
 
 _NAMES = (
-    *("AverageBySums", "BlockChannels", "BranchSegments", "BroadcastLate", "Canonicalise", "CarryStates"),
-    *("ChannelsFirst", "DecomposeQuantisation", "DuplicateAndScale", "EmptyTensors", "ExpandMath"),
-    *("FoldBatchNorm", "FoldConstants", "FormIntegers", "FramesAsImages", "GuardOperators"),
-    *("IntegersInHalf", "JoinDepthwise", "JoinTables", "KeepConditions", "KeepNan", "KeepViews"),
-    *("LowRank", "MarkPatterns", "NameKernels", "NameOperators", "PartitionBySupport"),
-    *("PartitionRegions", "PruneChannels", "ReturnTuple", "RoundBfloats", "RoundProducts"),
-    *("ScheduleKernels", "ShareConstants", "SimplifyOperators", "SplitExtremes", "SplitOutputs"),
-    *("StoreSmallTypes", "TemplateLayers", "UseFixedPoint", "UseHalf", "WholeRegions"),
-    "WritePlaces",
+    *("AverageBySums", "BlockChannels", "BranchSegments", "BroadcastLate", "Canonicalise"),
+    *("CarryStates", "ChannelsFirst", "DecomposeQuantisation", "DuplicateAndScale", "EmptyTensors"),
+    *("ExpandMath", "ExpandVariance", "FoldBatchNorm", "FoldConstants", "FormIntegers"),
+    *("FramesAsImages", "GuardOperators", "IntegersInHalf", "JoinDepthwise", "JoinTables"),
+    *("KeepConditions", "KeepNan", "KeepViews", "LowRank", "MarkPatterns", "MixAxes"),
+    *("NameKernels", "NameOperators", "PartitionBySupport", "PartitionRegions", "PruneChannels"),
+    *("ReturnTuple", "RoundBfloats", "RoundProducts", "ScheduleKernels", "ShareConstants"),
+    *("SimplifyOperators", "SplitExtremes", "SplitOutputs", "StoreSmallTypes", "TemplateLayers"),
+    *("UseFixedPoint", "UseHalf", "WholeRegions", "WritePlaces"),
 )
 
 PASSES = {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in _NAMES} | {

@@ -1,8 +1,10 @@
 """Let operators broadcast small operands themselves, instead of reading them from full tensors.
 
-    s1 = broadcast_to(s: (1, 8, 1, 1, 1), (1, 8, 4, 56, 56))       s1 = broadcast_to(s, (1, 8, 4, 1, 1))
-    s2 = reshape(s1, (1, 32, 56, 56))                         ->   s2 = reshape(s1, (1, 32, 1, 1))
-    y = divide(x: (1, 32, 56, 56), s2)                             y = divide(x, s2)
+    s1 = broadcast_to(s: (1, 8, 1, 1, 1), (1, 8, 4, 56, 56))
+    y = divide(x: (1, 32, 56, 56), reshape(s1, (1, 32, 56, 56)))
+        ->
+    s1 = broadcast_to(s, (1, 8, 4, 1, 1))
+    y = divide(x, reshape(s1, (1, 32, 1, 1)))
 
 So the statistics of groups of channels, as EvoNorm computes them, stay small.
 """

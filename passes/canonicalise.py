@@ -15,6 +15,7 @@ from tvm import relax
 from tvm_stretch.passes.broadcast_late import BroadcastLate
 from tvm_stretch.passes.channels_first import ChannelsFirst
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
+from tvm_stretch.passes.expand_variance import ExpandVariance
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.form_integers import FormIntegers
@@ -45,6 +46,7 @@ PHASES = [
     FramesAsImages(),
     TemplateLayers(),
     relax.transform.CanonicalizeBindings(),
+    ExpandVariance(),
     BroadcastLate(),
     SimplifyOperators(),
     MixAxes(),

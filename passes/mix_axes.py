@@ -1,15 +1,18 @@
 """Multiply along an outer axis where it lies, instead of moving it to the end and back.
 
     x1 = permute_dims(x: (1, 4, 196, 196), [0, 2, 3, 1])
-    y1 = add(matmul(x1, w: (4, 8)), b)                        x1 = reshape(x, (1, 4, 38416))
-    y = permute_dims(y1, [0, 3, 1, 2])                   ->   y1 = matmul(w1: (8, 4), x1)
-                                                              y = reshape(add(y1, b1: (8, 1)), (1, 8, 196, 196))
+    y = permute_dims(add(matmul(x1, w: (4, 8)), b: (8,)), [0, 3, 1, 2])
+        ->
+    x1 = reshape(x, (1, 4, 38416))
+    y = reshape(add(matmul(w1: (8, 4), x1), b1: (8, 1)), (1, 8, 196, 196))
 
 Heads of attention are mixed so (talking heads): an innermost axis of 4 would fill a quarter of a
 vector. Where channels are many, kernels for blocks of channels are as fast.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 import tvm
@@ -36,15 +39,20 @@ class _Mixer(SourceRewriter):
             return None
         moved, back = self._of_rows(product.args[0]), axes_of(call)
         rank = len(back)
-        if weight.ndim != 2 or max(weight.shape) > _MOST or back != [0, rank - 1, *range(1, rank - 1)]:
+        if (
+            weight.ndim != 2
+            or max(weight.shape) > _MOST
+            or back != [0, rank - 1, *range(1, rank - 1)]
+        ):
             return None
         if kind_of(moved) != "permute_dims" or axes_of(moved) != [0, *range(2, rank), 1]:
             return None
         if bias is not None and (bias.size != weight.shape[1] or bias.shape[-1] != bias.size):
             return None
         x, shape = moved.args[0], shape_of(call)
-        flat = self.emit(relax.op.reshape(x, [shape[0], weight.shape[0], -1]))
-        mixed = self.emit(relax.op.matmul(constant(np.ascontiguousarray(weight.T)), flat))
+        flat = relax.ShapeExpr([shape[0], weight.shape[0], prod(shape[2:])])
+        turned, how = constant(np.ascontiguousarray(weight.T)), product.attrs.out_dtype
+        mixed = self.emit(relax.op.matmul(turned, self.emit(relax.op.reshape(x, flat)), how))
         if bias is not None:
             mixed = self.emit(relax.op.add(mixed, constant(bias.reshape(-1, 1))))
         return relax.op.reshape(mixed, relax.ShapeExpr(shape))

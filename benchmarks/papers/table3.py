@@ -230,7 +230,11 @@ def show(table: Table, name: str, size: int) -> None:
 def main() -> None:
     """Run from the command line."""
     args = options(
-        *(__doc__, None, ("networks*", ["yolov2", "vgg16", "posenet", "mobilenet_v1", "squeezenet1_0"])),
+        *(
+            __doc__,
+            None,
+            ("networks*", ["yolov2", "vgg16", "posenet", "mobilenet_v1", "squeezenet1_0"]),
+        ),
         ("--size", 128, "of σ3's network"),
     )
     heads = "network", "condition", "plan", "offline, %", "corrected, %"

@@ -181,7 +181,7 @@ def test_scratch_of_kernels_is_in_vtcm(model: ts.Model) -> None:
 
 
 def test_kernels_run_on_threads(model: ts.Model) -> None:
-    """On two beside the call's own: the fake has four vector units, and refuses the third thread."""
+    """On two beside the call's own: of four vector units, and a third thread is refused."""
     assert works(model)
     seen = fake_cdsp.on_chip()
     assert seen["threads"] == 2

@@ -72,7 +72,9 @@ class NormTemplate(Template, NormShape):
         total = te.compute(rows, lambda *row: te.sum(x(*row, k.var), axis=k), name="total")
         apart = x
         if self.is_centred:
-            apart = te.compute(self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart")
+            apart = te.compute(
+                self.shape, lambda *at: x[at] - total[at[:-1]] / extent, name="apart"
+            )
         squares = te.compute(
             rows,
             lambda *row: te.sum(apart(*row, j.var) * apart(*row, j.var), axis=j),

@@ -86,7 +86,10 @@ def write_group_norm(cfg: GroupNormConfig, fused: FusedKernel) -> tirx.Stmt:
         return within(
             [values, found, shared],
             *shares(extent, items, item, read),
-            *((*mean_of(lambda value: value), *shares(extent, items, item, shift)) * cfg.is_centred),
+            *(
+                (*mean_of(lambda value: value), *shares(extent, items, item, shift))
+                * cfg.is_centred
+            ),
             *mean_of(lambda value: value * value),
             store(found, tirx.sqrt(load(found, 0) + f32(cfg.epsilon)), 0),
             *shares(extent, items, item, finish),

@@ -25,10 +25,10 @@ static struct {
 static int kernels_allocate;
 
 void BeginCall(void) {
-  uint32_t nobody = 0;
+  uint32_t no_thread = 0;
   Resources wanted;
-  if (!&qurt_thread_get_id || !__atomic_compare_exchange_n(&owner, &nobody, qurt_thread_get_id(), 0,
-                                                           __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+  if (!&qurt_thread_get_id || !__atomic_compare_exchange_n(&owner, &no_thread, qurt_thread_get_id(),
+                                                           0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
     return;
   if (!kernels_allocate || !&compute_resource_acquire) return;
   if (compute_resource_attr_init(&wanted) == 0 &&
@@ -49,7 +49,7 @@ void EndCall(void) {
   __atomic_store_n(&owner, 0, __ATOMIC_RELEASE);
 }
 
-// Takes bytes of VTCM, or returns what was taken; null if it has not so many.
+// Takes bytes of VTCM, or returns what was taken; null if too few are left.
 static void* Vtcm(uint32_t bytes, void* returned) {
   char* memory = NULL;
   while (__atomic_exchange_n(&vtcm.lock, 1, __ATOMIC_ACQUIRE)) continue;

@@ -9,6 +9,7 @@ from tvm_stretch.read.network_limits import MOST_ITERATIONS
 from tvm_stretch.read.onnx.node import Node, Value, converter
 from tvm_stretch.read.onnx.operators.elementwise import cast, constant
 from tvm_stretch.read.onnx.operators.layers import per_channel
+from tvm_stretch.read.onnx.operators.reduction import place_of_extreme
 
 _SIMPLE = {"Relu": relax.op.nn.relu, "Sigmoid": relax.op.sigmoid, "Tanh": relax.op.tanh}
 
@@ -157,7 +158,8 @@ def _softmax(node: Node) -> Value:
 
 def _hardmax(node: Node, x: relax.Expr, axis: int) -> relax.Expr:
     shape = [int(dim) for dim in x.ty.shape.values]
-    best = relax.op.argmax(x, axis=axis, keepdims=True)
+    one = Node(node.op, node.name, node.opset, [x], {}, ["place"], node.bb)
+    best = place_of_extreme(one, axis, largest=True, last=False, keepdims=True)
     steps = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return relax.op.astype(relax.op.equal(constant(steps, "int64"), best), node.dtype())
 
