@@ -43,11 +43,11 @@ from .reduced import reduced_rows
 from .squares import in_squares
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
-_CHEAP_CALLS = {"prim.if_then_else", "prim.likely"}
-_ROUND = "tirx.nearbyint"
-"""TVM calls it for each lane of a vector; LLVM makes vectors of a plain loop with it."""
 _FENCE = "tirx.call_llvm_pure_intrin"
 """Around a product that is rounded before a sum, LLVM makes no vectors."""
+_CHEAP_CALLS = {"prim.if_then_else", "prim.likely", _FENCE}
+_ROUND = "tirx.nearbyint"
+"""TVM calls it for each lane of a vector; LLVM makes vectors of a plain loop with it."""
 
 
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
