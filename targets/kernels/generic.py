@@ -20,13 +20,22 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.targets.kernels.flat import across_pixels
 
 from .flat import rows_of_chain, through_memory
+from .inlining import (
+    CHEAP,
+    FENCE,
+    block_names,
+    chooses,
+    inline,
+    intrinsics_of,
+    is_spatial,
+    points_of,
+)
 from .loop_axes import (
     Axis,
     fits_vectors,
@@ -43,9 +52,6 @@ from .reduced import reduced_rows
 from .squares import in_squares
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
-_FENCE = "tirx.call_llvm_pure_intrin"
-"""Around a product that is rounded before a sum, LLVM makes no vectors."""
-_CHEAP_CALLS = {"prim.if_then_else", "prim.likely", _FENCE}
 _ROUND = "tirx.nearbyint"
 """TVM calls it for each lane of a vector; LLVM makes vectors of a plain loop with it."""
 
@@ -57,7 +63,7 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
         sch.get_sblock("root")
     except (ScheduleError, TypeError):  # not a function of blocks: already scheduled, or extern
         return func
-    _inline(sch)
+    inline(sch)
     if machine.kind == "dsp" and (flat := _flat(func, sch, machine)) is not None:
         return flat
     if machine.kind == "core":
@@ -66,7 +72,7 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
                 return whole
     if (chain := _by_rows(sch, machine)) is not None:
         return chain.mod["main"]
-    for name in _block_names(sch):
+    for name in block_names(sch):
         trial = sch.copy()
         try:
             _schedule_block(trial, name, machine)
@@ -78,8 +84,8 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
 
 def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> tirx.PrimFunc | None:
     """One elementwise block whose single rows fill no vectors, although several rows do."""
-    names, trial = _block_names(sch), sch.copy()
-    if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+    names, trial = block_names(sch), sch.copy()
+    if len(names) != 1 or not is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
     regions = (*statement.reads, *statement.writes)
     if any(len(region.source.strides) for region in regions):
@@ -100,12 +106,12 @@ def _in_squares(
     func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine
 ) -> tirx.PrimFunc | None:
     """One elementwise block that reads an operand along another axis than it writes."""
-    names, trial = _block_names(sch), sch.copy()
-    if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+    names, trial = block_names(sch), sch.copy()
+    if len(names) != 1 or not is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
     if not isinstance(statement.body, tirx.BufferStore):
         return None
-    if {*_CHEAP_CALLS, _ROUND} & _calls(statement.body):
+    if ({*CHEAP, _ROUND} - {FENCE}) & intrinsics_of(statement.body):
         return None
     try:
         axes = merge_loops(trial, names[0])
@@ -113,7 +119,7 @@ def _in_squares(
         return None
     if footprint(statement).pinned:
         return None
-    threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
+    threads = machine.threads > 1 and points_of(statement) >= _WORTH_THREADS
     return in_squares(func, statement, axes, machine.plain.lanes, threads)
 
 
@@ -121,20 +127,20 @@ def _in_rows(
     func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine
 ) -> tirx.PrimFunc | None:
     """One reduction of contiguous rows."""
-    names, trial = _block_names(sch), sch.copy()
-    if len(names) != 1 or _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+    names, trial = block_names(sch), sch.copy()
+    if len(names) != 1 or is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
     try:
         axes = merge_loops(trial, names[0])
     except (ScheduleError, ValueError):
         return None
-    threads = machine.threads > 1 and _points(statement) >= _WORTH_THREADS
+    threads = machine.threads > 1 and points_of(statement) >= _WORTH_THREADS
     return reduced_rows(func, statement, axes, machine.plain.lanes, threads)
 
 
 def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | None:
     """A chain of steps that fits the stack row by row, but not as a whole."""
-    names, trial = _block_names(sch), sch.copy()
+    names, trial = block_names(sch), sch.copy()
     try:
         rows = rows_of_chain(trial, names)
     except ScheduleError:
@@ -142,57 +148,33 @@ def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | No
     if not rows:
         return None
     sizes = [int(trial.get(loop).extent) for loop in rows]
-    points = sum(_points(sch.get(sch.get_sblock(name))) for name in names)
+    points = sum(points_of(sch.get(sch.get_sblock(name))) for name in names)
+    for name in names:
+        _vectorize_fenced(trial, name, machine)
     _parallelize(trial, rows, sizes, points, machine)
     return trial
 
 
-def _block_names(sch: s_tir.Schedule) -> list[str]:
-    return [sch.get(b).name_hint for b in sch.get_child_blocks(sch.get_sblock("root"))]
+def _vectorize_fenced(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
+    """Make vectors of a step around a fence, because LLVM does not."""
+    block, loop = sch.get_sblock(name), sch.get_loops(sch.get_sblock(name))[-1]
+    lanes, calls = _vector_lanes(sch.get(block), machine), intrinsics_of(sch.get(block).body)
+    if FENCE not in calls or _ROUND in calls or chooses(sch.get(block)):
+        return
+    if int(sch.get(loop).extent) % lanes == 0 and _moves_along_the_last(sch.get(block)):
+        sch.vectorize(sch.split(loop, [None, lanes])[1])
 
 
-# --- inlining -------------------------------------------------------------------------------------
-
-
-def _inline(sch: s_tir.Schedule) -> None:
-    """Inline elementwise producers if that repeats no work and keeps vector loops."""
-    for name in _block_names(sch):
-        block = sch.get_sblock(name)
-        producer = sch.get(block)
-        consumers = [sch.get(c) for c in sch.get_consumers(block)]
-        if consumers and _is_spatial(producer) and _worth_inlining(producer, consumers):
-            try:
-                sch.compute_inline(block)
-            except ScheduleError:
-                continue
-
-
-def _worth_inlining(producer: Any, consumers: Sequence[Any]) -> bool:
-    size = _points(producer)
-    calls = _calls(producer.body)
-    costly = bool(calls - _CHEAP_CALLS)
-    again = len(consumers) > 1 or any(_points(c) > size for c in consumers)
-    if costly and again:
-        return False
-    into_reduction = [c for c in consumers if not _is_spatial(c)]
-    return not (into_reduction and (again or calls))
-
-
-def _is_spatial(block: Any) -> bool:
-    return all(axis.iter_type == tirx.IterVar.DataPar for axis in block.iter_vars)
-
-
-def _points(block: Any) -> int:
-    """How many times the block runs."""
-    return prod(int(axis.dom.extent) for axis in block.iter_vars)
-
-
-def _calls(node: Any) -> set[str]:
-    """Names of the intrinsics that ``node`` calls; ``let`` for those that were expanded."""
-    return {
-        "let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?")
-        for inner in nodes_of(node, Call, tirx.Let)
-    }
+def _moves_along_the_last(block: Any) -> bool:
+    """Whether the last axis is the last index of all that the block reads and writes, or none."""
+    last = block.iter_vars[-1].var
+    for access in (*block.reads, *block.writes):
+        places = [place.min for place in access.region]
+        if places and places[-1].same_as(last):
+            places.pop()
+        if any(last.same_as(var) for place in places for var in nodes_of(place, tirx.Var)):
+            return False
+    return True
 
 
 # --- schedules ------------------------------------------------------------------------------------
@@ -202,7 +184,7 @@ def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> N
     block = sch.get_sblock(name)
     if not sch.get(block).iter_vars:
         return
-    if _is_spatial(sch.get(block)):
+    if is_spatial(sch.get(block)):
         _schedule_spatial(sch, name, machine)
     else:
         _schedule_reduction(sch, name, machine)
@@ -214,7 +196,11 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
     statement = sch.get(sch.get_sblock(name))
     loops, sizes = [a.loop for a in axes], [a.extent for a in axes]
     lanes = _vector_lanes(statement, machine)
-    across = transposed_axis(axes)
+    calls = intrinsics_of(statement.body)
+    # vectors along the loads, whose numbers are stored one by one
+    is_costly = bool(calls - CHEAP) and _ROUND not in calls and not chooses(statement)
+    is_costly = is_costly and machine.kind == "core"
+    across = transposed_axis(axes, is_costly)
     if across is not None:
         inner = []
         for i in (across, len(loops) - 1):
@@ -222,20 +208,22 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
             loops[i], part = sch.split(loops[i], [None, side])
             sizes[i] //= side
             inner.append(part)
-        sch.reorder(*loops, *inner)
+        sch.reorder(*loops, *(reversed(inner) if is_costly else inner))
+        if is_costly:
+            sch.vectorize(inner[0])
     elif block := interleaved_block(axes):
         # all rows that lie in one cache line of the load are stored together
         loops[-2], part = sch.split(loops[-2], [None, block])
         sizes[-2] //= block
         sch.reorder(*loops, part)
-        sch.unroll(part)
-    elif _ROUND not in (calls := _calls(statement.body)) and (
-        _is_vector(axes[-1], lanes) or (_FENCE in calls and _is_contiguous(axes[-1], lanes))
+        (sch.vectorize if is_costly else sch.unroll)(part)
+    elif _ROUND not in calls and (
+        _is_vector(axes[-1], lanes) or (FENCE in calls and _is_contiguous(axes[-1], lanes))
     ):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
         sizes[-1] = -(-sizes[-1] // lanes)
-    _parallelize(sch, loops, sizes, _points(statement), machine)
+    _parallelize(sch, loops, sizes, points_of(statement), machine)
 
 
 def _is_contiguous(axis: Axis, lanes: int) -> bool:
@@ -272,7 +260,7 @@ def _parallelize(
 
 def _schedule_reduction(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
     """Vectorize over a spatial axis or, if there is none, over parts of the reduced axis."""
-    points = _points(sch.get(sch.get_sblock(name)))
+    points = points_of(sch.get(sch.get_sblock(name)))
     axes = merge_loops(sch, name)
     vector = next((a for a in axes if a.vectorizable and a.extent >= machine.lanes // 2), None)
     if vector is not None:

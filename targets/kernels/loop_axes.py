@@ -171,12 +171,13 @@ def interleaved_block(axes: Sequence[Axis]) -> int:
     return 0
 
 
-def transposed_axis(axes: Sequence[Axis]) -> int | None:
+def transposed_axis(axes: Sequence[Axis], is_costly: bool) -> int | None:
     """The axis to tile with the innermost one, if one access is contiguous along each.
 
-    Only if the innermost loop touches more cache lines than stay until they are used again.
+    Only if the innermost loop touches more cache lines than stay until they are used again, or if
+    the computation is worth vectors along the other axis.
     """
-    if axes[-1].extent < _LINES_KEPT:
+    if axes[-1].extent < _LINES_KEPT and not is_costly:
         return None
     for i, axis in enumerate(axes[:-1]):
         if (
