@@ -16,6 +16,7 @@ FramesAsImages          layers of videos as layers of their frames
 TemplateLayers          layers that kernel templates know
 ExpandVariance          variances as means
 BroadcastLate           operands stay small where operators broadcast them
+StackedProducts         products of stacks of matrices without reshapes and repeated weights
 MixAxes                 products along an axis that stays where it lies
 NameOperators           every operator has a unique name
 CanonicaliseTrainable   as Canonicalise, but batch normalisations stay
@@ -73,7 +74,14 @@ _NAMES = (
     *("KeepConditions", "KeepNan", "KeepViews", "LowRank", "MarkPatterns", "MixAxes"),
     *("NameKernels", "NameOperators", "PartitionBySupport", "PartitionRegions", "PruneChannels"),
     *("ReturnTuple", "RoundBfloats", "RoundProducts", "ScheduleKernels", "ShareConstants"),
-    *("SimplifyOperators", "SplitExtremes", "SplitOutputs", "StoreSmallTypes", "TemplateLayers"),
+    *(
+        "SimplifyOperators",
+        "SplitExtremes",
+        "SplitOutputs",
+        "StackedProducts",
+        "StoreSmallTypes",
+        "TemplateLayers",
+    ),
     *("UseFixedPoint", "UseHalf", "WholeRegions", "WritePlaces"),
 )
 

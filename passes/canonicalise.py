@@ -25,6 +25,7 @@ from tvm_stretch.passes.mix_axes import MixAxes
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.return_tuple import ReturnTuple
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
+from tvm_stretch.passes.stacked_products import StackedProducts
 from tvm_stretch.passes.store_small_types import StoreSmallTypes
 from tvm_stretch.passes.template_layers import TemplateLayers
 from tvm_stretch.passes.write_places import WritePlaces
@@ -48,6 +49,7 @@ PHASES = [
     relax.transform.CanonicalizeBindings(),
     ExpandVariance(),
     BroadcastLate(),
+    StackedProducts(),
     SimplifyOperators(),
     MixAxes(),
     relax.transform.EliminateCommonSubexpr(),

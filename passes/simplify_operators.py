@@ -8,7 +8,6 @@
     power(x, 3)                      ->   multiply(multiply(x, x), x)
     expand_dims, squeeze, flatten    ->   reshape; a chain of them is one, or none
     adaptive_avg_pool2d(x, 1)        ->   mean(x, [2, 3], keepdims)
-    matmul(x, [w, w, w])             ->   matmul(x, w)
     dropout(x)[0]                    ->   x
     arange(0, 3, 1)                  ->   [0, 1, 2]
     conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
@@ -291,17 +290,6 @@ def mean_axes(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     return relax.op.reshape(mean, relax.ShapeExpr(shape_of(call))) if spatial else mean
 
 
-def equal_matrices(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Products with the same constant matrix; torch repeats it for each matrix of the other."""
-    x, weight = call.args[0], s.constant(call.args[1])
-    if weight is None or weight.ndim < 3 or shape_of(call)[:-1] != shape_of(x)[:-1]:
-        return None
-    one = weight[(slice(1),) * (weight.ndim - 2)]
-    same = weight.size > 0 and bool((weight == one).all())
-    how = call.attrs.out_dtype
-    return relax.op.matmul(x, constant(one.reshape(one.shape[-2:])), how) if same else None
-
-
 def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Zeros around the map become the convolution's own padding."""
     pad = s.definition(call.args[0])
@@ -364,7 +352,6 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "power": (small_power,),
     "maximum": (of_booleans, constant_right, merge_clips),
     "minimum": (of_booleans, constant_right, merge_clips),
-    "matmul": (equal_matrices,),
     "mean": (mean_axes,),
     "permute_dims": (transpose,),
     **dict.fromkeys(("clip", "nn.relu"), (merge_clips,)),

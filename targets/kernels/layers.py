@@ -227,6 +227,7 @@ class AttentionShape(Layer):
     scale: float = 1.0  # of the scores
     in_place: bool = False  # whether keys are (keys, depth)
     zeroes_nan: bool = False  # whether shares that are no numbers become 0
+    zeroes_hidden: bool = False  # whether those of rows of which all scores are -inf do
 
     @property
     def hides_pieces(self) -> bool:

@@ -105,6 +105,19 @@ def test_keys_in_pieces(mask: tuple[int, ...] | None, machine: VectorMachine) ->
 
 
 @MACHINES
+def test_rows_that_see_nothing_of_any_piece(machine: VectorMachine) -> None:
+    shape = AttentionShape((2, 5, 9), (2, 9, 90), (2, 90, 32), (5, 90), 0.5, zeroes_hidden=True)
+    q, k, v, mask = operands(shape)
+    mask[1], mask[2, :40] = -np.inf, -np.inf
+    config = choose(shape, machine)
+    assert isinstance(config, AttentionConfig)
+    got = result(replace(config, piece=32), machine, q, k, v, mask)
+    right = 2 * np.nan_to_num(expected(shape, q, k, v, mask))
+    assert not got[:, 1].any() and got[:, 2].any()
+    np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
+
+
+@MACHINES
 @pytest.mark.parametrize("queries", [40, 3])
 def test_pieces_that_a_mask_hides_are_not_read(queries: int, machine: VectorMachine) -> None:
     """As places of a cache that no token has; a row that sees nothing is the mean of all values."""
@@ -182,6 +195,24 @@ def test_shares_that_are_no_numbers_become_zero(name: str, machine: VectorMachin
     np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
 
 
+@pytest.mark.variants(2)
+@MACHINES
+@pytest.mark.parametrize("name", ["a mask of all", "few queries"])
+def test_shares_of_hidden_rows_become_zero(name: str, machine: VectorMachine) -> None:
+    """Those of rows of which all scores are -inf; a score that is none stays one."""
+    shape = replace(SHAPES[name], zeroes_hidden=True)
+    q, k, v, mask = operands(shape)
+    q[0, 0, 0] = np.nan
+    mask[(0,) * (mask.ndim - 1)] = -np.inf
+    mask[..., -1, 1:] = -np.inf
+    got = result(shape, machine, q, k, v, mask)
+    scores = q.astype("float64") @ (k.swapaxes(-1, -2) if shape.in_place else k) * shape.scale
+    hidden = (scores + mask == -np.inf).all(-1)
+    right = 2 * np.where(hidden[..., None], 0, expected(shape, q, k, v, mask))
+    assert np.isnan(right[0, 0]).all() and hidden.any() and np.isfinite(right[1, 1]).all()
+    np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("sizes", [(4, 3, 5), (4, 9, 3), (0, 9, 9)], ids=str)
 def test_no_template_for_rows_below_the_least_vector(sizes: tuple[int, int, int]) -> None:
     queries, keys, width = sizes
@@ -217,6 +248,29 @@ def zeroed(q: relax.Expr, k: relax.Expr, v: relax.Expr, zero: float = 0.0) -> re
 
 def test_shares_that_are_zeroed_are_part_of_it() -> None:
     assert names(module(zeroed, (2, 9, 12), (2, 12, 17), (2, 17, 16))) == ["attention"]
+
+
+def hidden(q: relax.Expr, k: relax.Expr, v: relax.Expr, mask: relax.Expr | None = None, **how):  # type: ignore[no-untyped-def]
+    """As our reader writes PyTorch's `_safe_softmax`."""
+    emit = relax.BlockBuilder.current().emit
+    scores = emit(op.matmul(q, k))
+    scores = scores if mask is None else emit(op.add(scores, mask))
+    shares = emit(nn.softmax(scores))
+    most = emit(op.max(scores, how.get("axis", [-1]), keepdims=True))
+    is_hidden = emit(op.equal(most, relax.const(np.float32(how.get("least", -np.inf)))))
+    return op.matmul(op.where(is_hidden, relax.const(np.float32(0)), shares), v)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_that_are_hidden_are_part_of_it(masked: bool) -> None:
+    sizes = (2, 9, 12), (2, 12, 17), (2, 17, 16), (1, 9, 17)
+    assert names(module(hidden, *sizes[: 3 + masked])) == ["attention"]
+
+
+@pytest.mark.parametrize("how", [{"axis": [1]}, {"least": np.inf}, {"least": 0.0}], ids=str)
+def test_other_choices_are_not(how: dict[str, object]) -> None:
+    sizes = (2, 9, 12), (2, 12, 17), (2, 17, 16)
+    assert "attention" not in names(module(lambda *x: hidden(*x, **how), *sizes))
 
 
 def test_shares_that_become_another_number_stay() -> None:

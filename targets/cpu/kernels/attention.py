@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import ClassVar
 
 from tvm import te, tirx
@@ -198,6 +198,8 @@ class AttentionConfig(Template, AttentionShape):
 
         def share_of(*at: Expr) -> Expr:
             value = power[at] / total[at[:-1]]
+            if self.zeroes_hidden:
+                return tirx.Select(top[at[:-1]] == f32(-inf), f32(0.0), value)
             return tirx.Select(tirx.isnan(value), f32(0.0), value) if self.zeroes_nan else value
 
         share = te.compute(x.shape, share_of, name="share")

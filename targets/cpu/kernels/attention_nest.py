@@ -6,8 +6,7 @@
         factor[row] = exp(top of earlier pieces - top)
         sums[row] = sums[row] * factor[row] + scores * v
 
-A piece that the mask hides has powers of 0 if each row sees another key. Otherwise nothing is left
-out: a row that sees nothing is the mean of all values.
+A piece that the mask hides has powers of 0 if each row sees another key. Otherwise all are read.
 
 Before a product, the keys or values of one of several pieces are packed in the order in which they
 are read: columns of a large matrix lie in as many pages as the near table of pages has entries.
@@ -120,15 +119,13 @@ class Band:
         cfg, keys = self.cfg, self.cfg.v[-2]
         buffers = [self.scores, self.top, self.inverse]
         if not self.in_pieces:
-            return within(buffers, *self.start(-inf), *self.piece(const(0), keys))
+            return within(buffers, self.start(), *self.piece(const(0), keys))
         whole, rest = divmod(keys, cfg.piece)
         pieces = [loop(whole, lambda i: self.shown_piece(i * cfg.piece, cfg.piece), "piece")]
-        if rest:
-            pieces.append(self.shown_piece(const(whole * cfg.piece), rest))
+        pieces += [self.shown_piece(const(whole * cfg.piece), rest)] if rest else []
         return within(
             [*buffers, self.earlier, self.factor, self.sums, self.shown],
-            # a piece of hidden keys has sums of 0, because its top is not minus infinity
-            *self.start(-LARGEST),
+            self.start(),
             *self.start_sums(),
             *self.look_at_rows(),
             *pieces,
@@ -148,8 +145,13 @@ class Band:
 
             return lanes(width, lane)
 
-        inverse = store(self.inverse, f32(1.0) / load(self.inverse, row), row)
+        inverse = store(self.inverse, self.inverse_of(load(self.inverse, row)), row)
         return block(inverse, loop(columns // width, vector, "vector"))
+
+    def inverse_of(self, total: Expr) -> Expr:
+        """The inverse of the sum of a row; 0 if all its scores are minus infinity."""
+        zeroes = self.cfg.zeroes_hidden
+        return tirx.Select(total == 0, f32(0.0), 1.0 / total) if zeroes else f32(1.0) / total
 
     def mask(self, row: Expr, key: Expr) -> Expr:
         """The summand of a score."""
@@ -244,9 +246,10 @@ class Band:
             ),
         ]
 
-    def start(self, least: float) -> list[tirx.Stmt]:
-        """Maxima before the first score."""
-        return [self.fill(self.top, least, 0, self.cfg.lanes)]
+    def start(self) -> tirx.Stmt:
+        """Maxima before the first score: from a finite one, hidden keys have sums of 0."""
+        least = -LARGEST if self.in_pieces or self.cfg.zeroes_hidden else -inf
+        return self.fill(self.top, least, 0, self.cfg.lanes)
 
     def start_sums(self) -> list[tirx.Stmt]:
         """Nothing was added yet."""
@@ -258,9 +261,8 @@ class Band:
 
     def hide_beyond(self, keys: int) -> list[tirx.Stmt]:
         """Scores beyond the last key are minus infinity, whose exponentials are 0."""
-        width = self.cfg.lanes
-        ragged = keys % width > 0
-        return [self.fill(self.scores, -inf, keys // width * width, width)] if ragged else []
+        first, rest = divmod(keys, width := self.cfg.lanes)
+        return [self.fill(self.scores, -inf, first * width, width)] if rest else []
 
     def fill(self, buffer: tirx.Buffer, value: float, first: int, columns: int) -> tirx.Stmt:
         """Store a number in some columns of all rows."""
@@ -347,9 +349,8 @@ class Band:
             def vector(i: Expr) -> tirx.Stmt:
                 return lanes(width, lambda v: store(acc, load(acc, v) + product(i * width + v), v))
 
-            value = joined(acc, width, add)
-            for i in range(whole * width, depth):
-                value = value + product(const(i))
+            rest = (product(const(i)) for i in range(whole * width, depth))
+            value = sum(rest, joined(acc, width, add))
             return block(
                 lanes(width, lambda v: store(acc, f32(0.0), v)),
                 *([loop(whole, vector, "vector")] if whole else []),
@@ -375,9 +376,8 @@ class Band:
             return lanes(width, lambda v: store(self.scores, f32(0.0), row, i * width + v))
 
         # a score that is no number makes the sum none, and with it all shares of the row
-        hidden = tirx.isnan(load(self.inverse, row))
         cleared = block(loop(count, nothing, "vector"), store(self.inverse, f32(0.0), row))
-        zeroed = [tirx.IfThenElse(hidden, cleared, None)] if self.cfg.zeroes_nan else []
+        cleared = tirx.IfThenElse(tirx.isnan(load(self.inverse, row)), cleared, None)
         value = joined(total, width, add)
         if self.in_pieces:
             value = value + load(self.inverse, row) * load(self.factor, row)
@@ -387,8 +387,8 @@ class Band:
             *(self.rescale(row) if self.in_pieces else []),
             lanes(width, lambda v: store(total, f32(0.0), v)),
             loop(count, lambda i: lanes(width, partial(power, i * width)), "vector"),
-            store(self.inverse, value if self.in_pieces else f32(1.0) / value, row),
-            *zeroed,
+            store(self.inverse, value if self.in_pieces else self.inverse_of(value), row),
+            *([cleared] if self.cfg.zeroes_nan else []),
         )
 
     def rescale(self, row: Expr) -> list[tirx.Stmt]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
@@ -47,21 +48,19 @@ class AttentionReader:
     def read(self, call: relax.Call) -> Attention | None:
         """The attention of a product of shares and values; None if it is another product."""
         shares, v = call.args
-        softmax = self.zeroed(shares)
-        has_zeros = softmax is not None
-        if softmax is None:
-            softmax = self.only(shares, "nn.softmax")
+        softmax, zeroes = self.zeroed(shares)
         if (
             softmax is None
             or int(softmax.attrs.axis) % len(shape_of(shares)) != len(shape_of(shares)) - 1
         ):
             return None
-        x, masks = softmax.args[0], []
-        added = self.only(x, "add")
+        x, masks, readers = softmax.args[0], [], 2 if zeroes == "hidden" else 1
+        added = self.only(x, "add", readers)
         if added is not None and shape_of(added.args[0]) == shape_of(x):
             x, masks = added.args[0], [added.args[1]]
-        scale, x = self.scaled(x)
-        product = self.only(x, "matmul")
+            readers = 1
+        scale, scores = self.scaled(x, readers)
+        product = self.only(scores, "matmul", readers if scores is x else 1)
         if product is None:
             return None
         operands = (*product.args, v, *masks)
@@ -69,27 +68,43 @@ class AttentionReader:
         if not is_plain or len({*operands}) < len(operands) or len(shape_of(v)) < 2:
             return None
         attention = self.placed(operands, scale)
-        return replace(attention, shape=replace(attention.shape, zeroes_nan=has_zeros))
+        own, is_nan, is_hidden = attention.shape, zeroes == "nan", zeroes == "hidden"
+        return replace(attention, shape=replace(own, zeroes_nan=is_nan, zeroes_hidden=is_hidden))
 
-    def zeroed(self, shares: relax.Expr) -> relax.Call | None:
-        """The softmax of ``where(isnan(softmax), 0, softmax)``, which PyTorch exports."""
+    def zeroed(self, shares: relax.Expr) -> tuple[relax.Call | None, str]:
+        """The softmax of shares, and of which kind those are that PyTorch sets to 0.
+
+        ``where(isnan(softmax), 0, softmax)``, ``where(equal(max(scores), -inf), 0, softmax)``
+        """
         chosen = self.only(shares, "where")
-        test = None if chosen is None else self.only(chosen.args[0], "isnan")
-        if chosen is None or test is None or test.args[0] != chosen.args[2]:
-            return None
-        zero, x = chosen.args[1:]
-        made = self.definitions.get(x)
-        is_zero = isinstance(zero, GenericConst) and not zero.value.numpy().any()
-        return made if is_zero and kind_of(made) == "nn.softmax" and self.uses[x] == 2 else None
+        if chosen is None:
+            return self.only(shares, "nn.softmax"), ""
+        (test, zero, x), softmax = chosen.args, self.definitions.get(chosen.args[2])
+        if not _is(zero, 0) or not isinstance(softmax, relax.Call):
+            return None, ""
+        if kind_of(softmax) != "nn.softmax":
+            return None, ""
+        is_nan = self.only(test, "isnan")
+        if is_nan is not None:
+            return softmax if is_nan.args[0] == x and self.uses[x] == 2 else None, "nan"
+        equal = self.only(test, "equal")
+        most = None if equal is None else self.only(equal.args[0], "max")
+        if equal is None or most is None or not _is(equal.args[1], -np.inf):
+            return None, ""
+        axes, rank = most.attrs.axis, len(shape_of(x))
+        is_of_rows = axes is not None and [int(axis) % rank for axis in axes] == [rank - 1]
+        is_of_scores = most.args[0] == softmax.args[0] and self.uses[x] == 1
+        is_hidden = is_of_rows and is_of_scores and bool(most.attrs.keepdims)
+        return softmax if is_hidden else None, "hidden"
 
-    def only(self, x: relax.Expr, kind: str) -> relax.Call | None:
-        """The call of this kind that computes ``x``, which has one reader."""
+    def only(self, x: relax.Expr, kind: str, readers: int = 1) -> relax.Call | None:
+        """The call of this kind that computes ``x``, which has so few readers."""
         made = self.definitions.get(x) if isinstance(x, relax.Var) else None
-        return made if kind_of(made) == kind and self.uses.get(x) == 1 else None
+        return made if kind_of(made) == kind and self.uses.get(x) == readers else None
 
-    def scaled(self, x: relax.Expr) -> tuple[float, relax.Expr]:
+    def scaled(self, x: relax.Expr, readers: int) -> tuple[float, relax.Expr]:
         """A constant factor of all scores, and the scores without it."""
-        calls = [self.only(x, kind) for kind in ("multiply", "divide")]
+        calls = [self.only(x, kind, readers) for kind in ("multiply", "divide")]
         call = next((call for call in calls if call is not None), None)
         if call is None or not isinstance(call.args[1], GenericConst):
             return 1.0, x
@@ -194,7 +209,7 @@ def normalised(
         """The operands of the sum of whose root ``call`` takes the inverse."""
         if kind_of(call) == "multiply" and (inverse := args(expr, "rsqrt")) is None:
             quotient = args(expr, "divide") or [None]
-            inverse = args(quotient[1], "sqrt") if _is_one(quotient[0]) else None
+            inverse = args(quotient[1], "sqrt") if _is(quotient[0], 1) else None
         elif kind_of(call) != "multiply":
             inverse = args(expr, "sqrt")
         return None if inverse is None else args(inverse[0], "add")
@@ -211,5 +226,6 @@ def normalised(
     return x if is_centred else apart, float(added[1].value.numpy().item()), is_centred
 
 
-def _is_one(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and bool((expr.value.numpy() == 1).all())
+def _is(expr: relax.Expr, number: float) -> bool:
+    """Whether an operand is this constant."""
+    return isinstance(expr, GenericConst) and bool((expr.value.numpy() == number).all())

@@ -2,6 +2,7 @@
 
     fmax(x, y)           where((x >= y) | isnan(y), x, y)
     signbit(x)           x.view(int32) < 0
+    _safe_softmax(x, 0)  where(x.amax(0) == -inf, 0, softmax(x, 0))
     cummax(x, 0)         log2(n) steps: each takes the larger one of an element and an earlier one
     median(x, 0)         sort, then the element in the middle
     masked_scatter       the number of marked elements before one is its place in the source
@@ -33,6 +34,16 @@ def _fmax(x: Tensor, y: Tensor) -> Tensor:
 @instead_of("fmin.default")
 def _fmin(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x <= y) | y.isnan(), x, y)
+
+
+@instead_of("_safe_softmax.default")
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros where all numbers are -inf, in the form that attention kernels are found by."""
+    shares = torch.softmax(x, dim, dtype=dtype)
+    if x.shape[dim] == 0:
+        return shares
+    is_hidden = x.amax(dim, keepdim=True) == -math.inf
+    return torch.where(is_hidden, torch.zeros((), dtype=shares.dtype), shares)
 
 
 def _bits(x: Tensor) -> Tensor:
