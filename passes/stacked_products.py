@@ -29,12 +29,14 @@ class _Writer(SourceRewriter):
     def _of_equal_matrices(self, call: relax.Call) -> relax.Expr | None:
         """The product with one of constant matrices that are all the same."""
         x, weight = call.args[0], self.constant(call.args[1])
-        if weight is None or weight.ndim < 3 or shape_of(call)[:-1] != shape_of(x)[:-1]:
+        if weight is None or weight.ndim < 3 or weight.size == 0:
             return None
-        one = weight[(slice(1),) * (weight.ndim - 2)]
-        if weight.size == 0 or not (weight == one).all():
+        matrices = weight.reshape(-1, *weight.shape[-2:])
+        if shape_of(call)[:-1] != shape_of(x)[:-1]:
             return None
-        return relax.op.matmul(x, constant(one.reshape(one.shape[-2:])), call.attrs.out_dtype)
+        if len({matrix.tobytes() for matrix in matrices}) != 1:
+            return None
+        return relax.op.matmul(x, constant(matrices[0]), call.attrs.out_dtype)
 
     def _of_operands(self, call: relax.Call) -> relax.Expr | None:
         """The product of reshaped operands, if a reshape of an operand may meet it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from helpers.relax_helpers import assert_rewrites, module
+from helpers.relax_helpers import assert_rewrites, assert_unchanged, module
 from tvm import relax
 
 from tvm_stretch.passes.expand_variance import ExpandVariance
@@ -47,3 +47,8 @@ REWRITES: dict[str, tuple[Body, Body]] = {
 def test_rewrites(name: str) -> None:
     before, expected = REWRITES[name]
     assert_rewrites(ExpandVariance(), module(before, SHAPE), module(expected, SHAPE))
+
+
+def test_types_of_two_bytes_stay() -> None:
+    mod = module(lambda x: op.variance(op.astype(x, "float16"), [1]), SHAPE)
+    assert_unchanged(ExpandVariance(), mod)
