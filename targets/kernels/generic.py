@@ -150,14 +150,22 @@ def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | No
     sizes = [int(trial.get(loop).extent) for loop in rows]
     points = sum(points_of(sch.get(sch.get_sblock(name))) for name in names)
     for name in names:
-        _vectorize_fenced(trial, name, machine)
+        _vectorize_fenced(trial, name, len(rows), machine)
     _parallelize(trial, rows, sizes, points, machine)
     return trial
 
 
-def _vectorize_fenced(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
-    """Make vectors of a step around a fence, because LLVM does not."""
-    block, loop = sch.get_sblock(name), sch.get_loops(sch.get_sblock(name))[-1]
+def _vectorize_fenced(sch: s_tir.Schedule, name: str, rows: int, machine: VectorMachine) -> None:
+    """Make vectors of a step around a fence, because LLVM does not.
+
+    Steps share the loops over ``rows``: a vector of such a loop would need a place for each lane in
+    what the steps pass on.
+    """
+    block = sch.get_sblock(name)
+    own = sch.get_loops(block)[rows:]
+    if not own:
+        return
+    loop = own[-1]
     lanes, calls = _vector_lanes(sch.get(block), machine), intrinsics_of(sch.get(block).body)
     if FENCE not in calls or _ROUND in calls or chooses(sch.get(block)):
         return

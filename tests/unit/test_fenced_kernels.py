@@ -119,3 +119,18 @@ def assert_costly_steps_are_vectors(func: tirx.PrimFunc) -> None:
 
     walk(func.body, False)
     assert seen and all(seen)
+
+
+def test_steps_that_share_their_only_loop() -> None:
+    """What the first step passes on is one number: a vector of the loop would need one a lane."""
+
+    def body(x: relax.Expr, y: relax.Expr, z: relax.Expr) -> relax.Expr:
+        apart = emitted(op.subtract(x, emitted(op.abs(y))))
+        return op.divide(emitted(op.subtract(apart, emitted(op.multiply(z, y)))), apart)
+
+    (func,) = prim_funcs(body, [(1024,)] * 3)
+    func = prepared(func)
+    scheduled = schedule_kernel(func, MACHINE)
+    arrays = random_arguments(func)
+    for right, ours in zip(run(func, arrays), run(scheduled, arrays), strict=True):
+        np.testing.assert_array_equal(ours, right)
