@@ -74,15 +74,8 @@ _NAMES = (
     *("KeepConditions", "KeepNan", "KeepViews", "LowRank", "MarkPatterns", "MixAxes"),
     *("NameKernels", "NameOperators", "PartitionBySupport", "PartitionRegions", "PruneChannels"),
     *("ReturnTuple", "RoundBfloats", "RoundProducts", "ScheduleKernels", "ShareConstants"),
-    *(
-        "SimplifyOperators",
-        "SplitExtremes",
-        "SplitOutputs",
-        "StackedProducts",
-        "StoreSmallTypes",
-        "TemplateLayers",
-    ),
-    *("UseFixedPoint", "UseHalf", "WholeRegions", "WritePlaces"),
+    *("SimplifyOperators", "SplitExtremes", "SplitOutputs", "StackedProducts", "StoreSmallTypes"),
+    *("TemplateLayers", "UseFixedPoint", "UseHalf", "WholeRegions", "WritePlaces"),
 )
 
 PASSES = {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in _NAMES} | {

@@ -30,14 +30,13 @@ class _Shrinker(SourceRewriter):
         """Replace an operand that was broadcast, if the other one has the shape of the result."""
         if kind_of(call) not in _BINARY:
             return None
-        operands = [*call.args]
         for place, other in ((0, 1), (1, 0)):
-            if shape_of(operands[other]) != shape_of(call):
+            if shape_of(call.args[other]) != shape_of(call):
                 continue
-            if (small := self._small(operands[place])) is not None:
-                operands[place] = small
-        same = all(new.same_as(old) for new, old in zip(operands, call.args, strict=True))
-        return None if same else relax.Call(call.op, operands, call.attrs)
+            if (small := self._small(call.args[place])) is not None:
+                operands = [small, call.args[other]] if place == 0 else [call.args[other], small]
+                return relax.Call(call.op, operands, call.attrs)
+        return None
 
     def _small(self, operand: relax.Expr) -> relax.Expr | None:
         """The operand before it was broadcast along whole axes; None if it was not."""

@@ -32,8 +32,8 @@ class _Expander(SourceRewriter):
         if kind_of(call) != "variance" or str(call.ty.dtype) not in _NOT_ROUNDED:
             return None
         x, shape = call.args[0], shape_of(call.args[0])
-        given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
-        axes, first = sorted(int(axis) % len(shape) for axis in given), len(shape) - len(given)
+        reduced = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
+        axes, first = sorted(int(axis) % len(shape) for axis in reduced), len(shape) - len(reduced)
         if axes == [*range(first, len(shape))] and axes != _OF_IMAGES:
             rows = relax.ShapeExpr([*shape[:first], prod(shape[first:])])
             x, axes = self.emit(relax.op.reshape(x, rows)), [first]

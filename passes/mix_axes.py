@@ -59,10 +59,10 @@ class _Mixer(SourceRewriter):
 
     def _of_rows(self, expr: relax.Expr) -> relax.Expr:
         """The definition before reshapes that keep the last axis."""
-        made = self.definition(expr)
-        while kind_of(made) == "reshape" and shape_of(made)[-1:] == shape_of(made.args[0])[-1:]:
-            made = self.definition(made.args[0])
-        return made
+        value = self.definition(expr)
+        while kind_of(value) == "reshape" and shape_of(value)[-1:] == shape_of(value.args[0])[-1:]:
+            value = self.definition(value.args[0])
+        return value
 
 
 @tvm.transform.module_pass(opt_level=0, name="MixAxes")

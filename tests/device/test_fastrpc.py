@@ -50,6 +50,7 @@ def test_networks_and_failures() -> None:
     Networks are a sample; `make test-full` runs all tests of the emulated DSP.
     """
     names = ("a_whole_network", "beside_the_cpu_and_opencl", "packets_of_kernels")
+    names += ("floats_are_rounded_to_even",)
     run_tests("fastrpc_cases.py", *(f"test_hexagon.py::test_{name}" for name in names))
 
 

@@ -336,7 +336,8 @@ def test_other_orders_are_moved(axes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "channels"), [("sqrt", 12), ("exp", 12), ("softplus", 12), ("sqrt", 16)]
+    ("how", "channels"),
+    [("sqrt", 12), ("exp", 12), ("softplus", 12), ("sqrt", 16), ("divide", 12), ("divide", 16)],
 )
 def test_what_pads_channels_stays_finite(how: str, channels: int) -> None:
     """12 channels leave lanes of a vector of 8, which no bias reaches."""
@@ -346,6 +347,8 @@ def test_what_pads_channels_stays_finite(how: str, channels: int) -> None:
         y = op.add(nn.relu(conv(x, 8, channels)), far)
         if how == "sqrt":
             y = op.sqrt(op.subtract(y, relax.const(5.0)))
+        elif how == "divide":
+            y = op.divide(y, relax.const(np.full((1, channels, 1, 1), 3, "float32")))
         else:
             y = op.subtract(relax.const(95.0), y)
             y = op.exp(y) if how == "exp" else nn.softplus(y)

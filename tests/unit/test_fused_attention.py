@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,18 +179,23 @@ def test_hidden_keys_and_hidden_rows() -> None:
     np.testing.assert_allclose(got[:, rest], right, rtol=2e-5, atol=5e-6)
 
 
+def without_numbers(name: str) -> list[np.ndarray]:
+    """Operands with a score that is no number, and a row whose keys are all hidden."""
+    q, k, v, mask = operands(SHAPES[name])
+    q[0, 0, 0] = np.nan
+    mask[..., -1, 1:] = -np.inf
+    mask[(0,) * (mask.ndim - 1)] = -np.inf
+    return [q, k, v, mask]
+
+
 @pytest.mark.variants(2)
 @MACHINES
 @pytest.mark.parametrize("name", ["a mask of all", "few queries"])
 def test_shares_that_are_no_numbers_become_zero(name: str, machine: VectorMachine) -> None:
     """All shares of a row with a score that is none, or of one whose keys are all hidden."""
-    shape = replace(SHAPES[name], zeroes_nan=True)
-    q, k, v, mask = operands(shape)
-    q[0, 0, 0] = np.nan
-    mask[..., -1, 1:] = -np.inf
-    mask[(0,) * (mask.ndim - 1)] = -np.inf
-    got = result(shape, machine, q, k, v, mask)
-    right = 2 * np.nan_to_num(expected(shape, q, k, v, mask))
+    shape, arrays = replace(SHAPES[name], zeroes_nan=True), without_numbers(name)
+    got = result(shape, machine, *arrays)
+    right = 2 * np.nan_to_num(expected(shape, *arrays))
     assert not right[:, 0].any() or name != "a mask of all"
     assert right[1, 1].any() and not got[0, 0].any()
     np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
@@ -199,17 +205,14 @@ def test_shares_that_are_no_numbers_become_zero(name: str, machine: VectorMachin
 @MACHINES
 @pytest.mark.parametrize("name", ["a mask of all", "few queries"])
 def test_shares_of_hidden_rows_become_zero(name: str, machine: VectorMachine) -> None:
-    """Those of rows of which all scores are -inf; a score that is none stays one."""
-    shape = replace(SHAPES[name], zeroes_hidden=True)
-    q, k, v, mask = operands(shape)
-    q[0, 0, 0] = np.nan
-    mask[(0,) * (mask.ndim - 1)] = -np.inf
-    mask[..., -1, 1:] = -np.inf
-    got = result(shape, machine, q, k, v, mask)
+    """A row becomes zero if all its scores are -inf; a score that is NaN makes its row NaN."""
+    shape, arrays = replace(SHAPES[name], zeroes_hidden=True), without_numbers(name)
+    got = result(shape, machine, *arrays)
+    q, k, _, mask = arrays
     scores = q.astype("float64") @ (k.swapaxes(-1, -2) if shape.in_place else k) * shape.scale
-    hidden = (scores + mask == -np.inf).all(-1)
-    right = 2 * np.where(hidden[..., None], 0, expected(shape, q, k, v, mask))
-    assert np.isnan(right[0, 0]).all() and hidden.any() and np.isfinite(right[1, 1]).all()
+    is_hidden = (scores + mask == -np.inf).all(-1)
+    right = 2 * np.where(is_hidden[..., None], 0, expected(shape, *arrays))
+    assert np.isnan(right[0, 0]).all() and is_hidden.any() and np.isfinite(right[1, 1]).all()
     np.testing.assert_allclose(got, right, rtol=2e-5, atol=5e-6)
 
 
@@ -250,14 +253,22 @@ def test_shares_that_are_zeroed_are_part_of_it() -> None:
     assert names(module(zeroed, (2, 9, 12), (2, 12, 17), (2, 17, 16))) == ["attention"]
 
 
-def hidden(q: relax.Expr, k: relax.Expr, v: relax.Expr, mask: relax.Expr | None = None, **how):  # type: ignore[no-untyped-def]
+def hidden(
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    mask: relax.Expr | None = None,
+    *,
+    axis: int = -1,
+    least: float = -np.inf,
+) -> relax.Expr:
     """As our reader writes PyTorch's `_safe_softmax`."""
     emit = relax.BlockBuilder.current().emit
     scores = emit(op.matmul(q, k))
     scores = scores if mask is None else emit(op.add(scores, mask))
     shares = emit(nn.softmax(scores))
-    most = emit(op.max(scores, how.get("axis", [-1]), keepdims=True))
-    is_hidden = emit(op.equal(most, relax.const(np.float32(how.get("least", -np.inf)))))
+    most = emit(op.max(scores, [axis], keepdims=True))
+    is_hidden = emit(op.equal(most, relax.const(np.float32(least))))
     return op.matmul(op.where(is_hidden, relax.const(np.float32(0)), shares), v)
 
 
@@ -267,8 +278,8 @@ def test_rows_that_are_hidden_are_part_of_it(masked: bool) -> None:
     assert names(module(hidden, *sizes[: 3 + masked])) == ["attention"]
 
 
-@pytest.mark.parametrize("how", [{"axis": [1]}, {"least": np.inf}, {"least": 0.0}], ids=str)
-def test_other_choices_are_not(how: dict[str, object]) -> None:
+@pytest.mark.parametrize("how", [{"axis": 1}, {"least": np.inf}, {"least": 0.0}], ids=str)
+def test_other_choices_are_not(how: dict[str, Any]) -> None:
     sizes = (2, 9, 12), (2, 12, 17), (2, 17, 16)
     assert "attention" not in names(module(lambda *x: hidden(*x, **how), *sizes))
 

@@ -25,9 +25,11 @@ MACHINES = pytest.mark.parametrize(
 )
 
 
-def run_norm(x: np.ndarray, epsilon: float, machine: VectorMachine) -> np.ndarray:
+def run_norm(
+    x: np.ndarray, epsilon: float, machine: VectorMachine, *, is_centred: bool = True
+) -> np.ndarray:
     """The normalised rows times a factor for each column."""
-    config = choose(NormShape(x.shape, epsilon, is_centred=True), machine)
+    config = choose(NormShape(x.shape, epsilon, is_centred), machine)
     assert config is not None
     data, factor = te.placeholder(x.shape, name="x"), te.placeholder(x.shape[-1:], name="factor")
     rows = config.meaning(data)
@@ -54,6 +56,18 @@ def test_same_as_numpy(columns: int, machine: VectorMachine) -> None:
     np.testing.assert_allclose(
         run_norm(x, 1e-5, machine), expected(x, 1e-5), rtol=2e-5, atol=2e-6 * columns
     )
+
+
+@pytest.mark.variants(4)
+@MACHINES
+@pytest.mark.parametrize("columns", [16, 17, 31, 64, 100, 777])
+def test_same_as_numpy_without_the_mean(columns: int, machine: VectorMachine) -> None:
+    """As RMSNorm has it."""
+    x = np.random.default_rng(0).standard_normal((2, 3, columns), "float32") * 5 + 3
+    wide = x.astype("float64")
+    right = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * np.arange(columns)
+    got = run_norm(x, 1e-5, machine, is_centred=False)
+    np.testing.assert_allclose(got, right, rtol=2e-5, atol=2e-6 * columns)
 
 
 @MACHINES
@@ -96,6 +110,39 @@ def test_layer_normalisation_is_one_kernel(inverse: bool) -> None:
     mod = module(lambda x: layer_norm(x, inverse), (1, 7, 48))
     nodes = ts.compile(mod, [TARGET]).graph.nodes
     assert len(nodes) == 1 and "norm" in nodes[0].kernel
+
+
+ROOTS = {
+    "quotient": lambda x, total: relax.op.divide(x, relax.op.sqrt(total)),
+    "inverse": lambda x, total: relax.op.multiply(
+        x, relax.op.divide(relax.const(1.0), relax.op.sqrt(total))
+    ),
+    "rsqrt": lambda x, total: relax.op.multiply(x, relax.op.rsqrt(total)),
+}
+
+
+def rms_norm(x: relax.Expr, how: str, other: relax.Expr | None = None) -> relax.Expr:
+    """RMSNorm as frontends write it out; of another tensor's squares it is none."""
+    x = relax.BlockBuilder.current().emit(x)
+    squares = relax.op.multiply(x, x if other is None else other)
+    total = relax.op.add(relax.op.mean(squares, [-1], keepdims=True), relax.const(1e-6))
+    return relax.op.multiply(ROOTS[how](x, total), random_const(x.ty.shape[-1].value))
+
+
+@pytest.mark.parametrize("how", ROOTS)
+def test_rms_normalisation_is_one_kernel(how: str) -> None:
+    mod = module(lambda x: rms_norm(relax.op.abs(x), how), (1, 7, 48))
+    blocked = BlockChannels({"cpu": AVX2})(mod)
+    assert "relax.call_tir" in op_names(blocked) and "relax.mean" not in op_names(blocked)
+    assert_same_numerics(mod, blocked)
+
+
+@pytest.mark.parametrize("how", ROOTS)
+def test_products_of_two_tensors_are_no_squares(how: str) -> None:
+    mod = module(lambda x, y: rms_norm(relax.op.abs(x), how, relax.op.abs(y)), *[(1, 7, 48)] * 2)
+    blocked = BlockChannels({"cpu": AVX2})(mod)
+    assert "relax.mean" in op_names(blocked)
+    assert_same_numerics(mod, blocked)
 
 
 def test_same_numbers_as_the_operators() -> None:

@@ -70,7 +70,7 @@ def largest_broadcast(mod: tvm.IRModule) -> int:
 
 
 def test_both_operands_broadcast() -> None:
-    """One of them has to give the result its shape."""
+    """The result takes its shape from one of them, which stays."""
 
     def body(x: relax.Expr) -> relax.Expr:
         row = op.broadcast_to(op.mean(x, [2, 3], keepdims=True), shape(*SHAPE))
@@ -97,9 +97,9 @@ def test_both_operands_broadcast() -> None:
 def test_groups_of_axes(
     before: tuple[int, ...], after: tuple[int, ...], wanted: list[tuple[list[int], list[int]]]
 ) -> None:
-    found = [*groups_of(before, after)]
-    assert found == wanted
-    for own, other in found:
+    groups = [*groups_of(before, after)]
+    assert groups == wanted
+    for own, other in groups:
         assert np.prod([before[i] for i in own]) == np.prod([after[i] for i in other])
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers.cpu_targets import TARGET
 from helpers.torch_beside import Net, check, check_written
 
+import tvm_stretch as ts
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read import load_network
 
@@ -161,3 +164,21 @@ def test_shapes_that_depend_on_data_are_refused(function: Callable[..., Any]) ->
     program = torch.export.export(Net(function), (_ROWS,), strict=False)
     with pytest.raises(UnsupportedError, match="depends on the data"):
         load_network(program)
+
+
+def _attended(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    q, k, v = (turned.reshape(1, 2, 9, 16) for turned in (x, x * 0.7, x + 1))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_attention_is_one_kernel_whose_hidden_rows_are_zeros() -> None:
+    x = torch.linspace(-2, 2, 288).reshape(2, 9, 16)
+    mask = torch.zeros(9, 9)
+    mask[2], mask[5, 4:] = -torch.inf, -torch.inf
+    program = torch.export.export(Net(_attended).eval(), (x, mask))
+    model = ts.compile(program, [TARGET], cpu_threads=1)
+    assert any("attention" in node.kernel for node in model.graph.nodes)
+    assert not any("softmax" in node.kernel for node in model.graph.nodes)
+    got = np.asarray(model(x.numpy(), mask.numpy()))
+    assert not got[:, :, 2].any() and got[:, :, 5].any()
+    np.testing.assert_allclose(got, _attended(x, mask).numpy(), rtol=1e-5, atol=1e-5)

@@ -131,14 +131,16 @@ class NormConfig(NormTemplate):
             return lanes(width, one)
 
         each = f32(1.0 / extent)
-        total, total_of = self.sum_of(lambda column: load(x, *at, column))
         squares, squares_of = self.sum_of(square)
         spread = tirx.sqrt(squares_of * each + f32(self.epsilon))
         rest = [finish(const(extent - width))] if extent % width else []
-        centre = within(total.buffers, *total.parts, store(mean, total_of * each, 0))
+        centre = []
+        if self.is_centred:
+            total, total_of = self.sum_of(lambda column: load(x, *at, column))
+            centre = [within(total.buffers, *total.parts, store(mean, total_of * each, 0))]
         return within(
             [mean, inverse] if self.is_centred else [inverse],
-            *([centre] if self.is_centred else []),
+            *centre,
             within(squares.buffers, *squares.parts, store(inverse, f32(1.0) / spread, 0)),
             loop(extent // width, lambda i: finish(i * width), "vector"),
             *rest,

@@ -1,7 +1,6 @@
 // The threads of kernels on a chip: one for each vector unit, of which one is the call's own.
 //
-//   a kernel's parallel loop -> Launch(task): state = number of the launch, tasks that no thread
-//   began
+//   a kernel's parallel loop -> Launch(task): state = number of the launch, tasks left to begin
 //       each thread takes the next task, until none is left; the call's thread waits for the rest
 //
 // Threads lock a vector unit before they take a task. Where another process has the units, the
@@ -13,8 +12,7 @@
 
 #define MOST_WORKERS 7
 #define STACK_BYTES (32 << 10)
-#define LEFT \
-  0xFFu  // of the state: tasks that no thread began; the rest is the number of the launch
+#define LEFT 0xFFu  // of the state: tasks left to begin; the rest is the number of the launch
 
 typedef struct {
   void* unused;
