@@ -33,6 +33,9 @@ std::vector<Use> UsesOf(const GraphSpec& graph, int64_t device) {
   for (size_t plan = 0; plan < graph.plans.size(); ++plan) {
     const LengthSpec& ports = graph.lengths[graph.LengthOf(plan)];
     for (int64_t tensor : ports.inputs) uses.push_back({tensor, {kHost, true, plan}});
+    for (const StateSpec& state : graph.states) {  // the executor completes the next state before
+      if (state.starts >= 0) uses.push_back({ports.outputs[state.output], {kHost, true, plan}});
+    }
     for (size_t i = 0; i < graph.plans[plan].count; ++i) {
       const RegionSpec& region = graph.regions[graph.plans[plan].first + i];
       const int64_t who = region.processor == device ? own++ : kHost;

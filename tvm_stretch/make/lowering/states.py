@@ -1,6 +1,4 @@
-"""States that a run changes need no copies where the CPU alone reads and writes them, in all plans.
-
-Other processors know a tensor by its address.
+"""States that a run changes need no copies of what it leaves as it was.
 
 Caches of full length: a run writes its rows to the next cache, which has the others already.
 
@@ -10,9 +8,12 @@ Caches of full length: a run writes its rows to the next cache, which has the ot
 The executor exchanges both memories after a run, so `present` is the cache of a run before. It
 lacks the rows that were written since, and `starts` tells which. Before the next run the executor
 copies these, or the whole cache where it does not know the missing rows: at first, after a run that
-failed, and after a state was set. A run never writes to `held`.
+failed, and after a state was set. A run never writes to `held`. Processors besides the CPU know a
+tensor by its address; where one of them reads or writes such a cache, both memories keep their
+places, and after a run the executor copies the written rows from `present` to `held`.
 
-Caches that grow stay where they are: a run appends rows and the window on the memory moves.
+Caches that grow stay where they are, if the CPU alone reads and writes them in all plans: a run
+appends rows and the window on the memory moves.
 
     held         |..|aaaaaaaa|..|bbbbbbbb|            two heads, each with a row that was dropped
     present         |aaaaaaaa|AA|bbbbbbbb|BB|         what a run adds replaces dropped rows
@@ -31,7 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm.ir import Expr
 
 from tvm_stretch.make.lowering.dependences import RegionSteps
 from tvm_stretch.make.lowering.executor_graph import COPY_KERNEL, WRITE_KERNEL
@@ -39,6 +41,7 @@ from tvm_stretch.make.lowering.placed_tensors import Buffer, DraftNode, View, ne
 from tvm_stretch.network.attributes import WRITES_PLACES
 from tvm_stretch.network.expressions import ALIGNMENT, dtype_bytes
 from tvm_stretch.network.states import Kept
+from tvm_stretch.targets.kernels.loops import PARALLEL, block, const, load, loop, store, unravelled
 
 Plan = tuple[Sequence[View], list[View], Sequence[RegionSteps]]
 """Inputs, results and regions; the last inputs are states."""
@@ -56,7 +59,7 @@ def write_states(
     plans: Sequence[Plan],  # results are added to each
     states: Sequence[Kept],
     results: int,  # the caller's
-    kernels: Mapping[str, tirx.PrimFunc],
+    kernels: dict[str, tirx.PrimFunc],  # those that only write are added
 ) -> list[Written | None]:
     """For each state, what a run writes if the other rows need no copy.
 
@@ -72,7 +75,7 @@ def write_states(
             writes.append(None)
             continue
         for (_, outputs, _), (region, step) in zip(plans, steps, strict=True):
-            outputs.append(_write(region, step, index))
+            outputs.append(_write(region, step, index, kernels))
         writes.append(Written(index, sizes.pop()))
     return writes
 
@@ -86,11 +89,7 @@ def _writer(
     found = []
     for region in regions:
         for step in region.steps:
-            written = present.buffer in [view.buffer.root for view in step.outputs]
-            read = held.buffer in [view.buffer.root for view in step.inputs]
-            if region.processor and (read or written):
-                return None
-            if written:
+            if present.buffer in [view.buffer.root for view in step.outputs]:
                 found.append((region, step))
     if len(found) != 1:
         return None
@@ -110,14 +109,58 @@ def _row_bytes(step: DraftNode) -> int:
     return prod(old.shape[places.shape[-1] :]) * dtype_bytes(old.dtype)
 
 
-def _write(region: RegionSteps, step: DraftNode, index: int) -> View:
+def _write(
+    region: RegionSteps, step: DraftNode, index: int, kernels: dict[str, tirx.PrimFunc]
+) -> View:
     """Let a step only write rows, and where they begin, which is the result."""
-    _, places, rows = step.inputs
+    old, places, rows = step.inputs
     starts = new_view("output", (prod(places.shape[:-1]),), "int64", index)
+    kernel, inputs = WRITE_KERNEL, [places, rows]
+    if region.processor:  # what it does not write comes from the executor
+        kernel, inputs = f"{step.kernel}_rows", [*step.outputs, *inputs]
+        kernels[kernel] = _rows_kernel(old, places, rows)
     outputs = (*step.outputs, starts)
-    writing = replace(step, kernel=WRITE_KERNEL, inputs=(places, rows), outputs=outputs)
+    writing = replace(step, kernel=kernel, inputs=tuple(inputs), outputs=outputs)
     region.steps[region.steps.index(step)] = writing
     return starts
+
+
+def _rows_kernel(cache: View, places: View, rows: View) -> tirx.PrimFunc:
+    """The kernel (present, places, rows) -> (present, starts) for a processor besides the CPU.
+
+    Each of its items takes an element of all rows, in order: a later row may have the same place.
+    """
+    depth, count = places.shape[-1], prod(places.shape[:-1])
+    row = prod(cache.shape[depth:])
+    bytes_of_row = row * dtype_bytes(cache.dtype)
+
+    before, at, values, present = (
+        tirx.decl_buffer(view.shape, view.dtype) for view in (cache, places, rows, cache)
+    )
+    starts = tirx.decl_buffer((count,), "int64")
+
+    def place(of: Expr) -> Expr:
+        linear: Expr = const(0)
+        for axis, size in enumerate(cache.shape[:depth]):
+            index = load(at, *unravelled(of, places.shape[:-1]), axis).astype("int64")
+            linear = linear * size + tirx.max(tirx.min(index, const(size - 1)), const(0))
+        return linear
+
+    def element(item: Expr) -> tirx.Stmt:
+        def one(of: Expr) -> tirx.Stmt:
+            value = load(values, *unravelled(of * row + item, rows.shape))
+            return store(present, value, *unravelled(place(of) * row + item, cache.shape))
+
+        return loop(count, one, "row")
+
+    body = block(
+        loop(row, element, "item", PARALLEL),
+        loop(count, lambda of: store(starts, place(of) * bytes_of_row, of), "start", PARALLEL),
+    )
+    for name in ("write_rows", "root"):
+        body = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], name, body))
+    function = tirx.PrimFunc([before, at, values, present, starts], body)
+    return function.with_attr("tirx.noalias", True)
 
 
 Found = tuple[RegionSteps, DraftNode]

@@ -72,7 +72,16 @@ void WrittenRows::Remember(const std::vector<char*>& outputs, size_t length) {
     lacks_[i].starts.assign(starts, starts + count);
     lacks_[i].all = std::any_of(starts, starts + count,
                                 [last](int64_t start) { return start < 0 || start > last; });
+    if (lacks_[i].all) lacks_[i].starts.clear();
   }
+}
+
+void WrittenRows::Keep(size_t state, char* input, const char* output) {
+  Lack& lack = lacks_[state];
+  const StateSpec& spec = spec_.states[state];
+  if (lack.all) std::memcpy(input, output, spec_.input(spec.input).bytes);
+  for (int64_t start : lack.starts) std::memcpy(input + start, output + start, spec.row);
+  lack = {false, {}};
 }
 
 KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor)

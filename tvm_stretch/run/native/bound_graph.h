@@ -22,7 +22,7 @@ namespace tvm_stretch {
 ffi::Function MakeWriteKernel();
 
 // What the memory of each next state lacks of the state. Both memories change places after a run,
-// so they differ in the rows that it wrote; after anything else they may differ in every byte.
+// or the state gets the rows that it wrote; after anything else they may differ in every byte.
 class WrittenRows {
  public:
   explicit WrittenRows(const GraphSpec& spec) : spec_(spec), lacks_(spec.states.size()) {}
@@ -35,6 +35,9 @@ class WrittenRows {
 
   // After a run of this length that succeeded.
   void Remember(const std::vector<char*>& outputs, size_t length);
+
+  // Copies what a run that succeeded wrote to a state.
+  void Keep(size_t state, char* input, const char* output);
 
  private:
   struct Lack {

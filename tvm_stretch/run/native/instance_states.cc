@@ -130,6 +130,8 @@ void Instance::Advance() {
       std::swap(input, output);
       BindInput(state.input, input);
       BindOutput(state.output, output);
+    } else if (state.starts >= 0) {
+      written_.Keep(i, input, output);
     } else {
       std::memcpy(input, output, held_[i]);
     }
