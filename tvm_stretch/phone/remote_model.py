@@ -174,6 +174,21 @@ class RemoteExecutor:
             )
             return found
 
+    def feed(self, values: tvm.runtime.Tensor, outputs: int) -> list[tvm.runtime.Tensor]:
+        """Let the model read values in pieces; returns so many outputs."""
+        with self._lock:
+            module = self.now()
+
+            def action(link: Link) -> list[tvm.runtime.Tensor]:
+                module.method("feed")(values.copyto(link.session.cpu(0)))
+                there = map(module.method("get_output"), range(outputs))
+                return [one.copyto(tvm.cpu()) for one in there]
+
+            found: list[tvm.runtime.Tensor] = self.device.ask(
+                "to read values", action, session=module.session
+            )
+            return found
+
 
 class RemoteMeters(MetersOfModel):
     """What a model on a device measures."""
@@ -289,6 +304,11 @@ class RemoteModel(Model):
         found = self.module.invoke(inputs, graph, steps=count, stops=stops)
         self._warn_once()
         return found
+
+    def _feed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
+        outputs = self.module.feed(values, len(self.graph.outputs))
+        self._warn_once()
+        return outputs
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

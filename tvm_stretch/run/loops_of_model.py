@@ -43,12 +43,7 @@ class LoopsOfModel:
                 a value is none of the network; the states are those of the last piece that
                 succeeded.
         """
-        self._model._load()
-        self._model.module["feed"](fed_values(values, self._model.graph))
-        outputs = [
-            self._model.module["get_output"](place)
-            for place in range(len(self._model.graph.outputs))
-        ]
+        outputs = self._model._feed(fed_values(values, self._model.graph))
         given = [] if isinstance(values, list | tuple) else [values]
         present = like(given)
         return self._model.interface.presented(lambda found: [*map(present, found)], outputs)

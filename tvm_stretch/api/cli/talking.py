@@ -7,6 +7,7 @@ tvm-stretch chat -t llvm -t opencl     # line by line; Ctrl-C ends an answer, Ct
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ import numpy as np
 
 from tvm_stretch.api.chat import Conversation, find_file, open_model
 from tvm_stretch.api.tokenizer import Tokenizer
-from tvm_stretch.base.errors import InputError
+from tvm_stretch.base.errors import InputError, MeterError
 from tvm_stretch.base.files import reason_of
 from tvm_stretch.network.states import Sample
 from tvm_stretch.read.gguf.language_model import read_vocabulary
+from tvm_stretch.run.meters import find_meters, measure_energy
 from tvm_stretch.run.model import Model
 
 _TARGETS = ["llvm"]
@@ -99,7 +101,7 @@ def _question(args: argparse.Namespace) -> str:
 
 
 def rates(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds to the first token of a prompt, and tokens a second of prompts and of answers."""
+    """Time to the first token of a prompt, rates of prompts and answers, and a token's energy."""
     prompt, answer = args.tokens
     file = find_file(args.model)
     targets = args.targets or _TARGETS
@@ -107,10 +109,16 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
     words = model.outputs[0].shape[-1]
     tokens = np.random.default_rng(0).integers(0, words, prompt)
     _one_answer(model, tokens, 1)  # what only the first run does is not measured
-    found = [_one_answer(model, tokens, answer) for _ in range(3)]
-    first, rest = (min(times) for times in zip(*found, strict=True))
+    measured = [_one_answer(model, tokens, answer) for _ in range(3)]
+    first, rest = (min(times) for times in zip(*measured, strict=True))
     rate = answer / rest
-    return {"first_token_ms": first * 1e3, "prompt_per_s": prompt / first, "answer_per_s": rate}
+    data = {"first_token_ms": first * 1e3, "prompt_per_s": prompt / first, "answer_per_s": rate}
+    with contextlib.suppress(MeterError):  # a machine without meters, or whose meters stand still
+        spent = measure_energy(
+            lambda: _one_answer(model, tokens, answer), find_meters(), at_once=prompt + answer
+        )
+        data["token_mj"] = spent.millijoules
+    return data
 
 
 def _one_answer(model: Model, tokens: np.ndarray, count: int) -> tuple[float, float]:
