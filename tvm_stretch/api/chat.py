@@ -56,6 +56,7 @@ def open_model(
     places: int,
     threads: int | None,
     activations: str | None = None,
+    keep: int | None = None,
 ) -> Model:
     """The compiled model of a file, from the cache if it was compiled before.
 
@@ -74,7 +75,7 @@ def open_model(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
     code = versions(source_files(*_CODE))  # also where nobody has changed our version
-    own = (code, str(list(targets)), places, LENGTHS, threads, activations)
+    own = (code, str(list(targets)), places, LENGTHS, threads, activations, keep)
     digest.update(repr(own).encode())
     folder = cache_folder("language")
     kept = folder and folder / f"{digest.hexdigest()[:32]}.so"
@@ -83,7 +84,7 @@ def open_model(
             return load(kept)
         except ArtifactError:  # of an earlier version, or of another machine
             kept.unlink()
-    language = read_gguf(file, places=places, activations=activations)
+    language = read_gguf(file, places=places, activations=activations, keep=keep)
     states = {"tokens": Sample("logits", "n", temperature=0.0)}
     lengths = {"n": [length for length in LENGTHS if length < places]}
     model = compile(language, targets, lengths=lengths, states=states, cpu_threads=threads)

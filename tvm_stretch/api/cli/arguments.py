@@ -253,6 +253,12 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _option("--seed", type=int, default=0, help="other seeds draw other answers"),
         _several("--stop", default=[], metavar="TEXT", help="an answer ends before this"),
         _option("--places", type=positive, default=1024, metavar="N", help="of the cache (1024)"),
+        _option(
+            "--keep",
+            type=int,
+            metavar="N",
+            help="let a full cache slide: the first N tokens stay (default: the answer ends)",
+        ),
         _ACTIVATIONS,
     ),
     "diff": (

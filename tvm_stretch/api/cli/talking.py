@@ -22,6 +22,7 @@ from tvm_stretch.base.errors import InputError, MeterError
 from tvm_stretch.base.files import reason_of
 from tvm_stretch.network.states import Sample
 from tvm_stretch.read.gguf.language_model import read_vocabulary
+from tvm_stretch.read.gguf.rotary import COARSE
 from tvm_stretch.run.meters import find_meters, measure_energy
 from tvm_stretch.run.model import Model
 
@@ -37,10 +38,11 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
     is_dialogue = args.prompt is None and args.prompt_file is None and sys.stdin.isatty()
     questions = _lines() if is_dialogue else iter([_question(args)])
     targets = args.targets or _TARGETS
-    model = open_model(file, targets, args.places, args.threads, args.activations)
+    model = open_model(file, targets, args.places, args.threads, args.activations, args.keep)
     model.set_sampling(**drawn)
     system = [{"role": "system", "content": args.system}] if args.system else []
-    conversation = Conversation(model, tokenizer, args.places, system)
+    places = args.places if args.keep is None else COARSE**2  # all positions that there are
+    conversation = Conversation(model, tokenizer, places, system)
     for question in questions:
         try:
             for part in conversation.answer(question, args.tokens, args.stop):

@@ -26,11 +26,15 @@ from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.read.gguf.block_types import BY_NAME, blocks_of, floats_of
 from tvm_stretch.read.gguf.families import FAMILIES, Shape
 from tvm_stretch.read.gguf.file import GgufFile, Tensor, refused
+from tvm_stretch.read.gguf.rotary import add_positions, turns_of
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.read.onnx.block_weights import Blocks
+from tvm_stretch.read.onnx.operators.microsoft_attention import KEEP, SPARE
 
 _MICROSOFT = "com.microsoft"
 _WHOLE = TensorProto.INT64
+SPARED = 64
+"""The most tokens of a run, if caches slide."""
 GUESSES = 8
 """The most tokens of a run that gives scores of each, by which guesses of the next are checked."""
 
@@ -38,7 +42,8 @@ GUESSES = 8
 class Decoder:
     """Makes the network of one file."""
 
-    def __init__(self, file: GgufFile, places: int) -> None:
+    def __init__(self, file: GgufFile, places: int, keep: int | None = None) -> None:
+        self.keep = keep  # the first tokens, which stay in a cache that slides
         self.file, self.kind = file, file.text("general.architecture")
         if self.kind not in FAMILIES:
             raise UnsupportedError(
@@ -49,6 +54,7 @@ class Decoder:
         self.shape = self._shape(places)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
+        self.turned: set[str] = set()  # names of cosines and sines that are there
         self.read: set[str] = set()
 
     def _shape(self, places: int) -> Shape:
@@ -235,33 +241,8 @@ class Decoder:
         after = self.add("next_position", "Add", "position", n)
         used = self.add("used", "Sub", after, self.sizes("one", 1))
         self.add("used.int32", "Cast", used, to=TensorProto.INT32)
-
-    def rotary(self, layer: int) -> tuple[str, str]:
-        """The cosines and sines of each place."""
-        own, local = self.shape, self.family.window(layer) and self.family.local_base
-        name = "rotary.local" if local else "rotary"
-        if f"{name}.cos" not in self.weights:
-            field = f"{self.kind}.rope"
-            base = local or self.file.number(f"{field}.freq_base", 10000.0)
-            steps = float(base) ** (-np.arange(0, own.turns, 2) / own.turns)
-            if not local:
-                steps = steps / self._slower(f"{field}.scaling")
-                if self.has("rope_freqs.weight"):
-                    divisors = self.floats("rope_freqs.weight", own.turns // 2)
-                    steps = steps / np.where(divisors > 0, divisors, 1)
-            angles = np.outer(np.arange(own.places), steps)
-            self.constant(f"{name}.cos", np.cos(angles).astype("float32"))
-            self.constant(f"{name}.sin", np.sin(angles).astype("float32"))
-        return f"{name}.cos", f"{name}.sin"
-
-    def _slower(self, field: str) -> float:
-        kind = self.file.text(f"{field}.type", "none")
-        if kind not in ("none", "linear"):
-            raise UnsupportedError(
-                f"expected none or linear for the field {field + '.type'!r}, got {kind!r:.40}; "
-                "export the network to ONNX instead"
-            )
-        return self.file.number(f"{field}.factor", 1.0) if kind == "linear" else 1.0
+        if self.keep is not None:
+            add_positions(self, n)
 
     def heads(self, x: str, name: str, heads: int) -> str:
         """Queries or keys, whose heads may be normalised."""
@@ -325,10 +306,15 @@ class Decoder:
         }
         if self.family.window(layer):
             attributes["local_window_size"] = self.file.count(f"{field}.sliding_window")
+        if self.keep is not None:
+            attributes |= {KEEP: self.keep, SPARE: SPARED}
         name = f"blk.{layer}.attention"
         node = helper.make_node(
             "GroupQueryAttention",
-            [*parts, *past, "used.int32", total, *self.rotary(layer)],
+            [
+                *(*parts, *past, "used.int32", total, *turns_of(self, layer)),
+                *([] if self.keep is None else ["numbers.batch"]),
+            ],
             [name, f"present.{layer}.key", f"present.{layer}.value"],
             name=name,
             domain=_MICROSOFT,

@@ -15,7 +15,7 @@ import onnx
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path
 from tvm_stretch.base.named_arguments import is_one_of, named_arguments
-from tvm_stretch.read.gguf.decoder import Decoder
+from tvm_stretch.read.gguf.decoder import SPARED, Decoder
 from tvm_stretch.read.gguf.file import GgufFile, read_file, refused
 
 _LEVEL, _LEVELS = "accuracy_level", {"float32": 0, "int16": 2, "int8": 4}
@@ -97,7 +97,11 @@ class LanguageModel:
 
 @named_arguments
 def read_gguf(
-    path: str | os.PathLike[str], *, places: int = 1024, activations: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    places: int = 1024,
+    activations: str | None = None,
+    keep: int | None = None,
 ) -> LanguageModel:
     """Read a language model of llama.cpp, without quantising it again.
 
@@ -109,6 +113,10 @@ def read_gguf(
             a scale for each block and multiplies integers, ``"int8"`` to 8 bits, as llama.cpp does;
             ``"float32"`` does not round. By default CPUs that multiply integers fast take
             ``"int16"``, whose greedy tokens were those of floats; those of ``"int8"`` differ.
+        keep: lets a full cache slide: its first ``keep`` tokens stay, which models need (4 are
+            enough), and new ones replace the oldest others. A token then sees the last
+            ``places - keep - 64`` ones, and those kept; runs have at most 64. None: a full cache is
+            an error.
 
     Raises:
         ModelError: the file is damaged, or is none.
@@ -121,7 +129,7 @@ def read_gguf(
         >>> model(np.array([[17, 5, 80, 3]])).shape
         (1, 4, 96)
     """
-    if isinstance(places, bool) or not isinstance(places, int) or not 2 <= places <= 2**20:
+    if not is_whole(places) or not 2 <= places <= 2**20:
         raise InputError(
             f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
             "token"
@@ -131,9 +139,15 @@ def read_gguf(
             f"expected {', '.join(_LEVELS)} or None for activations, got {activations!r:.40}; "
             "leave it out"
         )
+    most = places - 2 * SPARED
+    if keep is not None and (not is_whole(keep) or not 0 <= keep < most):
+        raise InputError(
+            f"expected 0 to {most - 1} tokens for keep, of {places} places, got {keep!r:.40}; 4 "
+            "are usual, and a cache that slides needs more than 128 places"
+        )
     place = as_path(path, "the language model")
     file = read_file(place)
-    decoder = Decoder(file, places)
+    decoder = Decoder(file, places, keep)
     network = decoder.model()
     return LanguageModel(
         network=network,
@@ -145,6 +159,11 @@ def read_gguf(
         notes=tuple(decoder.notes()),
         activations=activations,
     )
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:

@@ -218,7 +218,8 @@ def _group_query(node: Node) -> tuple[Value, ...]:
         query, key = (
             rotated(node, x, positions, (node[7], node[8]), interleaved) for x in (query, key)
         )
-    key, value = (_cached(node, index, new, places, total) for index, new in ((3, key), (4, value)))
+    slots = places if _keeps(node) is None else _slots(node, places, total)
+    key, value = (_cached(node, index, new, slots, total) for index, new in ((3, key), (4, value)))
     scores = Scores(
         node.attr("scale", 0.0),
         _group_query_masks(node, places, shape_of(key)[2], total),
@@ -235,6 +236,70 @@ def _check_group_query(node: Node) -> None:
             "a cache of the type of the queries, and queries as they are",
             "quantised or windowed caches, normalised queries, or padded ones",
         )
+
+
+KEEP, SPARE = "tvm_stretch_keep", "tvm_stretch_spare"
+"""Attributes of a cache that slides, which `read_gguf` writes: its first places keep their tokens,
+and the others are a ring. A query sees all tokens of the ring but the oldest ones, as many as a run
+may write: so answers do not depend on the lengths of runs, and guesses can be taken back.
+"""
+
+
+def _keeps(node: Node) -> int | None:
+    keep = int(node.attr(KEEP, -1))
+    return keep if keep >= 0 else None
+
+
+def _slots(node: Node, places: relax.Expr, total: int) -> relax.Expr:
+    """Where the tokens at these positions lie in a cache that slides."""
+    keep, steps = int(node.attr(KEEP)), shape_of(places)[1]
+    if steps > int(node.attr(SPARE)):
+        raise node.refuse(f"runs of at most {node.attr(SPARE)} tokens, as it slides,", f"{steps}")
+    after = node.emit(relax.op.subtract(places, node.scalar(keep, "int64")))
+    ring = node.emit(relax.op.floor_mod(after, node.scalar(total - keep, "int64")))
+    ring = node.emit(relax.op.add(ring, node.scalar(keep, "int64")))
+    is_kept = node.emit(relax.op.less(places, node.scalar(keep, "int64")))
+    return node.emit(relax.op.where(is_kept, places, ring))
+
+
+def _shown_of_ring(node: Node, places: relax.Expr, keys: int) -> relax.Expr:
+    """Which places of a cache that slides each query sees; ``places`` are the queries' positions.
+
+    A place of the ring has the last position that is its number, modulo the size of the ring.
+    """
+    keep, (batch, steps) = int(node.attr(KEEP)), shape_of(places)
+    ring = keys - keep
+    numbers = as_expr(np.arange(keys)[None, None, None])
+    own = node.emit(relax.op.reshape(places, [batch, 1, steps, 1]))
+    last = node.emit(relax.op.strided_slice(own, [2], [steps - 1], [steps]))
+    ago = node.emit(relax.op.subtract(last, numbers))
+    ago = node.emit(relax.op.floor_mod(ago, node.scalar(ring, "int64")))
+    holds = node.emit(relax.op.subtract(last, ago))
+    holds = node.emit(relax.op.where(as_expr(np.arange(keys) < keep), numbers, holds))
+    is_written = relax.op.logical_or(
+        as_expr(np.arange(keys) < keep),
+        node.emit(relax.op.greater_equal(holds, node.scalar(keep, "int64"))),
+    )
+    width = ring - int(node.attr(SPARE))
+    begin = node.emit(relax.op.subtract(own, node.scalar(width, "int64")))
+    is_late = relax.op.logical_or(
+        as_expr(np.arange(keys) < keep), node.emit(relax.op.greater(holds, begin))
+    )
+    is_seen = node.emit(relax.op.less_equal(holds, own))
+    both = node.emit(relax.op.logical_and(node.emit(is_written), node.emit(is_late)))
+    return _inside_window(node, node.emit(relax.op.logical_and(is_seen, both)), holds, own)
+
+
+def _inside_window(
+    node: Node, shown: relax.Expr, numbers: relax.Expr, own: relax.Expr
+) -> relax.Expr:
+    """Without the positions before the window of a query, if the layer has one."""
+    window = int(node.attr("local_window_size", -1))
+    if window <= 0:
+        return shown
+    begin = node.emit(relax.op.subtract(own, node.scalar(window, "int64")))
+    inside = node.emit(relax.op.greater(numbers, begin))
+    return node.emit(relax.op.logical_and(shown, inside))
 
 
 def _sinks(node: Node, heads: int) -> relax.Expr | None:
@@ -266,16 +331,15 @@ def _group_query_masks(node: Node, places: relax.Expr, keys: int, total: int) ->
     batch, steps = shape_of(places)
     numbers = as_expr(np.arange(keys)[None, None, None])
     own = node.emit(relax.op.reshape(places, [batch, 1, steps, 1]))
-    if node.attr("causal", 1):
+    if _keeps(node) is not None:
+        shown = _shown_of_ring(node, places, keys)
+    elif node.attr("causal", 1):
         shown = node.emit(relax.op.less_equal(numbers, own))
     else:
         used = node.emit(relax.op.reshape(cast(node, node[5], "int64"), [batch, 1, 1, 1]))
         shown = node.emit(relax.op.less_equal(numbers, used))
-    window = int(node.attr("local_window_size", -1))
-    if window > 0:
-        begin = node.emit(relax.op.subtract(own, node.scalar(window, "int64")))
-        inside = node.emit(relax.op.greater(numbers, begin))
-        shown = node.emit(relax.op.logical_and(shown, inside))
+    if _keeps(node) is None:
+        shown = _inside_window(node, shown, numbers, own)
     dtype = node.dtype()
     summands: list[relax.Expr] = [hide(node, shown, dtype, lowest(dtype))]
     if node.has(10):
