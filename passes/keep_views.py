@@ -8,6 +8,7 @@ R.strided_slice(x, rows 8 to 16)      stays: some rows of each block of channels
 R.scatter_nd(x, places, rows)         ->  a PrimFunc whose attribute says that it writes rows
 R.multiply(x, 0.0)                    ->  a PrimFunc that reads the zero from a tensor
 
+Equal calls get one PrimFunc, which TVM makes once: language models have thirty equal layers.
 Slices stay views if they begin at the alignment that kernels need; otherwise they are copied.
 
 A zero stays a tensor because TVM folds it as a real number: a product with it is 0, also that of
@@ -19,11 +20,21 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import relax, topi
+from tvm import ir, relax, topi
+from tvm_ffi.serialization import to_json_graph_str
 
 from tvm_stretch.network.attributes import WRITES_PLACES
-from tvm_stretch.network.expressions import ALIGNMENT, PIECES, RESHAPES, is_float, is_view
+from tvm_stretch.network.expressions import (
+    ALIGNMENT,
+    PIECES,
+    RESHAPES,
+    bindings_of,
+    is_float,
+    is_view,
+    shape_of,
+)
 
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _ARITHMETIC = {
     "add": topi.add,
     "subtract": topi.subtract,
@@ -38,7 +49,50 @@ class KeepViews:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         skipped = [f"relax.{name}" for name in RESHAPES]
-        return relax.transform.LegalizeOps(_legalizers(), skip_ops=skipped)(mod)
+        own = _legalizers()
+        used = {call.op.name for one in mod.functions.values() for call in _operators(one)}
+        stock = {name: tvm.ir.Op.get(name).get_attr("FLegalize") for name in used - {*skipped}}
+        known = {name: legalize for name, legalize in {**stock, **own}.items() if legalize}
+        memo = {name: _Once(legalize) for name, legalize in known.items()}
+        return relax.transform.LegalizeOps(memo, skip_ops=skipped)(mod)
+
+
+def _operators(function: ir.BaseFunc) -> list[relax.Call]:
+    if not isinstance(function, relax.Function):
+        return []
+    values = (binding.value for binding in bindings_of(function))
+    return [v for v in values if isinstance(v, relax.Call) and isinstance(v.op, tvm.ir.Op)]
+
+
+class _Once:
+    """Legalises equal calls once: the same attributes, and operands of the same types.
+
+    Scalars become a part of a PrimFunc, so calls with constants are legalised each.
+    """
+
+    def __init__(self, legalize: relax.transform.LegalizeFunc) -> None:
+        self.legalize = legalize
+        self.made: dict[tuple[object, ...], relax.Call] = {}
+
+    def __call__(self, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        operands = [*call.args]
+        if len({*operands}) < len(operands) or not all(map(_is_tensor, operands)):
+            return self.legalize(bb, call)
+        attrs = "" if call.attrs is None else to_json_graph_str(call.attrs)
+        key = (attrs, *((*shape_of(arg), str(arg.ty.dtype)) for arg in operands))
+        if (made := self.made.get(key)) is not None:
+            args = [made.args[0], relax.Tuple(operands)]
+            return relax.Call(made.op, args, made.attrs, made.ty_args, ret_ty=made.ty)
+        expr = self.legalize(bb, call)
+        if isinstance(expr, relax.Call) and expr.op.same_as(_CALL_TIR) and len(expr.args) == 2:
+            given = [*expr.args[1]]
+            if len(given) == len(operands) and all(map(relax.Var.same_as, operands, given)):
+                self.made[key] = expr
+        return expr
+
+
+def _is_tensor(operand: relax.Expr) -> bool:
+    return isinstance(operand, relax.Var) and isinstance(operand.ty, relax.TensorType)
 
 
 def _legalizers() -> dict[str, relax.transform.LegalizeFunc]:

@@ -74,7 +74,7 @@ def open_model(
         raise InputError(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
-    code = versions(source_files(*_CODE))  # also where nobody has changed our version
+    code = versions(source_files(*_CODE))  # a new version has a new number, a change has none
     own = (code, str(list(targets)), places, LENGTHS, threads, activations, keep)
     digest.update(repr(own).encode())
     folder = cache_folder("language")

@@ -175,7 +175,7 @@ class RemoteExecutor:
             return found
 
     def feed(self, values: tvm.runtime.Tensor, outputs: int) -> list[tvm.runtime.Tensor]:
-        """Let the model read values in pieces; returns so many outputs."""
+        """Let the model read values in pieces; returns its first outputs, this number of them."""
         with self._lock:
             module = self.now()
 
