@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--activations", choices=("float32", "int16", "int8"))
     args = parser.parse_args()
     file = find_file(args.file)
-    model = open_model(file, ["llvm"], 1024, None, args.activations)
+    model = open_model(file, ["llvm"], None, places=1024, activations=args.activations)
     model.set_sampling(temperature=0.0)
     tokenizer = Tokenizer(read_vocabulary(file))
     compared, close, wrong = compare(model, tokenizer, file, args.prompts, args.count)

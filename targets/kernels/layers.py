@@ -228,6 +228,12 @@ class AttentionShape(Layer):
     in_place: bool = False  # whether keys are (keys, depth)
     zeroes_nan: bool = False  # whether shares that are no numbers become 0
     zeroes_hidden: bool = False  # whether those of rows of which all scores are -inf do
+    is_rounded: bool = False  # whether keys and values are int8, and each row has a scale
+
+    @property
+    def row_scales(self) -> tuple[int, ...]:
+        """The scales of keys, or of values."""
+        return (*self.v[:-1], 1)
 
     @property
     def hides_pieces(self) -> bool:

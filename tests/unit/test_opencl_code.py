@@ -255,6 +255,26 @@ def test_what_all_lanes_choose_alike_is_a_condition() -> None:
     assert "vload16" in launch["source"] and "select(" not in launch["source"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "uniform", "vectors"),
+    [("int32", False, True), ("int32", True, False), ("int64", False, False)],
+)
+def test_vectors_of_several_conditions(dtype: str, uniform: bool, vectors: bool) -> None:
+    """TVM writes "or" between integers of two widths, or of two signs; drivers refuse that."""
+    n, zero = (tirx.const(16, "int64"),), tirx.const(0, dtype)
+    a, b = te.placeholder(n, dtype), te.placeholder(n, dtype)
+
+    def picked(i: tirx.Var) -> tirx.Select:
+        first = b[0] if uniform else b[i]
+        both = tirx.all(first == tirx.const(-1, dtype), a[i] == zero)
+        return tirx.Select(tirx.any(first == zero, both), zero, a[i])
+
+    schedule = s_tir.Schedule(te.create_prim_func([a, b, te.compute(n, picked, name="out")]))
+    schedule.vectorize(*schedule.get_loops("out"))
+    (launch,) = launches(schedule.mod["main"])
+    assert ("vload16" in launch["source"]) == vectors
+
+
 @pytest.mark.parametrize("given", ["float32", "bool"])
 def test_truth_of_a_vector_is_no_number(given: str) -> None:
     """True is -1 in vectors of OpenCL."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tvm_stretch.api.compiler import compile
 from tvm_stretch.api.tokenizer import Texts, Tokenizer
@@ -51,18 +52,20 @@ def find_file(given: str | None) -> Path:
 
 
 def open_model(
-    file: Path,
-    targets: Sequence[object],
-    places: int,
-    threads: int | None,
-    activations: str | None = None,
-    keep: int | None = None,
+    file: Path, targets: Sequence[object], threads: int | None, *, places: int, **how: Any
 ) -> Model:
     """The compiled model of a file, from the cache if it was compiled before.
 
+    Args:
+        file: the language model.
+        targets: as of `compile`.
+        threads: of CPUs, as of `compile`.
+        places: as of `read_gguf`.
+        how: other arguments of `read_gguf`.
+
     Raises:
         ModelError: it is no language model.
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or an argument is none.
     """
     try:
         digest = hashlib.blake2b()
@@ -75,7 +78,7 @@ def open_model(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
     code = versions(source_files(*_CODE))  # a new version has a new number, a change has none
-    own = (code, str(list(targets)), places, LENGTHS, threads, activations, keep)
+    own = (code, str(list(targets)), places, LENGTHS, threads, sorted(how.items()))
     digest.update(repr(own).encode())
     folder = cache_folder("language")
     kept = folder and folder / f"{digest.hexdigest()[:32]}.so"
@@ -84,7 +87,7 @@ def open_model(
             return load(kept)
         except ArtifactError:  # of an earlier version, or of another machine
             kept.unlink()
-    language = read_gguf(file, places=places, activations=activations, keep=keep)
+    language = read_gguf(file, places=places, **how)
     states = {"tokens": Sample("logits", "n", temperature=0.0)}
     lengths = {"n": [length for length in LENGTHS if length < places]}
     model = compile(language, targets, lengths=lengths, states=states, cpu_threads=threads)

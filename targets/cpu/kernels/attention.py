@@ -15,13 +15,16 @@ after the sum. Keys and values that exceed the second-level cache are read in pi
 serves more rows; where a later piece has a greater score, earlier sums are scaled
 (`attention_nest.py`).
 
+Keys and values of a cache may be int8, with a scale for each row: the scale of a key is a factor of
+its scores, that of a value one of its shares.
+
 Keys usually come transposed, as (depth, keys). Few queries read them as they are, (keys, depth):
 then a copy would take longer than the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import ClassVar
@@ -118,8 +121,8 @@ class AttentionConfig(Template, AttentionShape):
 
     @property
     def operands(self) -> int:
-        """Queries, keys, values and perhaps a mask."""
-        return 3 + (self.mask is not None)
+        """Queries, keys, values, perhaps a mask, and perhaps the scales of keys and values."""
+        return 3 + (self.mask is not None) + 2 * self.is_rounded
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -170,7 +173,9 @@ class AttentionConfig(Template, AttentionShape):
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """Both products and the softmax in plain loops."""
-        q, k, v, *mask = operands
+        q, k, v, *rest = operands
+        scales = [rest.pop(), rest.pop()] if self.is_rounded else []  # of values, of keys
+        mask = rest
         rows, keys, width = self.q[-2], self.v[-2], self.v[-1]
         d, n, m, j = (
             te.reduce_axis((0, extent), name)
@@ -180,12 +185,13 @@ class AttentionConfig(Template, AttentionShape):
 
         def score(*at: Expr) -> Expr:
             *s, row, key = at
-            return te.sum(
-                q[place_in(self.q, s, row, d.var)] * k[self.key_place(s, key, d.var)], axis=d
-            )
+            of_key = k[self.key_place(s, key, d.var)]
+            of_key = of_key.astype("float32") if scales else of_key
+            return te.sum(q[place_in(self.q, s, row, d.var)] * of_key, axis=d)
 
         def scaled(*at: Expr) -> Expr:
             value = scores[at] * f32(self.scale)
+            value = value * scales[1][self.scale_place(at[:-2], at[-1])] if scales else value
             return value + mask[0][self.mask_place(at)] if mask else value
 
         scores = te.compute((*stack, rows, keys), score, name="scores")
@@ -207,7 +213,10 @@ class AttentionConfig(Template, AttentionShape):
         def element(*at: Expr) -> Expr:
             *s, row, column = at
             own = place_in((*stack, rows, keys), s, row, n.var)
-            return te.sum(share[own] * v[place_in(self.v, s, n.var, column)], axis=n)
+            value = v[place_in(self.v, s, n.var, column)]
+            if scales:
+                value = value.astype("float32") * scales[0][self.scale_place(s, n.var)]
+            return te.sum(share[own] * value, axis=n)
 
         return te.compute(
             (*self.stack, rows, width), element, name="attention", attrs=self.annotation
@@ -217,6 +226,10 @@ class AttentionConfig(Template, AttentionShape):
         """Where a number of a key stands."""
         place = (key, depth) if self.in_place else (depth, key)
         return place_in(self.k, stack, *place)
+
+    def scale_place(self, stack: Sequence[Expr], key: Expr) -> tuple[Expr, ...]:
+        """Where the scale of a key or a value stands."""
+        return place_in(self.row_scales, [*stack], key, const(0))
 
     def mask_place(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Where the mask of a score stands."""

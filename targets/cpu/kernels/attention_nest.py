@@ -28,6 +28,7 @@ from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.exponentials import LARGEST
 from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
+    as_type,
     block,
     const,
     f32,
@@ -156,7 +157,11 @@ class Band:
     def mask(self, row: Expr, key: Expr) -> Expr:
         """The summand of a score."""
         at = (*self.stack, self.first + row, key)
-        return load(self.fused.operands[2], *self.cfg.mask_place(at))
+        return load(self.fused.operands[3 if self.cfg.is_rounded else 2], *self.cfg.mask_place(at))
+
+    def scale_of(self, operand: int, key: Expr) -> Expr:
+        """The scale of a key or a value of a cache in int8."""
+        return load(self.fused.operands[operand], *self.cfg.scale_place(self.stack, key))
 
     def greatest(self, row: Expr, begin: Expr, keys: int) -> tirx.Stmt:
         """Store the greatest of the masks of a row, or of a smaller number before, in `shown`."""
@@ -205,10 +210,12 @@ class Band:
     def piece(self, begin: Expr, keys: int) -> list[tirx.Stmt]:
         """The scores of some keys, their exponentials, and the sums of their values."""
         cfg = self.cfg
-        q, k, *masks, v = self.fused.operands
+        operands, masks = self.fused.operands, self.cfg.mask is not None
+        q, k, v = operands[0], operands[1], operands[-2 if cfg.is_rounded else -1]
 
         def score(row: Expr, key: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
             value = value * f32(cfg.scale) if cfg.scale != 1 else value
+            value = value * self.scale_of(2, begin + key) if cfg.is_rounded else value
             value = value + self.mask(row, begin + key) if masks else value
             top = tirx.max(load(self.top, row, lane), value)
             return block(store(self.scores, value, row, key), store(self.top, top, row, lane))
@@ -224,10 +231,10 @@ class Band:
             return load(q, *place_in(cfg.q, self.stack, self.first + row, depth))
 
         def key_of(depth: Expr, key: Expr) -> Expr:
-            return load(k, *cfg.key_place(self.stack, begin + key, depth))
+            return as_type(load(k, *cfg.key_place(self.stack, begin + key, depth)), "float32")
 
         def value_of(key: Expr, column: Expr) -> Expr:
-            return load(v, *place_in(cfg.v, self.stack, begin + key, column))
+            return as_type(load(v, *place_in(cfg.v, self.stack, begin + key, column)), "float32")
 
         if cfg.in_place:
             scores = self.by_key(query, key_of, keys, score)
@@ -237,6 +244,7 @@ class Band:
             *self.hide_beyond(keys),
             scores,
             loop(self.rows, lambda row: self.softmax(row, keys), "row"),
+            *([self.scale_shares(begin, keys)] if cfg.is_rounded else []),
             self.product(
                 cfg.of_values,
                 (keys, cfg.v[-1]),
@@ -390,6 +398,22 @@ class Band:
             store(self.inverse, value if self.in_pieces else self.inverse_of(value), row),
             *([cleared] if self.cfg.zeroes_nan else []),
         )
+
+    def scale_shares(self, begin: Expr, keys: int) -> tirx.Stmt:
+        """Let the powers of a piece be factors of values in int8."""
+
+        def share(row: Expr, key: Expr) -> tirx.Stmt:
+            value = load(self.scores, row, key) * self.scale_of(-1, begin + key)
+            return store(self.scores, value, row, key)
+
+        def vectors(row: Expr) -> tirx.Stmt:
+            width = self.cfg.lanes
+            whole, rest = divmod(keys, width)
+            parts = [loop(whole, lambda i: lanes(width, lambda v: share(row, i * width + v)))]
+            parts += [loop(rest, lambda i: share(row, whole * width + i))] if rest else []
+            return block(*(parts if whole else parts[1:]))
+
+        return loop(self.rows, vectors, "row")
 
     def rescale(self, row: Expr) -> list[tirx.Stmt]:
         """The factor of the sums of earlier pieces, whose powers have another top."""

@@ -247,7 +247,8 @@ def _has_vectors(loop: tirx.For) -> bool:
     """Whether OpenCL has vector types for everything that a loop computes.
 
     It has none for ``bool``. A comparison of vectors returns integers as wide as its operands, with
-    -1 for true: it can select between vectors of the same width, and is no number.
+    -1 for true: it can select between vectors of the same width, and is no number. A comparison
+    that is the same for all lanes is 1, and several are joined if they have 32 bits alone.
     """
     dtypes = [
         *(load.source.dtype for load in nodes_of(loop.body, TensorLoad)),
@@ -255,11 +256,17 @@ def _has_vectors(loop: tirx.For) -> bool:
         *(cast.value.ty.dtype for cast in nodes_of(loop.body, tirx.Cast)),
     ]
     differs = _lane_variables(loop)
-    return "bool" not in map(str, dtypes) and all(
-        tvm.DataType(str(comparison.a.ty.dtype)).bits == tvm.DataType(str(chosen.ty.dtype)).bits
-        for chosen in nodes_of(loop.body, tirx.Select)
-        for comparison in _comparisons(chosen.condition, differs)
-    )
+
+    def has_vectors(chosen: tirx.Select) -> bool:
+        compared = nodes_of(chosen.condition, *_COMPARISONS)
+        vary = [comparison for comparison in compared if _mentions(comparison, differs)]
+        bits = tvm.DataType(str(chosen.ty.dtype)).bits
+        is_wide = all(tvm.DataType(str(one.a.ty.dtype)).bits == bits for one in vary)
+        is_plain = len(compared) == 1 or (bits == 32 and len(vary) == len(compared))
+        return not vary or (is_wide and is_plain)
+
+    selects = nodes_of(loop.body, tirx.Select)
+    return "bool" not in map(str, dtypes) and all(map(has_vectors, selects))
 
 
 def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
@@ -282,12 +289,6 @@ def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
 
 def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
     return any(var.same_as(other) for var in nodes_of(expr, tirx.Var) for other in variables)
-
-
-def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
-    """Comparisons in a condition that differ between lanes."""
-    comparisons = nodes_of(condition, *_COMPARISONS)
-    return [comparison for comparison in comparisons if _mentions(comparison, differs)]
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepApart")

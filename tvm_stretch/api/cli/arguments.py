@@ -259,6 +259,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
             metavar="N",
             help="let a full cache slide: the first N tokens stay (default: the answer ends)",
         ),
+        _option("--caches", choices=["float32", "int8"], default="float32", help="their type"),
         _ACTIVATIONS,
     ),
     "diff": (

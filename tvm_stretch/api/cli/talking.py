@@ -38,7 +38,8 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
     is_dialogue = args.prompt is None and args.prompt_file is None and sys.stdin.isatty()
     questions = _lines() if is_dialogue else iter([_question(args)])
     targets = args.targets or _TARGETS
-    model = open_model(file, targets, args.places, args.threads, args.activations, args.keep)
+    language = {name: getattr(args, name) for name in ("places", "activations", "keep", "caches")}
+    model = open_model(file, targets, args.threads, **language)
     model.set_sampling(**drawn)
     system = [{"role": "system", "content": args.system}] if args.system else []
     places = args.places if args.keep is None else COARSE**2  # all positions that there are
@@ -107,7 +108,8 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
     prompt, answer = args.tokens
     file = find_file(args.model)
     targets = args.targets or _TARGETS
-    model = open_model(file, targets, prompt + answer, args.threads, args.activations)
+    language = {"places": prompt + answer, "activations": args.activations}
+    model = open_model(file, targets, args.threads, **language)
     words = model.outputs[0].shape[-1]
     tokens = np.random.default_rng(0).integers(0, words, prompt)
     _one_answer(model, tokens, 1)  # what only the first run does is not measured

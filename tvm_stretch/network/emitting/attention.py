@@ -33,7 +33,8 @@ class Attention:
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each operand."""
         own = self.shape
-        return [own.q, own.k, own.v, *([own.mask] if own.mask is not None else [])]
+        masks = [own.mask] if own.mask is not None else []
+        return [own.q, own.k, own.v, *masks, *([own.row_scales] * 2 if own.is_rounded else [])]
 
 
 class AttentionReader:
@@ -69,7 +70,8 @@ class AttentionReader:
             return None
         attention = self.placed(operands, scale)
         own, is_nan, is_hidden = attention.shape, zeroes == "nan", zeroes == "hidden"
-        return replace(attention, shape=replace(own, zeroes_nan=is_nan, zeroes_hidden=is_hidden))
+        own = replace(own, zeroes_nan=is_nan, zeroes_hidden=is_hidden)
+        return self.of_rounded(replace(attention, shape=own))
 
     def zeroed(self, shares: relax.Expr) -> tuple[relax.Call | None, str]:
         """The softmax of shares, and of which kind those are that PyTorch sets to 0.
@@ -153,6 +155,31 @@ class AttentionReader:
             mask=mask,
         )
         return Attention((q, keys[0], values[0], *masks), shape, is_turned=not own.in_place)
+
+    def of_rounded(self, attention: Attention) -> Attention:
+        """With the keys and values of a cache in int8 as they are, if it has some."""
+        (q, k, v, *masks), own = attention.operands, attention.shape
+        is_plain = not own.in_place and not attention.is_turned
+        rows = self.untransposed(k) if is_plain else k
+        keys, values = self.rounded(rows), self.rounded(v)
+        if keys is None or values is None or own.k[:-2] != own.v[:-2]:
+            return attention
+        operands = (q, keys[0], values[0], *masks, keys[1], values[1])
+        return Attention(operands, replace(own, is_rounded=True), not own.in_place)
+
+    def rounded(self, x: relax.Expr | None) -> tuple[relax.Expr, relax.Expr] | None:
+        """The rows in int8, and their scales, of which a value is the product."""
+        call = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        if call is not None and kind_of(call) == "reshape":
+            call = self.definitions.get(call.args[0])
+        if call is None or kind_of(call) != "multiply":
+            return None
+        (value, scale), shape = call.args, shape_of(call)
+        wide = self.definitions.get(value) if isinstance(value, relax.Var) else None
+        is_wide = wide is not None and kind_of(wide) == "astype"
+        if wide is None or not is_wide or shape_of(scale) != [*shape[:-1], 1]:
+            return None
+        return (wide.args[0], scale) if str(wide.args[0].ty.dtype) == "int8" else None
 
     def repeated(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
         """What a value holds of each head several times in succession, and how often."""

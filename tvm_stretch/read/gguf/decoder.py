@@ -29,7 +29,7 @@ from tvm_stretch.read.gguf.file import GgufFile, Tensor, refused
 from tvm_stretch.read.gguf.rotary import add_positions, turns_of
 from tvm_stretch.read.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.read.onnx.block_weights import Blocks
-from tvm_stretch.read.onnx.operators.microsoft_attention import KEEP, SPARE
+from tvm_stretch.read.onnx.operators.microsoft_attention import KEEP, ROUNDS, SPARE
 
 _MICROSOFT = "com.microsoft"
 _WHOLE = TensorProto.INT64
@@ -42,7 +42,10 @@ GUESSES = 8
 class Decoder:
     """Makes the network of one file."""
 
-    def __init__(self, file: GgufFile, places: int, keep: int | None = None) -> None:
+    def __init__(
+        self, file: GgufFile, places: int, keep: int | None = None, caches: str = "float32"
+    ) -> None:
+        self.rounds = caches == "int8"
         self.keep = keep  # the first tokens, which stay in a cache that slides
         self.file, self.kind = file, file.text("general.architecture")
         if self.kind not in FAMILIES:
@@ -217,9 +220,12 @@ class Decoder:
         outputs.append(port("next_position", whole, [1]))
         for layer, part in self.caches():
             shape = [1, own.groups, own.places, own.head]
+            kinds = [("", TensorProto.INT8 if self.rounds else TensorProto.FLOAT, shape)]
+            if self.rounds:
+                kinds.append((".scale", TensorProto.FLOAT, [*shape[:3], 1]))
             for ports_of, when in ((inputs, "past"), (outputs, "present")):
-                name = f"{when}.{layer}.{part}"
-                ports_of.append(port(name, TensorProto.FLOAT, shape))
+                for of, kind, sizes in kinds:
+                    ports_of.append(port(f"{when}.{layer}.{part}{of}", kind, sizes))
         weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items()]
         graph = helper.make_graph(self.nodes, self.kind, inputs, outputs, weights)
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid(_MICROSOFT, 1)]
@@ -309,16 +315,15 @@ class Decoder:
         if self.keep is not None:
             attributes |= {KEEP: self.keep, SPARE: SPARED}
         name = f"blk.{layer}.attention"
+        given = [*parts, *past, "used.int32", total, *turns_of(self, layer)]
+        given += ["" if self.keep is None else "numbers.batch"]
+        made = [name, *(f"present.{layer}.{part}" for part in ("key", "value"))]
+        if self.rounds:
+            attributes[ROUNDS] = 1
+            given += ["", "", *(f"{one}.scale" for one in past)]
+            made += [f"{one}.scale" for one in made[1:]]
         node = helper.make_node(
-            "GroupQueryAttention",
-            [
-                *(*parts, *past, "used.int32", total, *turns_of(self, layer)),
-                *([] if self.keep is None else ["numbers.batch"]),
-            ],
-            [name, f"present.{layer}.key", f"present.{layer}.value"],
-            name=name,
-            domain=_MICROSOFT,
-            **attributes,
+            "GroupQueryAttention", given, made, name=name, domain=_MICROSOFT, **attributes
         )
         self.nodes.append(node)
         return name

@@ -18,6 +18,7 @@ from tvm_stretch.base.named_arguments import is_one_of, named_arguments
 from tvm_stretch.read.gguf.decoder import SPARED, Decoder
 from tvm_stretch.read.gguf.file import GgufFile, read_file, refused
 
+_CACHES = ("float32", "int8")
 _LEVEL, _LEVELS = "accuracy_level", {"float32": 0, "int16": 2, "int8": 4}
 """How `MatMulNBits` says to what its inputs may be rounded."""
 _ROUNDING = ("MatMulNBits", "GatherBlockQuantized")
@@ -102,6 +103,7 @@ def read_gguf(
     places: int = 1024,
     activations: str | None = None,
     keep: int | None = None,
+    caches: str = "float32",
 ) -> LanguageModel:
     """Read a language model of llama.cpp, without quantising it again.
 
@@ -117,6 +119,8 @@ def read_gguf(
             enough), and new ones replace the oldest others. A token then sees the last
             ``places - keep - 64`` ones, and those kept; runs have at most 64. None: a full cache is
             an error.
+        caches: ``"int8"`` keeps keys and values in 8 bits with a scale for each row of a head: a
+            little more than a quarter of the memory. docs/language.md has the error.
 
     Raises:
         ModelError: the file is damaged, or is none.
@@ -145,9 +149,13 @@ def read_gguf(
             f"expected 0 to {most - 1} tokens for keep, of {places} places, got {keep!r:.40}; 4 "
             "are usual, and a cache that slides needs more than 128 places"
         )
+    if not is_one_of(caches, _CACHES):
+        raise InputError(
+            f"expected {' or '.join(_CACHES)} for caches, got {caches!r:.40}; leave it out"
+        )
     place = as_path(path, "the language model")
     file = read_file(place)
-    decoder = Decoder(file, places, keep)
+    decoder = Decoder(file, places, keep, caches)
     network = decoder.model()
     return LanguageModel(
         network=network,

@@ -219,19 +219,28 @@ def _group_query(node: Node) -> tuple[Value, ...]:
             rotated(node, x, positions, (node[7], node[8]), interleaved) for x in (query, key)
         )
     slots = places if _keeps(node) is None else _slots(node, places, total)
-    key, value = (_cached(node, index, new, slots, total) for index, new in ((3, key), (4, value)))
+    parts, present = ((3, key), (4, value)), []
+    if node.attr(ROUNDS, 0):
+        caches = [_rounded(node, index, new, slots, total) for index, new in parts]
+        wide = [(node.emit(cast(node, c, node.dtype())), scale) for c, scale in caches]
+        key, value = (node.emit(relax.op.multiply(cache, scale)) for cache, scale in wide)
+        present = [part for cache in zip(*caches, strict=True) for part in cache]
+    else:
+        key, value = (_cached(node, index, new, slots, total) for index, new in parts)
+        present = [key, value] if any(node.outputs[1:]) else []
     scores = Scores(
         node.attr("scale", 0.0),
         _group_query_masks(node, places, shape_of(key)[2], total),
         node.attr("softcap", 0.0),
         _sinks(node, heads),
     )
-    present = [key, value] if any(node.outputs[1:]) else []
     return merge_heads(node, attend(node, query, key, value, scores)), *present
 
 
 def _check_group_query(node: Node) -> None:
-    if any(node.attr(name, 0) for name in _UNKNOWN) or any(node.has(i) for i in range(12, 17)):
+    if any(node.attr(name, 0) for name in _UNKNOWN) or any(
+        node.has(i) for i in range(14 if node.attr(ROUNDS, 0) else 12, 17)
+    ):
         raise node.refuse(
             "a cache of the type of the queries, and queries as they are",
             "quantised or windowed caches, normalised queries, or padded ones",
@@ -243,6 +252,24 @@ KEEP, SPARE = "tvm_stretch_keep", "tvm_stretch_spare"
 and the others are a ring. A query sees all tokens of the ring but the oldest ones, as many as a run
 may write: so answers do not depend on the lengths of runs, and guesses can be taken back.
 """
+
+
+ROUNDS = "tvm_stretch_rounds"
+"""The attribute of caches of int8; inputs 12 and 13 and the last outputs are the scales of rows."""
+
+
+def _rounded(
+    node: Node, index: int, new: relax.Expr, places: relax.Expr, total: int
+) -> tuple[relax.Expr, relax.Expr]:
+    """A cache in int8 and the scales of its rows, both with the new rows at their places."""
+    most = node.emit(relax.op.max(node.emit(relax.op.abs(new)), -1, keepdims=True))
+    scale = node.emit(relax.op.divide(most, node.scalar(127, node.dtype())))
+    is_zero = node.emit(relax.op.equal(scale, node.scalar(0, node.dtype())))
+    divisor = node.emit(relax.op.where(is_zero, node.scalar(1, node.dtype()), scale))
+    steps = node.emit(relax.op.round(node.emit(relax.op.divide(new, divisor))))
+    whole = node.emit(cast(node, steps, "int8"))
+    scales = _cached(node, index + 9, scale, places, total)
+    return _cached(node, index, whole, places, total), scales
 
 
 def _keeps(node: Node) -> int | None:
