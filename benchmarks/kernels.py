@@ -35,7 +35,7 @@ from tvm import te
 from tvm.target import Target
 
 from benchmarks.commands import Table, options
-from benchmarks.harness import cpu
+from benchmarks.engines import own_cpu
 from benchmarks.kernel_code import (
     SIX,
     Config,
@@ -267,7 +267,7 @@ def measured(
 
 def measure_tiles(args: Namespace) -> None:
     """Print a line for each shape, then how often the choice was near the best."""
-    target = complete_target(Target(cpu(args.mcpu)))
+    target = complete_target(Target(own_cpu(args.mcpu)))
     machine = vector_machine(target, 1)
     counts: Counter[ConvShape] = Counter()
     for network in args.names or SIX:

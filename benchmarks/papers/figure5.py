@@ -39,14 +39,13 @@ from benchmarks.commands import Table, options
 from benchmarks.harness import check
 from benchmarks.papers.busy import busy
 from benchmarks.papers.drawing_app import Drawn
+from benchmarks.two_processors import BOTH, TARGETS, plans_of
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 
-TARGETS = ["llvm", "opencl"]
 SHARES = (1.0, 0.75, 0.5, 0.25)
 _NICE = 10
 _APP = (sys.executable, "-m", "benchmarks.papers.drawing_app")
@@ -67,19 +66,12 @@ class Way:
         return f"{self.plan}{limited}{', low priority' if self.is_low else ''}"
 
 
-CPU, OPENCL, BOTH = "cpu alone", "opencl alone", "both"
+CPU, OPENCL = "cpu alone", "opencl alone"
 WAYS = (
     Way(CPU),
     *(Way(plan, share) for plan in (OPENCL, BOTH) for share in SHARES),
     *(Way(plan, is_low=True) for plan in (OPENCL, BOTH)),
 )
-
-
-def plans_of(mod: object) -> dict[str, Plan]:
-    """The plans by name."""
-    found = search(mod, planning_costs(processors_of(None, TARGETS, None)[0]))
-    plans = {f"{one.plan.regions[0].processor} alone": one.plan for one in found.singles}
-    return {**plans, BOTH: found.rivals[0].plan if found.rivals else halves(plans[OPENCL])}
 
 
 def halves(plan: Plan) -> Plan:
@@ -93,7 +85,8 @@ def halves(plan: Plan) -> Plan:
 def exported(name: str, size: int, folder: Path) -> dict[Way, Path]:
     """The artifact of each way, compared with the CPU's answer."""
     mod = load_network(zoo.build(name, size=size))
-    plans, found, wanted = plans_of(mod), {}, None
+    plans = plans_of(mod, planning_costs(processors_of(None, TARGETS, None)[0]))
+    plans, found, wanted = {BOTH: halves(plans[OPENCL]), **plans}, {}, None
     x = np.random.default_rng(0).standard_normal((1, 3, size, size)).astype("float32")
     for number, way in enumerate(WAYS):
         share = {} if way.share == 1 else {"max_share": {"opencl": way.share}}

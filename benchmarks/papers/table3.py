@@ -33,10 +33,10 @@ from statistics import mean, median
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.carried_out import TARGETS, Carrier
 from benchmarks.commands import Table, beside, options
 from benchmarks.papers.figure4 import blocks, pinned
 from benchmarks.replayed import device_of, lasting, moved
+from benchmarks.two_processors import TARGETS, Carrier
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.phone.device_processors import processors_of
