@@ -149,15 +149,20 @@ def in_a_process(function: Callable[..., Any], *words: Any, **variables: str) ->
 
 
 @contextlib.contextmanager
-def beside(code: str, *words: object, seconds: float = 0.3) -> Iterator[None]:
-    """Context in which another process runs Python code, which had some seconds to begin."""
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)])
-    try:
-        time.sleep(seconds)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def beside(
+    *command: object, until: str = "", seconds: float = 0.3, **how: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Context in which another Python runs a command, for some seconds or since it said a word."""
+    words = [sys.executable, *map(str, command)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if until else {}
+    with subprocess.Popen(words, text=True, **pipes, **how) as process:
+        try:
+            if until and process.stdout and (said := process.stdout.readline().strip()) != until:
+                raise RuntimeError(f"expected {until!r} of {words[1:3]}, got {said!r}")
+            time.sleep(seconds)
+            yield process
+        finally:
+            process.kill()
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -247,10 +247,15 @@ class Engine:
     is_on_gpu: bool = False  # neither pinned nor stopped: its threads wait for a GPU
 
 
-def _ours(targets: Callable[[str, int], list[Target]], plan: bool = False, **more: Any) -> Engine:
-    """Our executor on the targets for a core and a number of threads.
+def _ours(
+    targets: Callable[[str, int], list[Target]],
+    is_threaded: bool = False,
+    in_one_region: bool = False,
+    **more: Any,
+) -> Engine:
+    """Our executor on the targets for a core's name and a number of threads.
 
-    A pair has one core for each of its processors. With ``plan``, all of the network is one region.
+    The CPU has one core beside other processors, and all threads if it is alone.
     """
 
     def load(model: Model, threads: int, mcpu: str) -> Run:
@@ -258,15 +263,13 @@ def _ours(targets: Callable[[str, int], list[Target]], plan: bool = False, **mor
         from tvm_stretch import Plan
         from tvm_stretch.targets.processors import drop_absent
 
-        if is_pair := more.get("is_for_pairs", False):
-            if threads != 2:
-                raise RuntimeError("runs on two cores: one for each processor")
-            known = [name for name in targets(mcpu, threads) if name == "opencl"]
-            if missing := drop_absent([*known, "llvm"])[1]:
-                raise RuntimeError(missing)  # the compiler would go on without it
-        how: dict[str, Any] = {"plan": Plan(("openvino", "cpu"), ())} if plan else {}
-        cores = 1 if is_pair or plan else threads
-        network = compiled(model, targets(mcpu, threads), cpu_threads=cores, **how)
+        chosen = targets(mcpu, threads)
+        if more.get("is_for_pairs") and threads != 2:
+            raise RuntimeError("runs on two cores: one for each processor")
+        if "opencl" in chosen and (missing := drop_absent(["opencl", "llvm"])[1]):
+            raise RuntimeError(missing)  # the compiler would go on without it
+        how = {"plan": Plan(("openvino", "cpu"), ()) if in_one_region else None}
+        network = compiled(model, chosen, cpu_threads=threads if is_threaded else 1, **how)
         return lambda: as_list(network(**model.inputs))
 
     return Engine(load, **{"package": "tvm_stretch", **more}, is_ours=True)
@@ -295,10 +298,12 @@ ENGINES: dict[str, Engine] = {
     "mnn": Engine(_load_mnn, "MNN"),
     "executorch": _on_phones(_load_executorch, "executorch"),
     "litert": _on_phones(_load_litert, "ai-edge-litert"),
-    OURS: _ours(lambda mcpu, _: [own_cpu(mcpu)]),
+    OURS: _ours(lambda mcpu, _: [own_cpu(mcpu)], is_threaded=True),
     BOTH: _ours(lambda mcpu, _: [own_cpu(mcpu), "opencl"], is_for_pairs=True),
     "ours-openvino": _ours(
-        lambda mcpu, threads: [_openvino(threads), own_cpu(mcpu)], plan=True, package=_EP
+        lambda mcpu, threads: [_openvino(threads), own_cpu(mcpu)],
+        in_one_region=True,
+        package=_EP,
     ),
     "both-openvino": _ours(
         lambda mcpu, _: [own_cpu(mcpu), _openvino(1)], package=_EP, is_for_pairs=True

@@ -35,12 +35,12 @@ import torch
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.bounds import check_schedule
 from benchmarks.commands import Rows, Samples, Table, options, turns
 from benchmarks.harness import Model, check, compiled, model_of, own_cpu
 from benchmarks.kernel_code import SIX
-from benchmarks.scheduling_profiles import host_costs, whole
+from benchmarks.schedulers import asked
+from benchmarks.scheduling_profiles import host_costs
 from benchmarks.stretched import equal_capacity
 from tutorials import zoo
 from tvm_stretch.plan.plan import Plan, PlannedRegion
@@ -70,10 +70,7 @@ class Carrier:
 
     def results(self) -> Iterator[Result]:
         """The results of all schedulers, checked."""
-        unsplit = whole(self.problem)
-        asked = {name: (scheduler, self.problem) for name, scheduler in SCHEDULERS.items()}
-        asked |= {"ours": (schedule, unsplit), "ours, split": (schedule, self.problem)}
-        for name, (scheduler, problem) in asked.items():
+        for name, (scheduler, problem) in asked(self.problem).items():
             result = scheduler(problem)
             check_schedule(problem, result)
             yield replace(result, scheduler=name)

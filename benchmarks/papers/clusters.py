@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from benchmarks.baselines import (
     schedule_starpu,
 )
 from benchmarks.baselines.bounds import check_schedule
-from benchmarks.commands import markdown, options
+from benchmarks.commands import beside, markdown, options
 from benchmarks.schedulers import NETWORKS
 from benchmarks.scheduling_profiles import CLUSTERS, graph_of, spans, synthetic_problem, whole
 from benchmarks.two_processors import Carrier, check_alike, in_turns
@@ -84,22 +82,18 @@ def counted(names: Sequence[str]) -> Iterator[str]:
 @contextlib.contextmanager
 def slower(core: int, share: float) -> Iterator[None]:
     """Context in which a core has only a share of its time for us, and other programs wait."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _TAKER, str(core), str(share)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != "begun\n":
+    with contextlib.ExitStack() as stack:
+        try:
+            taker = beside("-c", _TAKER, core, share, until="begun", seconds=0.0)
+            stack.enter_context(taker)
+        except RuntimeError:
             raise SystemExit(
                 "expected the right to real-time priorities, got none; run it as root, or with "
                 "CAP_SYS_NICE"
-            )
+            ) from None
+        stack.callback(_schedule_threads, os.SCHED_OTHER, 0)
         _schedule_threads(os.SCHED_FIFO, 1)
         yield
-    finally:
-        _schedule_threads(os.SCHED_OTHER, 0)
-        process.kill()
-        process.wait()
 
 
 def _schedule_threads(policy: int, priority: int) -> None:

@@ -21,7 +21,9 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from statistics import mean, median
+from typing import Any
 
 import tvm
 
@@ -37,7 +39,7 @@ from tvm_stretch.plan.scheduling.hope import schedule_hope_gs
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 
-_CHANGING, _WARM_UP, _ROUNDS, _BLOCK = "changing", 40, 10, 6
+_CHANGING, _WARM_UP, _ROUNDS, _BLOCK = "changing", 70, 10, 6
 _BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -70,26 +72,38 @@ def blocks(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, li
     return {name: [ms / 1e3 for ms in taken] for name, taken in samples.of.items()}
 
 
-def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
-    """Medians of the plans in ms, the cost of changing, and the plan used most."""
+def watched(
+    model: ts.Model, condition: AbstractContextManager[Any], rounds: int, watch: Callable[[], Any]
+) -> tuple[list[float], dict[str, list[float]], list[Any]]:
+    """Under a condition: seconds of the model, which may change its plan, and of its plans.
+
+    And what `watch` says after each run of the model.
+    """
     model.adapt()
-    run = model.timed_run()
-    used: list[str] = []
+    run, seen = model.timed_run(), list[Any]()
 
     def changing() -> float:
-        used.append(model.in_use)
-        return run()
+        seconds = run()
+        seen.append(watch())
+        return seconds
 
+    with condition:
+        for _ in range(_WARM_UP):
+            changing()
+        seen.clear()
+        taken = blocks({_CHANGING: changing, **pinned(model)}, rounds)
+    return taken.pop(_CHANGING), taken, seen
+
+
+def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
+    """Medians of the plans in ms, the cost of changing, and the plan used most."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(beside(_BURN, core))
-        for _ in range(_WARM_UP):
-            run()
-        taken = blocks({_CHANGING: changing, **pinned(model)}, _ROUNDS)
-    own = mean(taken.pop(_CHANGING))
+            stack.enter_context(beside("-c", _BURN, core))
+        own, taken, used = watched(model, stack, _ROUNDS, lambda: model.in_use)
     best = min(mean(times) for times in taken.values())
     medians = {name: 1e3 * median(times) for name, times in taken.items()}
-    return medians, own / best, Counter(used).most_common(1)[0][0]
+    return medians, mean(own) / best, Counter(used).most_common(1)[0][0]
 
 
 def main() -> None:

@@ -26,16 +26,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import Table, beside, options
 from benchmarks.harness import check
 from benchmarks.papers.busy import busy
 from benchmarks.papers.drawing_app import Drawn
@@ -116,28 +117,16 @@ def run_until_told(path: Path) -> None:
 @contextlib.contextmanager
 def running(path: Path, *, is_low: bool) -> Iterator[list[float]]:
     """Context in which an artifact runs; the list has its median milliseconds afterwards."""
-    command = [sys.executable, "-m", "benchmarks.papers.figure5", "--run", str(path)]
+    how: dict[str, Any] = {"env": {**os.environ}}
     if is_low:
-        command = ["nice", "-n", str(_NICE), *command]
-    more = {"TVM_STRETCH_OPENCL_PRIORITY": "low"} if is_low else {}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **more},
-    )
-    assert process.stdin is not None and process.stdout is not None
+        how["env"]["TVM_STRETCH_OPENCL_PRIORITY"] = "low"
+        how["preexec_fn"] = partial(os.nice, _NICE)
     found: list[float] = []
-    try:
-        assert process.stdout.readline().strip() == "ready", f"{path} does not run"
-        time.sleep(0.5)
+    with beside(
+        "-m", "benchmarks.papers.figure5", "--run", path, until="ready", seconds=0.5, **how
+    ) as process:
         yield found
-        process.stdin.close()
-        found.append(json.loads(process.stdout.read()))
-    finally:
-        process.kill()
-        process.wait()
+        found.append(json.loads(process.communicate()[0]))
 
 
 def app(*words: str) -> str:
