@@ -80,7 +80,7 @@ def turns(
     counts = {name: _count(run, least, clock) for name, run in runs.items()}
     end, number, order = time.perf_counter() + seconds, 0, list(runs)
     while number < rounds or time.perf_counter() < end:
-        first = number % len(order)
+        first = number % max(len(order), 1)
         for name in order[first:] + order[:first]:
             if rest:
                 time.sleep(rest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import Rows, Samples, Table, campaign, options, turns
+from benchmarks.commands import Rows, Samples, Table, beside, campaign, options, turns
 from benchmarks.harness import check, difference, load, model_of, race
 
 
@@ -80,3 +80,13 @@ def test_cases_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     two = campaign(["a", "b"], {"b": 2}.get, heads, lambda n: [n], kept)
     assert (one, two) == ({"a": 1}, {"a": 1, "b": 2})
     assert capsys.readouterr().out.splitlines()[-2:] == ["| a | 1 |", "| b | 2 |"]
+
+
+def test_a_program_beside_has_begun():
+    code = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
+    with beside("-c", code, "begun", until="begun", seconds=0.0) as process:
+        assert process.poll() is None
+    assert process.returncode == -9
+    other = beside("-c", code, "failed", until="begun", seconds=0.0)
+    with pytest.raises(RuntimeError, match=r"expected 'begun' of .*, got 'failed'"), other:
+        pass
