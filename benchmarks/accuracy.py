@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from scipy.stats import t as student
 
 from benchmarks.accuracy_networks import NETWORKS, equal_capacity, stretching
 from benchmarks.accuracy_tasks import CLASSES, SIZE, Data, digits, shapes, turned
@@ -54,9 +55,6 @@ from tvm_stretch.plan.design import Design
 
 TASKS = {"shapes": (3, SIZE), "digits": (1, 8)}
 MEASURES = ("alike", "distilled", "copied", "recalibrated", "imitating", "refined", "two epochs")
-
-# 97.5 % quantiles of Student's t, by degrees of freedom
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
 
 Row = dict[str, Any]
 
@@ -202,7 +200,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half the width of its 95 % interval."""
     if len(values) < 2:
         return values[0], float("inf")
-    quantile = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
+    quantile = float(student.ppf(0.975, len(values) - 1))
     return statistics.mean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
 
 

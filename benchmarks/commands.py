@@ -9,16 +9,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 Run = Callable[[], Any]
+ROOT = Path(__file__).parents[1]
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -55,8 +60,9 @@ def turns(
     seconds: float = 0.0,
     warm_up: int = 1,
     times: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = time.perf_counter,
     rest: float = 0.0,
+    least: float = 0.0,
 ) -> Samples:
     """Times of runs that take turns; another one begins each round.
 
@@ -66,36 +72,97 @@ def turns(
         seconds: goes on for so long.
         warm_up: runs of a turn that do not count.
         times: runs of a turn that count.
-        clock: in seconds.
+        clock: in seconds; without one, a run returns the list of its own milliseconds.
         rest: pause before each turn, so that threads of the engine before stop spinning.
+        least: seconds of one measurement, for which a shorter run is repeated.
     """
     samples: dict[str, list[float]] = {name: [] for name in runs}
+    counts = {name: _count(run, least, clock) for name, run in runs.items()}
     end, number, order = time.perf_counter() + seconds, 0, list(runs)
     while number < rounds or time.perf_counter() < end:
-        first = number % len(order)
+        first = number % max(len(order), 1)
         for name in order[first:] + order[:first]:
             if rest:
                 time.sleep(rest)
             for _ in range(warm_up):
                 runs[name]()
             for _ in range(times):
+                if clock is None:
+                    samples[name] += runs[name]()
+                    continue
                 begin = clock()
-                runs[name]()
-                samples[name].append(1e3 * (clock() - begin))
+                for _ in range(counts[name]):
+                    runs[name]()
+                samples[name].append(1e3 * (clock() - begin) / counts[name])
         number += 1
     return Samples(samples)
 
 
-@contextlib.contextmanager
-def beside(code: str, *words: object, seconds: float = 0.3) -> Iterator[None]:
-    """Context in which another process runs Python code, which had some seconds to begin."""
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)])
+def _count(run: Run, least: float, clock: Callable[[], float] | None) -> int:
+    """The number of runs that take ``least`` seconds."""
+    if not least or clock is None:
+        return 1
+    for warm in (True, False):
+        begin = clock()
+        for _ in range(2 if warm else 3):
+            run()
+    return max(1, round(3 * least / max(clock() - begin, 3e-6)))
+
+
+class Child:
+    """A fresh interpreter with a module that serves requests along a pipe; both sides pickle.
+
+    It shares nothing else with its parent, and dies and hangs for itself.
+    """
+
+    def __init__(self, module: str, *words: str, python: str = sys.executable, **how: Any) -> None:
+        self.pipe, theirs = Pipe()
+        command = [python, "-W", "ignore", "-m", module, str(theirs.fileno()), *words]
+        fds = [theirs.fileno()]
+        self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=fds, **how)
+        theirs.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+
+
+def silence() -> None:
+    """Hides what libraries print in a child, so that the table of the parent is not torn."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+def in_a_process(function: Callable[..., Any], *words: Any, **variables: str) -> Any:
+    """What a function returns in a fresh interpreter with these environment variables."""
+    before = dict(os.environ)
+    os.environ.update(variables)
     try:
-        time.sleep(seconds)
-        yield
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *words).result()
     finally:
-        process.kill()
-        process.wait()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def beside(
+    *command: object, until: str = "", seconds: float = 0.3, **how: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Context in which another Python runs a command, for some seconds or since it said a word."""
+    words = [sys.executable, *map(str, command)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if until else {}
+    with subprocess.Popen(words, text=True, **pipes, **how) as process:
+        try:
+            if until and process.stdout and (said := process.stdout.readline().strip()) != until:
+                raise RuntimeError(f"expected {until!r} of {words[1:3]}, got {said!r}")
+            time.sleep(seconds)
+            yield process
+        finally:
+            process.kill()
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -150,8 +217,7 @@ class Table:
     """A table in Markdown that is printed row by row."""
 
     def __init__(self, *heads: str) -> None:
-        self.row(*heads)
-        self.row(*["---"] * len(heads))
+        show(heads, ())
 
     def row(self, *cells: object) -> None:
         """Print a row."""
@@ -175,6 +241,38 @@ class Rows:
         if self.path:
             self.path.write_text(json.dumps(self.of, indent=1) + "\n", encoding="utf-8")
         return row
+
+
+def show(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table, each row as soon as it is known."""
+    for text in markdown(heads, rows):
+        print(text, flush=True)
+
+
+def campaign(
+    cases: Iterable[str],
+    measure: Callable[[str], Any],
+    heads: Sequence[str],
+    cells: Callable[[Any], Iterable[object]],
+    kept: Path | None = None,
+) -> dict[str, Any]:
+    """The row of each case: measured, unless the file has it, then kept and printed.
+
+    Args:
+        cases: their names, the first cell of a row.
+        measure: makes the row of a case; none where a case cannot be had, which it says.
+        heads: of the table.
+        cells: of a row, after the name.
+        kept: a JSON file of rows.
+    """
+    rows, found = Rows(kept), {}
+    table = Table(*heads)
+    for name in cases:
+        row = rows.of[name] if name in rows.of else measure(name)
+        if row is not None:
+            found[name] = rows.record(name, row)
+            table.row(name, *cells(row))
+    return found
 
 
 def say(line: str) -> None:

@@ -9,15 +9,12 @@ and without torch's export.  The last row is the median.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 
-from benchmarks.commands import Table, options, say
+from benchmarks.commands import campaign, in_a_process, options, say
 
 VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s")
 SIZES = {"inception_v3": 299, "swin_v2_t": 256, "swin_v2_s": 256, "swin_v2_b": 256}
@@ -62,31 +59,22 @@ def measured(name: str, targets: list[str], effort: str) -> tuple[float, float, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     words = ("words*", (), "networks of torchvision")
-    named = (("--targets", "llvm"), ("--effort", "full"), ("--here", ""))
-    args = options(__doc__, arguments, words, *named)
-    if args.here:
-        times = measured(args.here, args.targets.split(","), args.effort)
-        print(*(f"{seconds:.1f}" for seconds in times))
-        return
-    table, seconds = Table("network", "read, CPU s", "compile, CPU s", "again, CPU s"), []
-    for name in args.words:
-        command = [sys.executable, "-m", "benchmarks.compile_times", "--here", name]
+    args = options(__doc__, arguments, words, ("--targets", "llvm"), ("--effort", "full"))
+
+    def measure(name: str) -> tuple[float, ...] | None:
+        how = name, args.targets.split(","), args.effort
         with tempfile.TemporaryDirectory() as cache:
-            child = subprocess.run(
-                [*command, "--targets", args.targets, "--effort", args.effort],
-                check=False,
-                capture_output=True,
-                text=True,
-                env={**os.environ, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1"},
-            )
-        if child.returncode:
-            say(f"{name}: {child.stderr[-300:]}")
-            continue
-        cells = child.stdout.split()[-3:]
-        table.row(name, *cells)
-        seconds.append(float(cells[1]))
-    if seconds:
-        print(f"median {statistics.median(seconds):.1f} s of {len(seconds)}")
+            try:
+                return in_a_process(measured, *how, XDG_CACHE_HOME=cache, OMP_NUM_THREADS="1")
+            except Exception as error:
+                say(f"{name}: {str(error)[-300:]}")
+                return None
+
+    heads = "network", "read, CPU s", "compile, CPU s", "again, CPU s"
+    rows = campaign(args.words, measure, heads, lambda row: (f"{s:.1f}" for s in row))
+    if rows:
+        middle = statistics.median(compiled for _, compiled, _ in rows.values())
+        print(f"median {middle:.1f} s of {len(rows)}")
 
 
 if __name__ == "__main__":

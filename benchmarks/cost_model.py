@@ -42,7 +42,7 @@ from typing import Any
 import tvm_stretch as ts
 from benchmarks.commands import Table, options
 from benchmarks.cost_model_measured import Network, measure_all, read_networks
-from benchmarks.harness import cpu
+from benchmarks.engines import own_cpu
 from tvm_stretch.plan.cost.measured_model import MeasuredModel
 from tvm_stretch.plan.cost.prediction import Prediction
 from tvm_stretch.plan.measuring.campaign import learn, pace_of
@@ -279,7 +279,7 @@ def main() -> None:
         step=("measure", "evaluate", "like"),
     )
 
-    targets = [cpu(args.cpu) if name == "llvm" else name for name in args.target]
+    targets = [own_cpu(args.cpu) if name == "llvm" else name for name in args.target]
     if args.step == "measure":
         measure_all(targets, args.folder, args.seconds, args.batches)
         return

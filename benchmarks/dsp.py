@@ -33,6 +33,7 @@ import signal
 import statistics
 import tempfile
 import time
+from functools import partial
 from math import prod
 from typing import Any
 from unittest import mock
@@ -42,7 +43,7 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import Table, options, turns
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.run.autoload import load_native_library
@@ -263,11 +264,13 @@ def compare_ways(runs: int) -> None:
         models["mailbox"] = ts.compile(addition(), ["hexagon"], cpu_threads=1)
     table = Table("us", *models, "ratio")
     for name, pause in (("spinning", 0.0), ("asleep", 0.003)):
-        rounds = [
-            [handovers(model, runs // 12, pause)["hand-over"] for model in models.values()]
-            for _ in range(12)
-        ]
-        medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+        def handover(model: ts.Model, pause: float = pause) -> list[float]:
+            return [handovers(model, runs // 12, pause)["hand-over"]]
+
+        ways = {way: partial(handover, model) for way, model in models.items()}
+        samples = turns(ways, 12, warm_up=0, clock=None)
+        medians = [samples.median(way) for way in ways]
         table.row(name, *medians, medians[0] / medians[1])
 
 

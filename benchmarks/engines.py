@@ -1,4 +1,4 @@
-"""One small adapter per engine: load a model once, then call `run(inputs)` again and again.
+"""One small adapter per engine: load a model once, then call `run()` again and again.
 
 Each gets its best fair setting: float32 arithmetic, the given number of threads, its own graph
 optimiser at full strength. Adapters import their engine inside `load`, so that a missing one is
@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import Model, Tensors
+from benchmarks.models import Model, converted
 
-Run = Callable[[Tensors], list[np.ndarray]]
+Run = Callable[[], list[np.ndarray]]
+"""The answer to the model's own inputs."""
 Target = str | dict[str, Any]
 
 
 def _load_onnxruntime(model: Model, threads: int, exact: bool = False) -> Run:
-    session = model.session(exact, threads)
-    return lambda inputs: session.run(None, inputs)
+    session, feed = model.session(exact, threads), dict(model.inputs)
+    return lambda: session.run(None, feed)
 
 
 def _load_openvino(model: Model, threads: int, as_it_comes: bool = False) -> Run:
@@ -49,8 +50,10 @@ def _load_openvino(model: Model, threads: int, as_it_comes: bool = False) -> Run
     compiled = core.compile_model(network, "CPU", settings)
     request = compiled.create_infer_request()
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        result = request.infer(inputs, share_inputs=True, share_outputs=True)
+    feed = dict(model.inputs)
+
+    def run() -> list[np.ndarray]:
+        result = request.infer(feed, share_inputs=True, share_outputs=True)
         return [result[port] for port in compiled.outputs]
 
     return run
@@ -76,16 +79,14 @@ def _load_ort_openvino(model: Model, threads: int) -> Run:
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     add_openvino(options, _openvino(threads)["load_config"])
-    session = ort.InferenceSession(model.onnx, options)
-    return lambda inputs: session.run(None, inputs)
+    session, feed = ort.InferenceSession(model.onnx, options), dict(model.inputs)
+    return lambda: session.run(None, feed)
 
 
 def _load_ncnn(model: Model, threads: int, vulkan: bool = False) -> Run:
     import ncnn
 
-    from benchmarks.models import ncnn_files
-
-    param, weights = ncnn_files(model)
+    param, weights = converted(model, "ncnn")
     net = ncnn.Net()
     if vulkan and not ncnn.get_gpu_count():
         raise RuntimeError("expected a GPU with a Vulkan driver, got none")
@@ -99,9 +100,9 @@ def _load_ncnn(model: Model, threads: int, vulkan: bool = False) -> Run:
     out_names = net.output_names()
     names = dict(zip(model.inputs, net.input_names(), strict=True))
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
+    def run() -> list[np.ndarray]:
         extractor = net.create_extractor()
-        for name, value in inputs.items():
+        for name, value in model.inputs.items():
             extractor.input(names[name], ncnn.Mat(value[0]))  # ncnn has no batch axis
         return [np.array(extractor.extract(name)[1])[None] for name in out_names]
 
@@ -112,18 +113,16 @@ def _load_mnn(model: Model, threads: int) -> Run:
     import MNN
     import onnx
 
-    from benchmarks.models import mnn_file
-
     outputs = [o.name for o in onnx.load_from_string(model.onnx).graph.output]
-    net = MNN.Interpreter(str(mnn_file(model)))
+    net = MNN.Interpreter(str(*converted(model, "mnn")))
     settings = {"backend": "CPU", "precision": "high", "numThread": threads}
     session = net.createSession(settings)
     for name, shape in model.shapes.items():
         net.resizeTensor(net.getSessionInput(session, name), shape)
     net.resizeSession(session)
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        for name, value in inputs.items():
+    def run() -> list[np.ndarray]:
+        for name, value in model.inputs.items():
             plain = MNN.Tensor(
                 value.shape, MNN.Halide_Type_Float, value, MNN.Tensor_DimensionType_Caffe
             )
@@ -146,13 +145,11 @@ def _load_executorch(model: Model, threads: int) -> Run:
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
     from executorch.runtime import Runtime
 
-    from benchmarks.models import executorch_file
-
     _unsafe_reset_threadpool(threads)
-    method = Runtime.get().load_program(executorch_file(model)).load_method("forward")
+    method = Runtime.get().load_program(*converted(model, "executorch")).load_method("forward")
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        result = method.execute([torch.from_numpy(inputs[name]) for name in model.inputs])
+    def run() -> list[np.ndarray]:
+        result = method.execute([torch.from_numpy(model.inputs[name]) for name in model.inputs])
         return [tensor.numpy() for tensor in result]
 
     return run
@@ -161,15 +158,13 @@ def _load_executorch(model: Model, threads: int) -> Run:
 def _load_litert(model: Model, threads: int) -> Run:
     from ai_edge_litert.interpreter import Interpreter
 
-    from benchmarks.models import litert_file
-
     # its default kernels are those of XNNPACK
-    interpreter = Interpreter(str(litert_file(model)), num_threads=threads)
+    interpreter = Interpreter(str(*converted(model, "litert")), num_threads=threads)
     call = interpreter.get_signature_runner()
     arguments = {f"args_{i}": name for i, name in enumerate(model.inputs)}
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        result = call(**{theirs: inputs[name] for theirs, name in arguments.items()})
+    def run() -> list[np.ndarray]:
+        result = call(**{theirs: model.inputs[name] for theirs, name in arguments.items()})
         return [result[f"output_{i}"] for i in range(len(result))]
 
     return run
@@ -184,18 +179,16 @@ def _load_litert_gpu(model: Model, threads: int, in_f32: bool = True) -> Run:
         Options,
     )
 
-    from benchmarks.models import litert_file
-
     gpu = GpuOptions(enforce_f32=in_f32)
     options = Options(hardware_accelerators=HardwareAccelerator.GPU, gpu_options=gpu)
-    net = CompiledModel.from_file(str(litert_file(model)), options=options)
+    net = CompiledModel.from_file(str(*converted(model, "litert")), options=options)
     if not net.is_fully_accelerated():
         raise RuntimeError("expected all operators on the GPU, got some on the CPU")
     sources, results = net.create_input_buffers(0), net.create_output_buffers(0)
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
+    def run() -> list[np.ndarray]:
         for source, name in zip(sources, model.inputs, strict=True):
-            source.write(inputs[name])
+            source.write(model.inputs[name])
         net.run_by_index(0, sources, results)
         return [np.array(results[0].read(1000, np.float32)).reshape(1, -1)]
 
@@ -223,47 +216,13 @@ def _load_cudnn(model: Model, threads: int) -> Run:
         with torch.cuda.graph(graph):
             y = net(*tensors.values())
 
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        for name, value in inputs.items():
+    def run() -> list[np.ndarray]:
+        for name, value in model.inputs.items():
             tensors[name].copy_(torch.from_numpy(value))
         graph.replay()
         return [y.cpu().numpy()]
 
     return run
-
-
-def _load_on_gpu(model: Model, threads: int, mcpu: str) -> Run:
-    return _compile(model, ["opencl"], 1)
-
-
-def _load_ours(model: Model, threads: int, mcpu: str) -> Run:
-    return _compile(model, [own_cpu(mcpu)], threads)
-
-
-def _load_both(model: Model, threads: int, mcpu: str) -> Run:
-    if threads != 2:
-        raise RuntimeError("runs on two cores: one for the CPU, one for OpenCL")
-    from tvm_stretch.targets.processors import drop_absent
-
-    _, missing = drop_absent(["opencl", "llvm"])
-    if missing:  # the compiler would go on without it
-        raise RuntimeError(missing)
-    return _compile(model, [own_cpu(mcpu), "opencl"], 1)
-
-
-def _load_on_openvino(model: Model, threads: int, mcpu: str) -> Run:
-    """Our executor with all of the network in one region on OpenVINO."""
-    from tvm_stretch import Plan
-
-    targets = [_openvino(threads), own_cpu(mcpu)]
-    return _compile(model, targets, 1, Plan(("openvino", "cpu"), ()))
-
-
-def _load_with_openvino(model: Model, threads: int, mcpu: str) -> Run:
-    """A plan that our search chose for the CPU and OpenVINO, one core each."""
-    if threads != 2:
-        raise RuntimeError("runs on two cores: one for the CPU, one for OpenVINO")
-    return _compile(model, [own_cpu(mcpu), _openvino(1)], 1)
 
 
 def _openvino(threads: int) -> dict[str, Any]:
@@ -274,18 +233,6 @@ def _openvino(threads: int) -> dict[str, Any]:
 def own_cpu(mcpu: str | None) -> Target:
     """The target of our kernels: this machine, or another core whose code it can run."""
     return {"kind": "llvm", "mcpu": mcpu} if mcpu else "llvm"
-
-
-def _compile(model: Model, targets: list[Target], threads: int, plan: object = None) -> Run:
-    from benchmarks.harness import compiled
-
-    network = compiled(model, targets, cpu_threads=threads, plan=plan)
-
-    def run(inputs: Tensors) -> list[np.ndarray]:
-        result = network(**inputs)
-        return list(result) if isinstance(result, tuple) else [result]
-
-    return run
 
 
 @dataclass(frozen=True)
@@ -300,8 +247,37 @@ class Engine:
     is_on_gpu: bool = False  # neither pinned nor stopped: its threads wait for a GPU
 
 
-def _ours(load: Callable[..., Run], package: str = "tvm_stretch", **more: bool) -> Engine:
-    return Engine(load, package, is_ours=True, **more)
+def _ours(
+    targets: Callable[[str, int], list[Target]],
+    is_threaded: bool = False,
+    in_one_region: bool = False,
+    **more: Any,
+) -> Engine:
+    """Our executor on the targets for a core's name and a number of threads.
+
+    The CPU has one core beside other processors, and all threads if it is alone.
+    """
+
+    def load(model: Model, threads: int, mcpu: str) -> Run:
+        from benchmarks.harness import compiled
+        from tvm_stretch import Plan
+        from tvm_stretch.targets.processors import drop_absent
+
+        chosen = targets(mcpu, threads)
+        if more.get("is_for_pairs") and threads != 2:
+            raise RuntimeError("runs on two cores: one for each processor")
+        if "opencl" in chosen and (missing := drop_absent(["opencl", "llvm"])[1]):
+            raise RuntimeError(missing)  # the compiler would go on without it
+        how = {"plan": Plan(("openvino", "cpu"), ()) if in_one_region else None}
+        network = compiled(model, chosen, cpu_threads=threads if is_threaded else 1, **how)
+        return lambda: as_list(network(**model.inputs))
+
+    return Engine(load, **{"package": "tvm_stretch", **more}, is_ours=True)
+
+
+def as_list(result: Any) -> list[np.ndarray]:
+    """The answer of a model of ours as engines give theirs."""
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _on_phones(load: Callable[..., Run], package: str, **more: bool) -> Engine:
@@ -322,17 +298,20 @@ ENGINES: dict[str, Engine] = {
     "mnn": Engine(_load_mnn, "MNN"),
     "executorch": _on_phones(_load_executorch, "executorch"),
     "litert": _on_phones(_load_litert, "ai-edge-litert"),
-    OURS: _ours(_load_ours),
-    BOTH: _ours(_load_both, is_for_pairs=True),
-    "ours-openvino": _ours(_load_on_openvino, _EP),
-    "both-openvino": _ours(_load_with_openvino, _EP, is_for_pairs=True),
-    "gpu": _ours(_load_on_gpu, is_on_gpu=True),
-    "gpu-litert": Engine(_load_litert_gpu, "ai-edge-litert", is_for_phones=True, is_on_gpu=True),
-    "gpu-litert-half": Engine(
-        partial(_load_litert_gpu, in_f32=False),
-        "ai-edge-litert",
-        is_for_phones=True,
-        is_on_gpu=True,
+    OURS: _ours(lambda mcpu, _: [own_cpu(mcpu)], is_threaded=True),
+    BOTH: _ours(lambda mcpu, _: [own_cpu(mcpu), "opencl"], is_for_pairs=True),
+    "ours-openvino": _ours(
+        lambda mcpu, threads: [_openvino(threads), own_cpu(mcpu)],
+        in_one_region=True,
+        package=_EP,
+    ),
+    "both-openvino": _ours(
+        lambda mcpu, _: [own_cpu(mcpu), _openvino(1)], package=_EP, is_for_pairs=True
+    ),
+    "gpu": _ours(lambda *_: ["opencl"], is_on_gpu=True),
+    "gpu-litert": _on_phones(_load_litert_gpu, "ai-edge-litert", is_on_gpu=True),
+    "gpu-litert-half": _on_phones(
+        partial(_load_litert_gpu, in_f32=False), "ai-edge-litert", is_on_gpu=True
     ),
     "gpu-ncnn": Engine(partial(_load_ncnn, vulkan=True), "ncnn", is_on_gpu=True),
     "gpu-cudnn": Engine(_load_cudnn, "onnx2torch", is_on_gpu=True),

@@ -12,12 +12,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import tvm_stretch as ts
 from benchmarks.commands import Run, Table, options, say, turns
-from benchmarks.harness import Model, compiled, difference
+from benchmarks.harness import Model, difference, load
 from benchmarks.one_node import Operator, model_of, operators
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 1e-2
@@ -41,31 +40,11 @@ def chosen(words: Sequence[str]) -> Iterator[Operator]:
 
 def compared(model: Model, rounds: int) -> tuple[float, float, float, float]:
     """The error, microseconds of both, and the ratio; raises what refuses the network."""
-    our_model = compiled(model)
-    error = difference(our_model(**model.inputs), model.expected)
-    session, feed = model.session(), dict(model.inputs)
-    runs: dict[str, Run] = {
-        "theirs": lambda: session.run(None, feed),
-        "ours": lambda: our_model(**feed),
-    }
-    counts = {name: _count(run) for name, run in runs.items()}
-    repeated = {name: partial(_repeat, run, counts[name]) for name, run in runs.items()}
-    samples = turns(repeated, rounds, warm_up=0, clock=time.thread_time)
-    theirs, ours = (1e3 * samples.median(name) / counts[name] for name in runs)
-    return error, theirs, ours, samples.ratio("ours", "theirs") * counts["theirs"] / counts["ours"]
-
-
-def _repeat(run: Run, count: int) -> None:
-    for _ in range(count):
-        run()
-
-
-def _count(run: Run) -> int:
-    """The number of runs that take `LEAST_S`."""
-    _repeat(run, 2)
-    begin = time.thread_time()
-    _repeat(run, 3)
-    return max(1, round(3 * LEAST_S / max(time.thread_time() - begin, 3e-6)))
+    runs: dict[str, Run] = {"theirs": load("ort", model), "ours": load("ours", model)}
+    error = difference(runs["ours"](), model.expected)
+    samples = turns(runs, rounds, warm_up=0, clock=time.thread_time, least=LEAST_S)
+    theirs, ours = (1e3 * samples.median(name) for name in runs)
+    return error, theirs, ours, samples.ratio("ours", "theirs")
 
 
 def cells(operands: str, error: float, theirs: float, ours: float, ratio: float) -> list[str]:

@@ -8,10 +8,7 @@ Each network is compiled in a fresh process, so that time and peak memory are th
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,10 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.commands import Rows, Table, options
+from benchmarks.commands import campaign, in_a_process, options
 from benchmarks.models import model_of
 
 DEFAULT = ("resnet18", "resnet50", "regnetx_4gf", "efficientnet_lite4", "nasnet_large")
+FIGURES = (
+    *("compile_s", "peak_gb", "artifact_over_weights", "arena_over_bound"),
+    *("load_to_first_answer_s", "run_ms", "overhead"),
+)
 
 
 def measure_network(name: str, threads: int) -> dict[str, float]:
@@ -48,15 +49,9 @@ def measure_network(name: str, threads: int) -> dict[str, float]:
         run = loaded.benchmark(repeat=30).median
         kernels = loaded.profile(repeat=30).total
         graph = loaded.graph
-        return {
-            "compile_s": compile_seconds,
-            "peak_gb": peak,
-            "artifact_over_weights": artifact.stat().st_size / graph.weights_bytes,
-            "arena_over_bound": graph.arena_bytes / live_bytes(graph),
-            "load_to_first_answer_s": load_seconds,
-            "run_ms": run * 1e3,
-            "overhead": run / kernels - 1,
-        }
+        sizes = artifact.stat().st_size / graph.weights_bytes, graph.arena_bytes / live_bytes(graph)
+        figures = compile_seconds, peak, *sizes, load_seconds, run * 1e3, run / kernels - 1
+        return dict(zip(FIGURES, figures, strict=True))
 
 
 def live_bytes(graph: object) -> int:
@@ -87,19 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each network in its own process and print a table."""
     args = options(
         *(__doc__, arguments, ("models*", DEFAULT), ("--threads", 1), ("--json", Path)),
-        ("--worker", False, "measure here"),
     )
-    if args.worker:
-        print(json.dumps(measure_network(args.models[0], args.threads)))
-        return
-    rows, table = Rows(args.json), None
-    for name in args.models:
-        command = [sys.executable, "-m", "benchmarks.figures", name, "--worker"]
-        command += ["--threads", str(args.threads)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        row = rows.record(name, json.loads(done.stdout.splitlines()[-1]))
-        table = table or Table("network", *row)
-        table.row(name, *(f"{value:.3f}" for value in row.values()))
+    campaign(
+        args.models,
+        lambda name: in_a_process(measure_network, name, args.threads),
+        ("network", *FIGURES),
+        lambda row: (f"{row[name]:.3f}" for name in FIGURES),
+        args.json,
+    )
 
 
 if __name__ == "__main__":

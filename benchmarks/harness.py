@@ -1,26 +1,25 @@
 """Models × engines × turns: what all benchmarks that compare answers and times have in common.
 
     Model           a network as ONNX, its inputs, and the answer that every engine must give
-    Engine          prepares a model, Callable[[Model], Run]: `ours`, or a `peer` of `engines.py`
-    check(...)      compares an answer; `commands.turns` then times all engines
+    load(...)       a model in an engine of the table in `engines.py`: a call without arguments
+    race(...)       compares answers, then lets all engines take turns
 
-Nothing is timed before its answer was compared.
+Nothing is timed before its answer was compared. `commands.campaign` makes a table of the cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import Run
-from benchmarks.engines import load
-from benchmarks.engines import own_cpu as cpu
+from benchmarks.commands import Run, Samples, turns
+from benchmarks.engines import load, own_cpu
 from benchmarks.models import Model, model_of
 
-__all__ = ["Model", "check", "compiled", "cpu", "difference", "model_of", "ours", "peer"]
+__all__ = ["Model", "check", "compiled", "difference", "load", "model_of", "own_cpu", "race"]
 
 TOLERANCE = 1e-3
 """Largest error, as a share of the tensor's largest value."""
@@ -51,17 +50,18 @@ def _difference(got: np.ndarray, want: np.ndarray, least: float) -> float:
     return error / max(largest, least) if want.dtype.kind == "f" else error
 
 
-def check(who: str, got: object, want: Sequence[np.ndarray], most: float = TOLERANCE) -> float:
+def check(
+    who: str,
+    got: object,
+    want: Sequence[np.ndarray],
+    most: float = TOLERANCE,
+    least: float = 1e-30,
+) -> float:
     """The difference of two answers; ends the program where it is too large."""
-    error = difference(got, want, 1e-30)
+    error = difference(got, want, least)
     if not error <= most:
         raise SystemExit(f"{who}: expected an error of at most {most:g}, got {error:.1e}")
     return error
-
-
-# --- engines --------------------------------------------------------------------------------------
-
-Engine = Callable[[Model], Run]
 
 
 def compiled(model: Model, targets: Sequence[Any] = ("llvm",), **how: Any) -> ts.Model:
@@ -70,21 +70,26 @@ def compiled(model: Model, targets: Sequence[Any] = ("llvm",), **how: Any) -> ts
     return ts.compile(model.onnx, list(targets), **given)
 
 
-def ours(*targets: Any, **how: Any) -> Engine:
-    """Ours for these targets."""
+def race(
+    who: str,
+    runs: Mapping[str, Run],
+    want: Sequence[np.ndarray],
+    most: float = TOLERANCE,
+    least: float = 1e-30,
+    judged: Collection[str] | None = None,
+    **how: Any,
+) -> tuple[dict[str, float], Samples]:
+    """The errors of all answers, and then the times of runs that take turns.
 
-    def prepare(model: Model) -> Run:
-        made = compiled(model, targets or ("llvm",), **how)
-        return lambda: made(**model.inputs)
-
-    return prepare
-
-
-def peer(name: str, threads: int = 1) -> Engine:
-    """An engine of the table in `engines.py`, in this process."""
-
-    def prepare(model: Model) -> Run:
-        run, feed = load(name, model, threads), dict(model.inputs)
-        return lambda: run(feed)
-
-    return prepare
+    Args:
+        who: the case, for messages.
+        runs: the engines by name.
+        want: the answer.
+        most: the largest error; one answer that is further away ends the program.
+        least: as for `difference`.
+        judged: engines whose answers are compared; by default all.
+        how: arguments of `commands.turns`.
+    """
+    chosen = runs if judged is None else judged
+    errors = {name: check(f"{who}, {name}", runs[name](), want, most, least) for name in chosen}
+    return errors, turns(runs, **how)

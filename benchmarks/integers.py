@@ -13,15 +13,15 @@ says how many steps the fast session is away. All four take turns in one process
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import Rows, Table, options, turns
-from benchmarks.harness import Model, cpu, ours, peer
+from benchmarks.commands import campaign, options, turns
+from benchmarks.harness import Model, load
 from tutorials import zoo
 
 FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")
@@ -30,16 +30,16 @@ EXACT, FAST, OURS, FLOAT = "exact", "fast", "ours", "float32"
 PEERS = (EXACT, FAST, FLOAT)
 
 
-def compare(name: str, size: int, activations: str, rounds: int, target: Any) -> dict[str, Any]:
+def compare(name: str, size: int, activations: str, rounds: int, mcpu: str) -> dict[str, Any]:
     """One network: the differences of the answers, and the latencies."""
     network = zoo.build(name, size=size)
     images = np.random.default_rng(0).standard_normal((3, 3, size, size)).astype("float32")
     quantised = ts.quantize(network, images[:2], activations=activations)
     feed = {network.graph.input[0].name: images[2:]}
     floats, model = (Model(m.SerializeToString(), feed) for m in (network, quantised))
-    runs = {EXACT: peer("ort-exact")(model), FAST: peer("ort")(model)}
-    runs |= {OURS: ours(target)(model), FLOAT: ours(target)(floats)}
-    (want,), (quick,), got = runs[EXACT](), runs[FAST](), np.asarray(runs[OURS]())
+    runs = {EXACT: load("ort-exact", model), FAST: load("ort", model)}
+    runs |= {OURS: load("ours", model, mcpu=mcpu), FLOAT: load("ours", floats, mcpu=mcpu)}
+    want, quick, got = (runs[who]()[0] for who in (EXACT, FAST, OURS))
     step = np.diff(np.unique(want)).min()
     steps, saturated = (float(np.abs(want - other).max() / step) for other in (got, quick))
     if want.argmax() != got.argmax() or steps > MOST_STEPS + 0.01:
@@ -50,6 +50,11 @@ def compare(name: str, size: int, activations: str, rounds: int, target: Any) ->
     return {"steps": steps, "fast_steps": saturated, **row}
 
 
+def _cells(row: Mapping[str, Any]) -> Sequence[object]:
+    times = row[EXACT], row[FAST], f"{row['fast_steps']:.1f}", row[OURS], row[FLOAT]
+    return f"{row['steps']:.0f}", *times, *(row[f"ours/{other}"] for other in PEERS)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     args = options(
@@ -58,15 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *(("--rounds", 40), ("--json", Path)),
     )
     heads = "network", "steps", "ONNX Runtime exact ms", "fast ms", "its steps", "ours ms"
-    table = Table(*heads, "ours float32 ms", "ours / exact", "/ fast", "/ float32")
-    rows = Rows(args.json)
-    for name in args.networks:
-        row = compare(name, args.size, args.activations, args.rounds, cpu(args.mcpu))
-        rows.record(name, row)
-        cells = row[EXACT], row[FAST], f"{row['fast_steps']:.1f}", row[OURS], row[FLOAT]
-        table.row(name, f"{row['steps']:.0f}", *cells, *(row[f"ours/{other}"] for other in PEERS))
+    ratios = "ours float32 ms", "ours / exact", "/ fast", "/ float32"
+    how = args.size, args.activations, args.rounds, args.mcpu
+    rows = campaign(
+        args.networks, lambda name: compare(name, *how), (*heads, *ratios), _cells, args.json
+    )
     for other in PEERS:
-        mean = statistics.geometric_mean(rows.of[name][f"ours/{other}"] for name in args.networks)
+        mean = statistics.geometric_mean(row[f"ours/{other}"] for row in rows.values())
         print(f"geometric mean of ours/{other}: {mean:.3f}")
 
 

@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import onnx
 import tvm
-from onnx import shape_inference
 from tvm import te, tirx
 from tvm.target import Target
 
 from tutorials import zoo
+from tvm_stretch.network.expressions import shape_of
+from tvm_stretch.network.operators import Calls
+from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.code.object_code import llvm_module
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
 from tvm_stretch.targets.cpu.kernels.window import WindowConfig
 from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
-from tvm_stretch.targets.kernels.layers import ConvShape, dense_shape
+from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, dense_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.kernels.template import choose
@@ -40,40 +41,15 @@ Config = ConvConfig | WinogradConfig | WindowConfig
 @cache
 def layers(name: str, size: int | None = 224) -> Counter[ConvShape]:
     """The convolutions and dense layers of a network, and how often each stands there."""
-    model = zoo.build(name, size=size)
-    graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
-    shapes: dict[str, tuple[int, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        shapes[value.name] = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
-    found: Counter[ConvShape] = Counter()
-    for node in graph.node:
-        if node.op_type in ("Conv", "Gemm"):
-            data, weight = (shapes[operand] for operand in node.input[:2])
-            shape = _conv(node, data, weight) if node.op_type == "Conv" else _dense(data, weight)
-            found[shape] += 1
-    return found
-
-
-def _conv(node: onnx.NodeProto, data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    n, channels, *size = data
-    top, left, bottom, right = given.get("pads", (0, 0, 0, 0))
-    return ConvShape(
-        n,
-        channels,
-        (size[0], size[1]),
-        weight[0],
-        (weight[2], weight[3]),
-        tuple(given.get("strides", (1, 1))),
-        (top, left, bottom, right),
-        tuple(given.get("dilations", (1, 1))),
-        given.get("group", 1),
-    )
-
-
-def _dense(data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
-    outputs = weight[1] if weight[0] == data[1] else weight[0]
-    return dense_shape(data, outputs)
+    found: Counter[ConvShape | None] = Counter()
+    for _, call in Calls(load_network(zoo.build(name, size=size))["main"]).bound:
+        kind = getattr(call.op, "name", "")
+        if kind == "relax.nn.conv2d":
+            found[conv_shape(call)] += 1
+        elif kind == "relax.matmul":
+            data, weight = map(shape_of, call.args)
+            found[dense_shape(data, weight[1])] += 1
+    return Counter({shape: count for shape, count in found.items() if shape is not None})
 
 
 def config_of(shape: ConvShape, machine: VectorMachine) -> Config:

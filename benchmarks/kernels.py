@@ -34,8 +34,8 @@ import tvm
 from tvm import te
 from tvm.target import Target
 
-from benchmarks.commands import Table, options
-from benchmarks.harness import cpu
+from benchmarks.commands import Rows, Table, options, turns
+from benchmarks.engines import own_cpu
 from benchmarks.kernel_code import (
     SIX,
     Config,
@@ -116,7 +116,7 @@ def row(core: str, tool: str) -> list[str]:
 
 # --- tiles, measured ------------------------------------------------------------------------------
 
-ROUNDS = 9
+ROUNDS, LEAST_S = 9, 1e-3
 POOL_BYTES = 128 << 20  # weights of all passes together; more than a core's share of the last cache
 NEAR = 1.10
 
@@ -234,17 +234,14 @@ def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
 
 def race(every: list[Tried]) -> None:
     """CPU time of each tile, in turns; a tile that is twice as slow in two turns is dropped."""
-    best = float("inf")
-    for turn in range(ROUNDS):
-        for one in every:
-            if turn > 1 and one is not every[0] and one.time > 2 * best:
-                continue
-            passes = max(2, int(1000 / best)) if turn else 1  # as many of each
-            start = time.thread_time_ns()
-            for _ in range(passes):
-                one.run()
-            one.times.append((time.thread_time_ns() - start) / 1000 / passes)
-            best = min(best, one.time)
+    left = every
+    for rounds in (2, ROUNDS - 2):
+        runs = {str(number): one.run for number, one in enumerate(left)}
+        samples = turns(runs, rounds, warm_up=0, clock=time.thread_time, least=LEAST_S)
+        for one, times in zip(left, samples.of.values(), strict=True):
+            one.times += [1e3 * ms for ms in times]
+        best = min(one.time for one in left)
+        left = [one for one in left if one is every[0] or one.time <= 2 * best]
 
 
 def measured(
@@ -267,7 +264,7 @@ def measured(
 
 def measure_tiles(args: Namespace) -> None:
     """Print a line for each shape, then how often the choice was near the best."""
-    target = complete_target(Target(cpu(args.mcpu)))
+    target = complete_target(Target(own_cpu(args.mcpu)))
     machine = vector_machine(target, 1)
     counts: Counter[ConvShape] = Counter()
     for network in args.names or SIX:
@@ -275,7 +272,7 @@ def measure_tiles(args: Namespace) -> None:
     shapes = [s for s in counts if not isinstance(config_of(s, machine), WindowConfig)]
     shapes.sort(key=lambda shape: -counts[shape] * shape.multiply_adds)
     end = time.monotonic() + args.seconds
-    ratios, rows, pool = [], [], Pool()
+    ratios, kept, pool = [], Rows(args.json), Pool()
     for shape in shapes[args.skip :: args.every]:
         if time.monotonic() > end:
             break
@@ -285,9 +282,7 @@ def measure_tiles(args: Namespace) -> None:
         chosen = f"{every[0].time:8.0f} us {form(every[0].config)}"
         print(f"{ratios[-1]:.2f} {chosen} best {best.time:8.0f} {form(best.config)}", end=" ")
         print(f"of {len(every)}  {shape}", flush=True)
-        rows.append({"shape": str(shape), "tried": [[list(form(o.config)), o.time] for o in every]})
-        if args.json:
-            args.json.write_text(json.dumps(rows))
+        kept.record(str(shape), [[list(form(one.config)), one.time] for one in every])
     near = sum(ratio <= NEAR for ratio in ratios) / len(ratios)
     print(f"{len(ratios)} of {len(shapes)} shapes: {near:.0%} within 10 %, worst {max(ratios):.2f}")
 

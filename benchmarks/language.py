@@ -34,8 +34,7 @@ import torch
 from torch import nn
 
 from benchmarks import harness
-from benchmarks.commands import Run, options, turns
-from benchmarks.harness import check
+from benchmarks.commands import Run, options
 from benchmarks.speech import QwenStep, exported
 
 WIDTH, INNER, WORDS, HEADS, GROUPS, HEAD = 896, 4864, 32_000, 14, 2, 64
@@ -229,14 +228,17 @@ def genai(folder: Path, tokens: list[int], threads: int) -> Run:
     return step
 
 
-def race(steps: dict[str, Run], task: Problem, seconds: float) -> None:
+def _first(answer: Any) -> Any:
+    return answer[0] if isinstance(answer, (list, tuple)) else answer
+
+
+def beside(steps: dict[str, Run], task: Problem, seconds: float) -> None:
     """Prints medians, and ours over each of the others."""
-    for name, step in steps.items():
-        answer = step()
-        scores = np.ravel(answer[0] if isinstance(answer, (list, tuple)) else answer)
-        error = check(name, scores, [task.scores], MOST)
+    first = {name: lambda step=step: np.ravel(_first(step())) for name, step in steps.items()}
+    how = {"most": MOST, "seconds": seconds, "rest": 0.05}
+    errors, samples = harness.race("a step", first, [task.scores], **how)
+    for name, error in errors.items():
         print(f"{name}: scores within {error:.4f} of the largest of PyTorch's")
-    samples = turns(steps, seconds=seconds, rest=0.05)
     for name in steps:
         ratio = "" if name == "ours" else f"; ours: {samples.ratio('ours', name):.2f} of it"
         print(f"{name}: {samples.median(name):.2f} ms{ratio}")
@@ -258,14 +260,14 @@ def main() -> None:
         for threads in args.threads:
             print(f"\n{threads} threads, {args.layers} layers")
             steps: dict[str, Run] = {
-                "ours": harness.ours(cpu_threads=threads)(model),
-                "ONNX Runtime": harness.peer("ort", threads)(model),
+                "ours": harness.load("ours", model, threads),
+                "ONNX Runtime": harness.load("ort", model, threads),
                 "llama.cpp": llama_cpp(llama, task.tokens, threads),
             }
-            race(steps, task, args.seconds)
+            beside(steps, task, args.seconds)
             # a race of its own, so that fewer threads share the cores
-            beside = {"onnxruntime-genai": genai(theirs, task.tokens, threads)}
-            race({"ours": steps["ours"], **beside}, task, args.seconds)
+            other = {"onnxruntime-genai": genai(theirs, task.tokens, threads)}
+            beside({"ours": steps["ours"], **other}, task, args.seconds)
 
 
 if __name__ == "__main__":

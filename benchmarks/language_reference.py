@@ -9,12 +9,12 @@ differ by at most `ROUNDING`, which is more than sums in another order change th
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
 import tvm_stretch as ts
+from benchmarks.commands import options
 from tvm_stretch.api.chat import find_file, open_model
 from tvm_stretch.api.tokenizer import Tokenizer
 from tvm_stretch.read.gguf.language_model import read_vocabulary
@@ -76,12 +76,11 @@ def compare(
 
 def main() -> None:
     """Print the comparison, and fail if a token is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?")
-    parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--activations", choices=("float32", "int16", "int8"))
-    args = parser.parse_args()
+    args = options(
+        *(__doc__, None, ("file?", str), ("--count", 64), ("--prompts", len(PROMPTS))),
+        ("--activations", str),
+        activations=("float32", "int16", "int8"),
+    )
     file = find_file(args.file)
     model = open_model(file, ["llvm"], None, places=1024, activations=args.activations)
     model.set_sampling(temperature=0.0)

@@ -124,52 +124,41 @@ def cache_dir() -> Path:
     return folder.resolve()
 
 
-def ncnn_files(model: Model) -> tuple[Path, Path]:
-    """The model's `.param` and `.bin`, converted by pnnx with half precision off."""
+def _to_ncnn(model: Model, folder: Path) -> list[str]:
+    """By pnnx, with half precision off."""
     shapes = ",".join("[" + ",".join(map(str, shape)) + "]f32" for shape in model.shapes.values())
-
-    def convert(folder: Path) -> list[str]:
-        return [_tool("pnnx"), str(folder / "net.onnx"), f"inputshape={shapes}", "fp16=0"]
-
-    param, weights = _convert(model, "pnnx", convert, ("net.ncnn.param", "net.ncnn.bin"))
-    return param, weights
+    return [_tool("pnnx"), str(folder / "net.onnx"), f"inputshape={shapes}", "fp16=0"]
 
 
-def mnn_file(model: Model) -> Path:
-    """The model as MNN's own file, float32 weights."""
+def _to_mnn(_model: Model, folder: Path) -> list[str]:
+    """With float32 weights, by the converter's own library.
 
-    def convert(folder: Path) -> list[str]:
-        files = ["--modelFile", str(folder / "net.onnx"), "--MNNModel", str(folder / "net.mnn")]
-        # The converter's own library: the `mnnconvert` script around it installs packages into
-        # whatever environment it finds and reports to its makers.
-        call = "import sys, _tools; _tools.mnnconvert(sys.argv)"
-        return [sys.executable, "-c", call, "-f", "ONNX", *files, "--bizCode", "bench"]
-
-    return _convert(model, "mnn", convert, ("net.mnn",))[0]
+    The `mnnconvert` script around it installs packages into whatever environment it finds and
+    reports to its makers.
+    """
+    call = "import sys, _tools; _tools.mnnconvert(sys.argv)"
+    files = ["--modelFile", str(folder / "net.onnx"), "--MNNModel", str(folder / "net.mnn")]
+    return [sys.executable, "-c", call, "-f", "ONNX", *files, "--bizCode", "bench"]
 
 
-def executorch_file(model: Model) -> Path:
-    """The model for ExecuTorch, whatever XNNPACK can do given to it."""
-    return _convert(model, "executorch", _phone_converter("executorch", "net.pte"), ("net.pte",))[0]
+def _by_script(engine: str, product: str) -> Callable[[Model, Path], list[str]]:
+    """By the other environment's converter; ExecuTorch gives XNNPACK all that it can do."""
+    script = str(Path(__file__).with_name("phone_models.py"))
+    return lambda _model, _folder: [sys.executable, "-I", script, engine, "net.onnx", product]
 
 
-def litert_file(model: Model) -> Path:
-    """The model for LiteRT."""
-    convert = _phone_converter("litert", "net.tflite")
-    return _convert(model, "litert_torch", convert, ("net.tflite",))[0]
+CONVERTERS: Mapping[str, tuple[str, Callable[[Model, Path], list[str]], tuple[str, ...]]] = {
+    "ncnn": ("pnnx", _to_ncnn, ("net.ncnn.param", "net.ncnn.bin")),
+    "mnn": ("mnn", _to_mnn, ("net.mnn",)),
+    "executorch": ("executorch", _by_script("executorch", "net.pte"), ("net.pte",)),
+    "litert": ("litert_torch", _by_script("litert", "net.tflite"), ("net.tflite",)),
+}
+"""The package of each engine's converter, its command in a folder, and the files that it makes."""
 
 
-def _phone_converter(engine: str, product: str) -> Callable[[Path], list[str]]:
-    script = Path(__file__).with_name("phone_models.py")
-    return lambda folder: [sys.executable, "-I", str(script), engine, "net.onnx", product]
-
-
-def _convert(
-    model: Model,
-    tool: str,
-    command: Callable[[Path], list[str]],
-    products: tuple[str, ...],
-) -> list[Path]:
+def converted(model: Model, engine: str) -> list[Path]:
+    """The model as files of an engine."""
+    tool, command, products = CONVERTERS[engine]
     try:
         version = importlib.metadata.version(tool)
     except importlib.metadata.PackageNotFoundError:
@@ -181,7 +170,8 @@ def _convert(
     with tempfile.TemporaryDirectory(dir=cache_dir()) as name:
         folder = Path(name)
         shutil.copyfile(model.path, folder / "net.onnx")
-        done = subprocess.run(command(folder), cwd=folder, capture_output=True, text=True)
+        call = command(model, folder)
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True)
         missing = [p for p in products if not (folder / p).exists()]
         if done.returncode or missing:
             tail = (done.stdout + done.stderr)[-800:]

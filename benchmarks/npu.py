@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from types import MappingProxyType
 import onnx
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import options, show
 from tutorials import zoo
 from tutorials.zoo import regnet, resnet
 from tutorials.zoo.builder import Builder, Tensor
@@ -141,15 +141,14 @@ def calibration(place: int) -> Calibration:
     return calibrate_profile(rows, works, like, _STIFFNESS)
 
 
-def plans(chip: str) -> None:
-    """A table of predicted latencies."""
-    table = Table("network", *map("+".join, TEAMS), "regions")
+def plans(chip: str) -> Iterator[Sequence[str]]:
+    """Rows of predicted latencies."""
     for name in PLANNED:
         network = zoo.build(name, size=224)  # planned as it will be in 8 bits
         found = [ts.plan_for(network, list(team), device=chip) for team in TEAMS]
         cells = [f"{plan.predicted_ns / 1e6:.2f} ms" for plan in found]
         owners = Counter(region.processor for region in found[-1].regions)
-        table.row(name, *cells, " ".join(f"{key}: {count}" for key, count in owners.items()))
+        yield name, *cells, " ".join(f"{key}: {count}" for key, count in owners.items())
 
 
 def profiles(chip: str, folder: Path) -> None:
@@ -170,7 +169,7 @@ def main() -> None:
         if args.what == "profiles":
             profiles(chip, args.folder)
         else:
-            plans(chip)
+            show(("network", *map("+".join, TEAMS), "regions"), plans(chip))
 
 
 if __name__ == "__main__":

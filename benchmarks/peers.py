@@ -18,15 +18,16 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.commands import Samples, Table, options
+from benchmarks.commands import Samples, Table, options, turns
 from benchmarks.engines import BOTH, ENGINES, ON_CPU, OURS, REFERENCE, installed_version
 from benchmarks.kernel_code import SIX
 from benchmarks.models import Model, model_of
@@ -78,61 +79,43 @@ def compare_engines(
 ) -> list[Row]:
     """Loads, checks and times the engines on one model; failures become rows with a reason."""
     rows = {name: Row(model.name, threads, name) for name in engines}
+    expected: list[np.ndarray] = []
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
-        for name in engines:
+        for name in sorted(engines, key=lambda name: name != REFERENCE):
             own = [] if ENGINES[name].is_on_gpu else cores
             try:
-                workers[name] = stack.enter_context(Worker(name, model, threads, own, mcpu, avx2))
+                worker = stack.enter_context(Worker(name, model, threads, own, mcpu, avx2))
+                rows[name].load_seconds = worker.load_seconds
+                expected = expected or worker.outputs()
+                rows[name].failure = why_no_time(rows[name], worker, expected, rtol, avx2)
             except RuntimeError as error:
                 rows[name].failure = str(error)
-                continue
-            rows[name].load_seconds = workers[name].load_seconds
-        _check_answers(workers, rows, rtol)
-        if avx2:
-            _check_registers(workers, rows)
-        for turn in range(rounds):
-            names = list(workers)
-            first = turn % max(len(names), 1)
-            for name in names[first:] + names[:first]:
-                rows[name].samples += workers[name].times(WARMUP_PER_TURN, RUNS_PER_TURN)
+            if name == REFERENCE and not expected:
+                raise RuntimeError(f"the reference, {name}, failed: {rows[name].failure}")
+            if rows[name].failure is None:
+                workers[name] = worker
+        runs = {
+            name: partial(workers[name].times, WARMUP_PER_TURN, RUNS_PER_TURN)
+            for name in engines
+            if name in workers
+        }
+        samples = turns(runs, rounds, warm_up=0, clock=None)
+    for name, taken in samples.of.items():
+        rows[name].samples = taken
     return list(rows.values())
 
 
-def _drop(
-    workers: dict[str, Worker], rows: dict[str, Row], why: Callable[[str, Worker], str | None]
-) -> None:
-    """Remove every engine from `workers` that has a reason to get no time."""
-    for name, worker in list(workers.items()):
-        try:
-            rows[name].failure = why(name, worker)
-        except RuntimeError as failure:
-            rows[name].failure = str(failure)
-        if rows[name].failure:
-            workers.pop(name).close()
-
-
-def _check_answers(workers: dict[str, Worker], rows: dict[str, Row], rtol: float) -> None:
-    """Remove every engine from `workers` whose answer is not the reference's."""
-    if REFERENCE not in workers:
-        raise RuntimeError(f"the reference, {REFERENCE}, failed: {rows[REFERENCE].failure}")
-    expected = workers[REFERENCE].outputs()
-
-    def why(name: str, worker: Worker) -> str | None:
-        error = rows[name].max_error = difference(expected, worker.outputs())
-        return f"wrong answer: relative error {error:.1e} > {rtol:g}" if error > rtol else None
-
-    _drop(workers, rows, why)
-
-
-def _check_registers(workers: dict[str, Worker], rows: dict[str, Row]) -> None:
-    """Remove every engine from `workers` that computes with AVX-512 all the same."""
-
-    def why(_name: str, worker: Worker) -> str | None:
-        share = worker.share_of_avx512()
-        return f"AVX-512 in use: in {share:.0%} of samples of registers" if share else None
-
-    _drop(workers, rows, why)
+def why_no_time(
+    row: Row, worker: Worker, expected: list[np.ndarray], rtol: float, avx2: bool
+) -> str | None:
+    """Why an engine gets no time: a wrong answer, or AVX-512 where there should be none."""
+    row.max_error = difference(expected, worker.outputs())
+    if row.max_error > rtol:
+        return f"wrong answer: relative error {row.max_error:.1e} > {rtol:g}"
+    if avx2 and (share := worker.share_of_avx512()):
+        return f"AVX-512 in use: in {share:.0%} of samples of registers"
+    return None
 
 
 def ratio_to_best_peer(rows: list[Row], engine: str) -> float | None:

@@ -35,8 +35,17 @@ import numpy as np
 import onnxruntime
 
 import tvm_stretch as ts
-from benchmarks.commands import Rows, Table, options, say, turns
-from benchmarks.harness import TOLERANCE, Model, compiled, cpu, difference, peer
+from benchmarks.commands import Run, campaign, line, options, say
+from benchmarks.harness import (
+    LEAST,
+    TOLERANCE,
+    Model,
+    compiled,
+    difference,
+    load,
+    own_cpu,
+    race,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -305,25 +314,24 @@ def measure_network(
             raise
         return row | {"refused": str(refusal)}
     row["compile_s"] = time.perf_counter() - begin
-    error, rounded = wrong_by(ours(**model.inputs), model), precision != "float32"
-    most = ROUNDED if rounded else network.tolerance
-    if error > most:
-        raise SystemExit(f"{name}: expected an error of at most {most}, got {error}")
-    runs = {"ours": lambda: ours(**model.inputs), "onnxruntime": peer("ort")(model)}
+    rounded = precision != "float32"
+    runs: dict[str, Run] = {"ours": lambda: ours(**model.inputs), "onnxruntime": load("ort", model)}
     if rounded:
         plain = compiled(model, [target])
         runs["float32"] = lambda: plain(**model.inputs)
     try:
         if importlib.util.find_spec("openvino") is not None:
-            runs["openvino"] = peer("openvino-own" if rounded else "openvino")(model)
+            runs["openvino"] = load("openvino-own" if rounded else "openvino", model)
     except Exception as failure:  # it does not take the network
         say(f"OpenVINO: {str(failure).strip().splitlines()[-1]}")
-    samples = turns(runs, seconds=seconds)
+    wrong_by(model.expected, model)  # which has to be an answer that can be compared
+    most, judged = ROUNDED if rounded else network.tolerance, ["ours"]
+    errors, samples = race(name, runs, model.expected, most, LEAST, judged, seconds=seconds)
     row |= {f"{engine}_ms": samples.median(engine) for engine in runs}
     row |= {f"ratio_{one}": samples.ratio("ours", one) for one in runs if one != "ours"}
     kernels = sorted(ours.profile().kernels, key=lambda kernel: -kernel.share)[:5]
     row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]
-    return row | {"error": error}
+    return row | {"error": errors["ours"]}
 
 
 def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = NETWORKS) -> int:
@@ -338,23 +346,22 @@ def main(arguments: Sequence[str] | None = None, every: Mapping[str, Network] = 
     every = {**every, **asked}
     if unknown := [name for name in args.networks if name not in every]:
         sys.exit(f"expected some of {', '.join(every)}, got {unknown[0]!r}; correct the name")
-    rows = Rows(args.json)
-    heads = "network", "input", "compile s", "ONNX Runtime ms", "OpenVINO ms", "ours ms", "ratios"
-    table, worst = Table(*heads), []
-    for name in args.networks:
+
+    def measure(name: str) -> dict[str, Any] | None:
         if missing := every[name].missing:
             say(f"{name}: needs {missing}: pip install -e '.[networks]'")
-            continue
-        if name not in rows.of:
-            with tempfile.TemporaryDirectory() as cache:
-                os.environ["TVM_STRETCH_CACHE_DIR"] = cache
-                how = args.seconds, cpu(args.mcpu), args.precision
-                rows.record(name, measure_network(name, every[name], *how))
-        table.row(name, *_cells(rows.of[name]))
-        worst += [max(_ratios(rows.of[name]))] if _ratios(rows.of[name]) else []
+            return None
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["TVM_STRETCH_CACHE_DIR"] = cache
+            how = args.seconds, own_cpu(args.mcpu), args.precision
+            return measure_network(name, every[name], *how)
+
+    heads = "network", "input", "compile s", "ONNX Runtime ms", "OpenVINO ms", "ours ms", "ratios"
+    rows = campaign(args.networks, measure, heads, _cells, args.json)
+    worst = [max(ratios) for ratios in map(_ratios, rows.values()) if ratios]
     if len(worst) > 1:
         mean = statistics.geometric_mean(worst)
-        table.row("geometric mean, over the better one", *[""] * 5, mean)
+        print(line(("geometric mean, over the better one", *[""] * 5, mean)))
     return 0
 
 

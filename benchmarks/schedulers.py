@@ -71,13 +71,17 @@ _MOST_GAP = 0.03
 _TIGHT = ("host", "1:1", "1:1:1")
 
 
+def asked(problem: Problem) -> dict[str, tuple[Scheduler, Problem]]:
+    """Every scheduler and its problem; `ours` may not split operators."""
+    found = {name: (scheduler, problem) for name, scheduler in SCHEDULERS.items()}
+    return found | {"ours": (schedule, whole(problem)), "ours, split": (schedule, problem)}
+
+
 def compare(problem: Problem, profile: str, skipped: frozenset[str]) -> Row:
     """Latencies in ms and scheduling times in s of every scheduler, all checked."""
     unsplit = whole(problem)
-    asked = {name: (scheduler, problem) for name, scheduler in SCHEDULERS.items()}
-    asked |= {"ours": (schedule, unsplit), "ours, split": (schedule, problem)}
     results, took = {}, {}
-    for name, (scheduler, given) in asked.items():
+    for name, (scheduler, given) in asked(problem).items():
         if name not in skipped:
             results[name], took[name] = _timed(scheduler, given)
             check_schedule(given, results[name])

@@ -6,8 +6,8 @@
   ratio 1.
 * `big+little`: the same for two clusters of one CPU, which share their memory.
 * `mi9 C+G` and the like: CPU, GPU, DSP of a phone, each with a speed of its own for every family of
-  operators (`mi9.py`); `C/1.5` is the CPU at two thirds of its frequency, where it is better than
-  the GPU at some families and worse at others. Tensors are 8-bit integers.
+  operators (`speeds` in `published_designs.py`); `C/1.5` is the CPU at two thirds of its frequency,
+  where it is better than the GPU at some families and worse at others. Tensors are 8-bit integers.
 
 On all but `host` a hand-over takes 0.15 ms and converts the layout at 2.5 GB/s, and problems hold
 one operator per Relax call, as in HOPE (NASNet-Large: 1,113); those of `host` hold kernels. µLayer
@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import tvm
 
-from benchmarks import mi9
+from benchmarks import published_designs
 from benchmarks.baselines.bounds import check_schedule
 from tutorials import zoo
 from tvm_stretch.network.operator_graph import Group, OperatorGraph
@@ -84,14 +84,14 @@ def synthetic_problem(graph: OperatorGraph, profile: str) -> Problem:
 
 def _phone_problem(graph: OperatorGraph, parts: Sequence[str]) -> Problem:
     """``["C/1.5", "G"]``: the CPU at two thirds of its frequency, and the GPU."""
-    known = {name[0].upper(): name for name in mi9.PROCESSORS}
+    known = {name[0].upper(): name for name in published_designs.PROCESSORS}
     names = tuple(known[part[0]] for part in parts)
     slower = [float(part.partition("/")[2] or 1) for part in parts]
 
     def costs(group: Group) -> list[int]:
         family, memory = _family(group), _memory_ns(group) / _INTEGER
         roofs = (
-            max(slow * group.multiply_adds / mi9.speeds()[name][family], memory)
+            max(slow * group.multiply_adds / published_designs.speeds()[name][family], memory)
             for name, slow in zip(names, slower, strict=True)
         )
         return [_LAUNCH_NS[n] + round(roof) for n, roof in zip(names, roofs, strict=True)]
@@ -108,7 +108,7 @@ def _memory_ns(group: Group) -> float:
 
 
 def _family(group: Group) -> str:
-    """One of `mi9.FAMILIES`."""
+    """One of `published_designs.FAMILIES`."""
     anchor = group.anchor
     if not anchor.kind.startswith("nn.conv"):
         return "pointwise"

@@ -51,7 +51,7 @@ def _network(
         content = exported(net.eval(), inputs, modern)
         values = {name: value.numpy() for name, value in inputs.items()}
         if bits:
-            content = _dynamic(content) if bits == "dynamic" else _static(content, values)
+            content = _in_8_bits(content, values, bits)
         return Model(content, values)
 
     return Network(("onnxscript", *packages), build, tolerance=EIGHT_BITS if bits else TOLERANCE)
@@ -69,21 +69,15 @@ def exported(net: nn.Module, inputs: Inputs, modern: bool) -> bytes:
         return path.read_bytes()
 
 
-def _dynamic(content: bytes) -> bytes:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+def _in_8_bits(content: bytes, inputs: Mapping[str, np.ndarray], bits: str) -> bytes:
+    """Dynamic, or static: all products between quantising and dequantising (QDQ).
 
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "float.onnx"), Path(folder, "dynamic.onnx")
-        source.write_bytes(content)
-        quantize_dynamic(source, target, weight_type=QuantType.QInt8)
-        return target.read_bytes()
+    Published 8-bit encoders are static.
+    """
+    from onnxruntime import quantization
+    from onnxruntime.quantization import QuantType
 
-
-def _static(content: bytes, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """All products between quantising and dequantising (QDQ), as published 8-bit encoders are."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-
-    class Reader(CalibrationDataReader):
+    class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
             self.left = [dict(inputs)]
 
@@ -91,12 +85,15 @@ def _static(content: bytes, inputs: Mapping[str, np.ndarray]) -> bytes:
             return self.left.pop() if self.left else None
 
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "float.onnx"), Path(folder, "static.onnx")
+        source, target = Path(folder, "float.onnx"), Path(folder, "integer.onnx")
         source.write_bytes(content)
-        quantize_static(
-            source, target, Reader(), per_channel=True, op_types_to_quantize=["MatMul"],
-            weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
-        )  # fmt: skip
+        if bits == "dynamic":
+            quantization.quantize_dynamic(source, target, weight_type=QuantType.QInt8)
+        else:
+            quantization.quantize_static(
+                source, target, Reader(), per_channel=True, op_types_to_quantize=["MatMul"],
+                weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
+            )  # fmt: skip
         return target.read_bytes()
 
 

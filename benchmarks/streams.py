@@ -18,11 +18,11 @@ their ratio, by the clock on the wall, so both cores have to be free.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,11 @@ from torch import nn
 from torch.nn import functional
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import Rows, Samples, Table, options, show, turns
 from benchmarks.image_quality import Quality, quality
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
 from tvm_stretch.api.results import Stream
-from tvm_stretch.base.files import write_whole
 from tvm_stretch.targets.opencl.opencl import local_device
 
 Frames = np.ndarray
@@ -68,16 +67,6 @@ class Row:
     changed: float  # the share of the pixels, mean of the frames
     computed: float  # the share of the results
     quality: Quality | None = None  # of the results against the original
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What a frame took a stream on the CPU, and one on the CPU and OpenCL."""
-
-    network: str
-    cpu_ms: float
-    both_ms: float
-    ratio: float
 
 
 def decoded(path: Path, count: int) -> Frames:
@@ -124,18 +113,17 @@ def in_turns(
     whole: ts.Model, stream: Stream, frames: Frames
 ) -> tuple[float, list[np.ndarray], list[np.ndarray], list[Any]]:
     """The median ratio of times, the results of both, and what the stream did; not of frame 0."""
-    stream(frames[:1])
-    whole(frames[:1])
-    ratios, results, wholes, runs = [], [], [], []
-    for number in range(1, len(frames)):
-        frame = frames[number : number + 1]
-        began = time.thread_time()
-        wholes.append(whole(frame))
-        between = time.thread_time()
-        results.append(stream(frame))
-        ratios.append((time.thread_time() - between) / (between - began))
+    results, wholes, runs = [], [], []
+    left, right = (iter(frames[:, None]) for _ in range(2))
+
+    def streamed() -> None:
+        results.append(stream(next(left)))
         runs.append(stream.last)
-    return statistics.median(ratios), results, wholes, runs
+
+    both = {"stream": streamed, "whole": lambda: wholes.append(whole(next(right)))}
+    samples = turns(both, len(frames), warm_up=0, clock=time.thread_time)
+    rest = Samples({name: taken[1:] for name, taken in samples.of.items()})
+    return rest.ratio("stream", "whole"), results[1:], wholes[1:], runs[1:]
 
 
 def denoiser(height: int, width: int) -> Any:
@@ -168,8 +156,10 @@ def camera(picture: np.ndarray, share: float, count: int) -> Iterator[Row]:
         yield Row(name, "exact", ratio, _mean(runs, "changed"), _mean(runs, "computed"))
 
 
-def on_two_processors(picture: np.ndarray, share: float, count: int) -> Pair:
-    """The first network of `camera` on one processor and on two, in turns."""
+def on_two_processors(
+    picture: np.ndarray, share: float, count: int
+) -> tuple[str, float, float, float]:
+    """The first network of `camera`: milliseconds on one processor, on two, and their ratio."""
     network = denoiser(256, 256)
     there = moving_square(picture[None, :, :256, :256], share, count)
     frames = np.concatenate([there, there[-2:0:-1]])  # and back
@@ -182,19 +172,18 @@ def on_two_processors(picture: np.ndarray, share: float, count: int) -> Pair:
         frame = frames[number : number + 1]
         for stream in streams:
             assert np.array_equal(stream(frame), cpu_alone(frame)), f"frame {number}"
-    times = [[_ms_of_frame(stream, frames) for stream in streams] for _ in range(_ROUNDS)]
-    cpu, both = (statistics.median(column) for column in zip(*times, strict=True))
-    return Pair("denoiser", cpu, both, statistics.median(two / one for one, two in times))
+    names = ("cpu", "both")
+    runs = {name: partial(_times, one, frames) for name, one in zip(names, streams, strict=True)}
+    samples = turns(runs, _ROUNDS, warm_up=0, clock=None)
+    medians = map(samples.median, names)
+    return "denoiser", *medians, samples.ratio("both", "cpu")
 
 
-def _ms_of_frame(stream: Stream, frames: Frames) -> float:
-    """The median time of a frame, once the stream has begun."""
-    taken = []
-    for number in range(len(frames)):
-        began = time.perf_counter()
-        stream(frames[number : number + 1])
-        taken.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(taken[2:])
+def _times(stream: Stream, frames: Frames) -> list[float]:
+    """The median milliseconds of a frame, once the stream has begun."""
+    every = iter(frames[:, None])
+    taken = turns({"": lambda: stream(next(every))}, len(frames), warm_up=0).of[""]
+    return [statistics.median(taken[2:])]
 
 
 class Doubling(nn.Module):
@@ -261,13 +250,14 @@ def _mean(runs: Sequence[Any], name: str) -> float:
     return statistics.fmean(getattr(run, name) for run in runs)
 
 
-def show(table: Table, row: Row) -> None:
-    """Print a row."""
-    found, told = row.quality, ["", "", ""]
-    if found is not None:
-        told = [f"{found.psnr:.2f}", f"{found.ssim:.4f}", ""]
-        told[2] = "" if found.vmaf is None else f"{found.vmaf:.1f}"
-    table.row(row.network, row.setting, row.changed, row.computed, row.ratio, *told)
+def cells(row: Row) -> Iterator[object]:
+    """The cells of a row."""
+    yield from (row.network, row.setting, row.changed, row.computed, row.ratio)
+    found = row.quality
+    told = ["", "", ""] if found is None else [f"{found.psnr:.2f}", f"{found.ssim:.4f}", ""]
+    if found is not None and found.vmaf is not None:
+        told[2] = f"{found.vmaf:.1f}"
+    yield from told
 
 
 def main() -> None:
@@ -279,21 +269,15 @@ def main() -> None:
         ("--json", Path, "keep all figures here"),
     )
     frames = decoded(args.clip or default_clip(), args.frames)
-    pairs = []
-    device = local_device()
+    device, kept = local_device(), Rows(args.json)
     if device is not None and device.type == "cpu":
-        pairs.append(on_two_processors(frames[0], args.share, 26))
-        table = Table("network", "CPU, ms", "CPU and OpenCL, ms", "ratio")
-        table.row(*asdict(pairs[0]).values())
+        pair = kept.record("two processors", on_two_processors(frames[0], args.share, 26))
+        show(("network", "CPU, ms", "CPU and OpenCL, ms", "ratio"), [pair])
     heads = "network", "stream", "pixels changed", "computed", "time", "PSNR, dB", "SSIM", "VMAF"
-    table, rows = Table(*heads), list[Row]()
+    table = Table(*heads)
     for row in chain(camera(frames[0], args.share, 16), clip(frames, args.steps)):
-        rows.append(row)
-        show(table, row)
-    if args.json:
-        write_whole(
-            args.json, json.dumps([asdict(row) for row in [*rows, *pairs]], indent=1) + "\n"
-        )
+        kept.record(f"{row.network}, {row.setting}", asdict(row))
+        table.row(*cells(row))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 python -m benchmarks.stretched space [networks]            table 2: designs, what each rule leaves
 python -m benchmarks.stretched capacity [designs.json]     table 6, and what published designs keep
 python -m benchmarks.stretched published designs.json      their latency, and ours at equal capacity
-python -m benchmarks.stretched latency                     figure 9: its statements and ours
 python -m benchmarks.stretched stage                       figure 8: a stage of EfficientNet
 python -m benchmarks.stretched front resnet50 --svg f.svg  figure 12: latency over capacity
 python -m benchmarks.stretched rules resnet50              alpha of equation 4, beta of equation 5
@@ -24,7 +23,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ import numpy as np
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import options, show
 from benchmarks.published_designs import Design as Published
 from benchmarks.published_designs import round_trips_ms, work_of_convolution, work_of_group
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
@@ -62,14 +60,6 @@ TABLE_6 = {
 """Thousands of millions of multiply-adds, millions of parameters; EfficientNet-B5's before its
 squeeze-and-excitation was taken out."""
 
-FIGURE_9 = {
-    ("R-50", "cpu+hexagon"): "1.5 times the CPU (section 7.3)",
-    ("R-34", "cpu+opencl+hexagon"): "all three: up to 2.2 times the fastest processor",
-}
-"""The numbers in the paper's text, as the bars of the figure have none."""
-
-COMBINATIONS = ("cpu+opencl", "cpu+hexagon", "opencl+hexagon", "cpu+opencl+hexagon")
-
 FIGURE_8 = ("cpu", "hexagon")
 """Its processors."""
 
@@ -78,13 +68,6 @@ BETAS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0, 1.2)
 MOST_SECONDS = 5.0
 _SHARES = np.arange(0.60, 1.12, 0.03)
 """Capacities that are searched for one that a published design has."""
-
-
-def lines(heads: str, rows: Iterable[Sequence[object]]) -> None:
-    """Print a table in Markdown, row by row."""
-    table = Table(*heads.split(" | "))
-    for row in rows:
-        table.row(*row)
 
 
 @cache
@@ -134,7 +117,8 @@ def space(names: Sequence[str]) -> None:
             yield row
 
     rules = "bounds, equation 5, equation 6, capacity"
-    lines(f"network | blocks | designs | left by {rules} | simulated | search, CPU s", rows())
+    heads = "network", "blocks", "designs", f"left by {rules}", "simulated", "search, CPU s"
+    show(heads, rows())
     slow = [name for name, taken in seconds.items() if taken > MOST_SECONDS]
     if slow:
         raise SystemExit(
@@ -176,7 +160,7 @@ def capacity(designs: Mapping[str, tuple[str, Published]]) -> None:
             yield short, f"{work}, {size}", *own
 
     heads = "as published", "here as published", "here at 224²"
-    lines(" | ".join(("network", *(f"{head}: G, M" for head in heads))), originals())
+    show(("network", *(f"{head}: G, M" for head in heads)), originals())
     if not designs:
         return
     print()
@@ -185,22 +169,21 @@ def capacity(designs: Mapping[str, tuple[str, Published]]) -> None:
         for name, (original, data) in designs.items():
             st = stretching(original, [processor_of(device) for device in data["devices"]])
             judged = st.judge(as_ours(st, data))
-            built = f"{judged.multiply_adds / 1e9:.2f} | {judged.parameters / 1e6:.1f}"
-            yield name, f"{built} | {shares(st, judged)}"
+            built = judged.multiply_adds / 1e9, f"{judged.parameters / 1e6:.1f}"
+            yield name, *built, shares(st, judged)
 
-    lines("published design | G multiply-adds | M parameters | of the original's", branched())
+    show(("published design", "G multiply-adds", "M parameters", "of the original's"), branched())
 
 
-def equal_capacity(st: Stretching, least: Candidate) -> Candidate:
-    """The fastest of ours with at least as many multiply-adds and parameters as a candidate."""
+def equal_capacity(st: Stretching, work: float, size: float) -> Candidate:
+    """The fastest of ours with at least this work and size."""
     found = [
         candidate
         for share in _SHARES
         for candidate in find_candidates(
             st.task, st.places, Rules(capacity=float(share), least_ratio=0.2), st.merge
         )[0]
-        if candidate.multiply_adds >= least.multiply_adds
-        and candidate.parameters >= least.parameters
+        if candidate.multiply_adds >= work and candidate.parameters >= size
     ]
     return min(found, key=lambda candidate: candidate.ns)
 
@@ -214,39 +197,20 @@ def published(designs: Mapping[str, tuple[str, Published]]) -> None:
             team = [processor_of(device) for device in data["devices"]]
             st = stretching(original, team)
             theirs = st.judge(as_ours(st, data))
-            ours = equal_capacity(st, theirs)
+            ours = equal_capacity(st, theirs.multiply_adds, theirs.parameters)
             if ours.ns > theirs.ns:
                 slower.append(name)
-            times = f"{theirs.ns / 1e6:.2f} | {shares(st, theirs)} | {ours.ns / 1e6:.2f}"
-            kept = f"{st.best.ns / 1e6:.2f} | {shares(st, st.best)}"
-            yield name, f"{times} | {shares(st, ours)} | {kept} | {theirs.rule or 'none'}"
+            pairs = ((one.ns / 1e6, shares(st, one)) for one in (theirs, ours, st.best))
+            yield name, *(cell for pair in pairs for cell in pair), theirs.rule or "none"
 
-    lines(
-        "design | published, ms | capacity | ours, ms | capacity | ours that keeps 90 %, ms | "
-        "capacity | rule that would prune the published one",
-        rows(),
-    )
+    heads = "design", "published, ms", "capacity", "ours, ms", "capacity"
+    rule = "rule that would prune the published one"
+    show((*heads, "ours that keeps 90 %, ms", "capacity", rule), rows())
     if slower:
         raise SystemExit(f"expected none of ours to be slower, got {slower}")
 
 
 # --- figures and sweeps ---------------------------------------------------------------------------
-
-
-def latency() -> None:
-    """Figure 9: six networks on all teams, with the numbers that the paper's text has."""
-
-    def rows() -> Iterable[Sequence[object]]:
-        for short, team in product(NETWORKS, COMBINATIONS):
-            st = stretching(NETWORKS[short], team.split("+"))
-            kept = [one for one in st.candidates if one.kept]
-            ns = kept[0].ns if kept else st.task.fastest_alone_ns
-            told = f"{ns / 1e6:.1f}" if kept else f"{ns / 1e6:.1f}, not stretched"
-            gains = ", ".join(f"x{own / ns:.2f} over {p}" for p, own in st.alone_ns.items())
-            yield short, team, FIGURE_9.get((short, team), ""), told, gains
-
-    heads = "network | processors | NN-Stretch | ours at 90 % of the capacity, ms | times as fast"
-    lines(heads, rows())
 
 
 def stage() -> None:
@@ -262,7 +226,8 @@ def stage() -> None:
             named = ", ".join(map(str, branches))
             yield told, named, f"{judged.ns / 1e6:.2f}", shares(st, judged), judged.rule or "none"
 
-    lines("branches of | depth and width | network, ms | capacity | rule that prunes them", rows())
+    heads = "branches of", "depth and width", "network, ms", "capacity", "rule that prunes them"
+    show(heads, rows())
 
 
 def sweep(name: str) -> None:
@@ -276,12 +241,9 @@ def sweep(name: str) -> None:
         most = max(len(candidate.design.segments) for candidate in st.candidates)
         return f"{kept[0].ns / 1e6:.2f} ms, {len(kept[0].design.segments)} of {most} segments"
 
-    teams = " | ".join("+".join(team) for team in TEAMS)
     for what, values in (("alpha", ALPHAS), ("beta", BETAS)):
-        lines(
-            f"{what} | {teams}",
-            ((value, *(best(team, **{what: value}) for team in TEAMS)) for value in values),
-        )
+        rows = ((value, *(best(team, **{what: value}) for team in TEAMS)) for value in values)
+        show((what, *map("+".join, TEAMS)), rows)
         print()
 
 
@@ -330,21 +292,21 @@ def print_stages() -> None:
     found = stages(load_network(zoo.build("regnetx_4gf", size=224)))
     told = ([f"{size}², {count} blocks" for size, count in own] for own in (TABLE_1, found))
     numbered = enumerate(zip(*told, strict=True), start=1)
-    lines("stage | table 1 | found", ((number, *both) for number, both in numbered))
+    show(("stage", "table 1", "found"), ((number, *both) for number, both in numbered))
 
 
 def print_layers() -> None:
     """Figure 3b."""
     rows = list(layers(load_network(zoo.build("mobilenet_v1")), load_profile(DEVICE)))
-    lines("layer and its values | CPU ms | GPU ms | handing over, ms", rows)
+    show(("layer and its values", "CPU ms", "GPU ms", "handing over, ms"), rows)
     longer = sum(over > min(cpu, gpu) for _, cpu, gpu, over in rows)
     print(f"\nhanding over takes longer than {longer} of {len(rows)} layers")
 
 
 def print_channels() -> None:
     """Figure 7."""
-    rows = channels(load_profile(DEVICE))
-    lines("channels | GFLOP/s on the GPU", ((width, f"{speed:.0f}") for width, speed in rows))
+    rows = ((width, f"{speed:.0f}") for width, speed in channels(load_profile(DEVICE)))
+    show(("channels", "GFLOP/s on the GPU"), rows)
 
 
 def main() -> None:
@@ -353,7 +315,6 @@ def main() -> None:
         "space": lambda args: space(args.given or zoo.names()),
         "capacity": lambda args: capacity(read_designs(args.given)),
         "published": lambda args: published(read_designs(args.given)),
-        "latency": lambda args: latency(),
         "stage": lambda args: stage(),
         "rules": lambda args: sweep(*(args.given or ["resnet50"])),
         "front": lambda args: front(*(args.given or ["resnet50"]), args.processors, args.svg),

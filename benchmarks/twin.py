@@ -7,8 +7,8 @@ python -m benchmarks.twin table [resnet34 ..] [--json out.json]           pairs 
 python -m benchmarks.twin energy [designs.json]                           watts and joules
 python -m benchmarks.twin packets rows.csv [resnet34 ..] [-o packets.toml]  our kernels on its DSP
 ```
-`calibrate` fits the profile to the latencies of six networks on one processor each (`mi9.py`, or
-the rows of a table) and to one figure of NN-Stretch's text: stem and head of ResNet-50 take 11 % of
+`calibrate` fits the profile to the latencies of six networks on one processor each, published or
+the rows of a table, and to one figure of NN-Stretch's text: stem and head of ResNet-50 take 11 % of
 its latency on CPU and DSP. It ends with an error if networks that were left out are more than 12 %
 off in the mean, or 30 % at most. `check` compares the profile with what NN-Stretch says of two
 processors, some of which its transfers are from, and predicts published designs; with measured rows
@@ -24,7 +24,6 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import statistics
@@ -38,8 +37,8 @@ import onnx
 from scipy.stats import spearmanr
 
 import tvm_stretch as ts
-from benchmarks import mi9
-from benchmarks.commands import Rows, Table, markdown, options
+from benchmarks import published_designs
+from benchmarks.commands import Rows, Table, options, show
 from benchmarks.published_designs import (
     ORIGINALS,
     Part,
@@ -89,7 +88,7 @@ _SIZE = 224
 
 # NN-Stretch, section 7.3: ResNet-50 on CPU and DSP of a Xiaomi 9 is 1.5 times as fast as on the
 # CPU; stem and head are 11 % of that, handing over 17.9 %.
-_R50_CD_MS = mi9.LATENCY_MS["resnet50"][0] / 1.5
+_R50_CD_MS = published_designs.LATENCY_MS["resnet50"][0] / 1.5
 _R50_ENDS_MS, _R50_HANDOVER_MS = 0.11 * _R50_CD_MS, 0.179 * _R50_CD_MS
 
 _MOST_LEFT_OUT = (0.12, 0.30)
@@ -106,12 +105,12 @@ def network(name: str) -> onnx.ModelProto:
 
 
 def published_latencies() -> list[Latency]:
-    """The latencies of `mi9.py`."""
+    """The latencies of `published_designs.py`."""
     short = {ours: theirs for theirs, ours in NETWORKS.items()}
     return [
         Latency(short[name], processor_of(processor), ms)
-        for name, latencies in mi9.LATENCY_MS.items()
-        for processor, ms in zip(mi9.PROCESSORS, latencies, strict=True)
+        for name, latencies in published_designs.LATENCY_MS.items()
+        for processor, ms in zip(published_designs.PROCESSORS, latencies, strict=True)
     ]
 
 
@@ -170,9 +169,11 @@ def profile_ms(profile: Profile, part: Part) -> float:
 def check(designs: Path | None = None, rows: Path | None = None) -> None:
     """Print what others published beside what the twin says."""
     profile = load_profile(DEVICE)
-    known = Table("NN-Stretch", "used", "published", "twin", "off")
-    for what, used, theirs, ours in facts(profile):
-        known.row(what, "yes" if used else "no", theirs, ours, f"{ours / theirs - 1:+.0%}")
+    stated = (
+        (what, "yes" if used else "no", theirs, ours, f"{ours / theirs - 1:+.0%}")
+        for what, used, theirs, ours in facts(profile)
+    )
+    show(("NN-Stretch", "used", "published", "twin", "off"), stated)
     if designs is None:
         return
     predicted = {
@@ -230,6 +231,7 @@ def energy_rows(designs: Path | None = None) -> Iterator[Sequence[str]]:
             yield what, _FIGURE_10.get(name, "-"), f"{after / before - 1:+.1%}, {watts:+.1%}"
 
 
+ENERGY = "NN-Stretch, Xiaomi 9", "figure 10", "twin"
 _FIGURE_10 = {
     "R-50-CDG": "-56.3 % (all three; the network is not named)",
     "EN-L4-CD": "at most +24 % power (the pair is not named)",
@@ -277,67 +279,50 @@ _PACKETS = (
 
 def plan_row(name: str, team: Sequence[str], device: str) -> Row:
     """The best processor alone, the best plan that changes nothing, the best stretched design."""
-    profile = load_profile(device)
-    processors, _ = twin_processors(profile, team)
-    model = network(name)
-    found = search(load_network(model), twin_costs(profile, processors))
-    stretched = ts.stretch(model, team, device=device)
+    profile, model = load_profile(device), network(name)
+    found = search(load_network(model), twin_costs(profile, twin_processors(profile, team)[0]))
     alone = found.singles[0]
-    best = min((*found.singles[:1], *found.rivals), key=lambda candidate: candidate.cost.ns)
-    design: Row = {
-        "stretched": "no design that the rules leave",
-        "stretched_ms": best.cost.ns / 1e6,
-    }
-    design |= {"work": 1.0, "parameters": 1.0}
-    with contextlib.suppress(ts.UnsupportedError):
-        chosen, (work, size) = stretched.best, stretched.original
-        used = "+".join(chosen.design.processors)
-        design = {
-            "stretched": f"{len(chosen.design.segments)} segments, {used}",
-            "stretched_ms": chosen.ns / 1e6,
-            "work": chosen.multiply_adds / work,
-            "parameters": chosen.parameters / size,
-        }
-    return {
-        "network": name,
-        "processors": "+".join(team),
-        "alone": alone.what,
-        "alone_ms": alone.cost.ns / 1e6,
-        "exact": best.what,
-        "exact_ms": best.cost.ns / 1e6,
-        **design,
-    }
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Markdown."""
-    heads = "network", "processors", "fastest alone, ms", "exact, ms", "gain", "how"
-    every = (_cells(_at_best(rows, row)) for row in rows)
-    yield from markdown((*heads, "stretched, ms", "gain", "capacity", "how"), every)
+    best = min((alone, *found.rivals), key=lambda candidate: candidate.cost.ns)
+    row: Row = {"alone": alone.what, "alone_ms": alone.cost.ns / 1e6}
+    row |= {"exact": best.what, "exact_ms": best.cost.ns / 1e6}
+    try:
+        st = ts.stretch(model, team, device=device)
+        chosen, (work, size) = st.best, st.original
+        segments = len(chosen.design.segments)
+        what = f"{segments} segments, {'+'.join(chosen.design.processors)}"
+        kept = chosen.multiply_adds / work, chosen.parameters / size
+        return row | {"stretched": what, "stretched_ms": chosen.ns / 1e6, "capacity": kept}
+    except ts.UnsupportedError:
+        what = "no design that the rules leave"
+        return row | {"stretched": what, "stretched_ms": best.cost.ns / 1e6, "capacity": (1, 1)}
 
 
 def _cells(row: Row) -> Iterator[str]:
-    exact, stretched = (row["alone_ms"] / row[f"{kind}_ms"] for kind in KINDS)
-    yield from (row["network"], row["processors"])
     yield f"{row['alone_ms']:.1f} ({row['alone'].split()[0]})"
-    yield from (f"{row['exact_ms']:.1f}", f"x{exact:.2f}", row["exact"])
-    yield from (f"{row['stretched_ms']:.1f}", f"x{stretched:.2f}")
-    yield from (f"{row['work']:.0%}, {row['parameters']:.0%}", row["stretched"])
+    for kind in KINDS:
+        yield from (f"{row[f'{kind}_ms']:.1f}", f"x{row['alone_ms'] / row[f'{kind}_ms']:.2f}")
+        if kind == "stretched":
+            yield ", ".join(f"{share:.0%}" for share in row["capacity"])
+        yield row[kind]
 
 
-def _at_best(rows: Sequence[Row], row: Row) -> Row:
-    """The result for fewer processors if that is faster, because searches are heuristic."""
-    team = set(row["processors"].split("+"))
-    some = [
-        r for r in rows if r["network"] == row["network"] and team > set(r["processors"].split("+"))
-    ]
-    found = dict(row)
-    for kind, with_it in zip(KINDS, ((), ("work", "parameters")), strict=True):
-        best = min(some, key=lambda r: float(r[f"{kind}_ms"]), default=row)
-        if best[f"{kind}_ms"] < row[f"{kind}_ms"]:
-            found |= {key: best[key] for key in (f"{kind}_ms", *with_it)}
-            found[kind] = f"as for {best['processors']}"
-    return found
+def plans(networks: Sequence[str], kept: Path | None, device: str) -> None:
+    """Print and keep the rows; a row for more processors is no slower, as searches may be."""
+    known = Rows(kept)
+    heads = "fastest alone, ms", "exact, ms", "gain", "how", "stretched, ms", "gain", "capacity"
+    table = Table("network", "processors", *heads, "how")
+    for name in networks:
+        shown: dict[str, Row] = {}
+        for team in TEAMS:
+            key, label = f"{name} {'+'.join(team)}", "+".join(team)
+            row = dict(known.of.get(key) or known.record(key, plan_row(name, team, device)))
+            for fewer, other in shown.items():
+                for kind, keys in zip(KINDS, ((), ("capacity",)), strict=True):
+                    if {*fewer.split("+")} < {*team} and other[f"{kind}_ms"] < row[f"{kind}_ms"]:
+                        row |= {one: other[one] for one in (f"{kind}_ms", *keys)}
+                        row[kind] = f"as for {fewer}"
+            shown[label] = row
+            table.row(name, label, *_cells(row))
 
 
 def main() -> None:
@@ -345,8 +330,8 @@ def main() -> None:
     commands: dict[str, Callable[[Any], None]] = {
         "calibrate": lambda args: _calibrate(args.o, *map(Path, args.given)),
         "check": lambda args: check(*map(Path, args.given)),
-        "energy": lambda args: energy(*map(Path, args.given)),
-        "table": lambda args: _table(args.given or [*NETWORKS.values()], args.json, args.profile),
+        "energy": lambda args: show(ENERGY, energy_rows(*map(Path, args.given))),
+        "table": lambda args: plans(args.given or [*NETWORKS.values()], args.json, args.profile),
         "packets": lambda args: _packets(args.o, *args.given),
     }
     args = options(
@@ -357,12 +342,6 @@ def main() -> None:
         what=commands,
     )
     commands[args.what](args)
-
-
-def energy(designs: Path | None = None) -> None:
-    """Print figure 10's statements."""
-    heads = "NN-Stretch, Xiaomi 9", "figure 10", "twin"
-    print("\n".join(markdown(heads, energy_rows(designs))))
 
 
 def _packets(output: Path | None, rows: str, *names: str) -> None:
@@ -380,17 +359,6 @@ def _calibrate(output: Path | None, rows: Path | None = None) -> None:
     errors, (mean, most) = found.left_out_errors, _MOST_LEFT_OUT
     if statistics.mean(errors) > mean or max(errors) > most:
         raise SystemExit(f"expected a mean of at most {mean:.0%}, and at most {most:.0%}")
-
-
-def _table(networks: Sequence[str], kept: Path | None, device: str) -> None:
-    known = Rows(kept)
-    for name in networks:
-        for team in map("+".join, TEAMS):
-            if f"{name} {team}" not in known.of:
-                known.record(f"{name} {team}", plan_row(name, team.split("+"), device))
-                print(list(table([*known.of.values()]))[-1], flush=True)
-    wanted = [known.of[f"{name} {team}"] for name in networks for team in map("+".join, TEAMS)]
-    print("\n".join(["", *table(wanted)]))
 
 
 if __name__ == "__main__":

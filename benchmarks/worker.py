@@ -1,7 +1,6 @@
 """An engine in a process of its own, pinned to its cores and stopped while others run.
 
-The process is a fresh interpreter, that of the engine's environment: it shares nothing with its
-parent but a pipe, along which both sides pickle what they say.
+The process has the interpreter of the engine's environment.
 
 Idle thread pools spin to be fast at the next call. That is each engine's best setting, so it stays
 on; instead a worker is stopped (SIGSTOP) whenever it is not its turn, and the warm-up run after
@@ -12,19 +11,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from benchmarks import only_avx2
-from benchmarks.commands import turns
+from benchmarks.commands import Child, silence, turns
 from benchmarks.engines import ENGINES, load, python_of, setup_of
 from benchmarks.models import Model
 
@@ -47,14 +42,10 @@ class Worker:
         neither pinned nor stopped: its threads wait for a GPU.
         """
         self._is_stopped = bool(cores)
-        self._pipe, theirs = Pipe()
-        self._process = subprocess.Popen(
-            [python_of(engine), "-m", "benchmarks.worker", str(theirs.fileno())],
-            cwd=Path(__file__).parents[1],
-            env=_environment(engine, threads) | (only_avx2.environment(engine) if avx2 else {}),
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+        variables = _environment(engine, threads)
+        variables |= only_avx2.environment(engine) if avx2 else {}
+        self._child = Child("benchmarks.worker", python=python_of(engine), env=variables)
+        self.close = self._child.close
         try:
             self.load_seconds: float = self._exchange((engine, model, threads, cores, mcpu))
         except RuntimeError:
@@ -74,22 +65,14 @@ class Worker:
         """How much of the time registers of AVX-512 are in use, with ``avx2``."""
         return self._ask(("share of AVX-512", 0, 0))
 
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        self._pipe.close()
-
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _ask(self, command: tuple[str, int, int]) -> Any:
-        self._process.send_signal(signal.SIGCONT)
+        self._child.process.send_signal(signal.SIGCONT)
         try:
             return self._exchange(command)
         finally:
@@ -97,14 +80,14 @@ class Worker:
 
     def _pause(self) -> None:
         if self._is_stopped:
-            self._process.send_signal(signal.SIGSTOP)
+            self._child.process.send_signal(signal.SIGSTOP)
 
     def _exchange(self, request: tuple[Any, ...]) -> Any:
         try:
-            self._pipe.send(request)
-            ok, value = self._pipe.recv()
+            self._child.pipe.send(request)
+            ok, value = self._child.pipe.recv()
         except (EOFError, ConnectionError):
-            raise RuntimeError(f"process ended with code {self._process.wait()}") from None
+            raise RuntimeError(f"process ended with code {self._child.process.wait()}") from None
         if not ok:
             raise RuntimeError(value)
         return value
@@ -123,12 +106,11 @@ def _serve(pipe: Connection) -> None:
     engine, model, threads, cores, mcpu = pipe.recv()
     if cores:
         os.sched_setaffinity(0, cores)  # before the engine starts its threads, which inherit it
-    _silence()
+    silence()
     try:
         begin = time.perf_counter()
         run = load(engine, model, threads, mcpu)
-        inputs = dict(model.inputs)
-        run(inputs)
+        run()
         pipe.send((True, time.perf_counter() - begin))
     except ImportError as error:
         pipe.send((False, f"{error}; {setup_of(engine)}"))
@@ -140,21 +122,14 @@ def _serve(pipe: Connection) -> None:
         what, warmup, runs = pipe.recv()
         try:
             if what == "outputs":
-                pipe.send((True, [np.array(output) for output in run(inputs)]))
+                pipe.send((True, [np.array(output) for output in run()]))
             elif what == "share of AVX-512":
-                pipe.send((True, only_avx2.share_of_avx512(lambda: run(inputs))))
+                pipe.send((True, only_avx2.share_of_avx512(run)))
             else:
-                samples = turns({"": lambda: run(inputs)}, 1, warm_up=warmup, times=runs)
+                samples = turns({"": run}, 1, warm_up=warmup, times=runs)
                 pipe.send((True, samples.of[""]))
         except Exception as error:
             pipe.send((False, f"{type(error).__name__}: {error}"))
-
-
-def _silence() -> None:
-    """Engines print at load time; the parent's table must not be torn."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ takes each of the others as a function.
 
 from __future__ import annotations
 
-from benchmarks.baselines.exhaustive import schedule_exhaustive
 from benchmarks.baselines.mosaic import schedule_mosaic
-from benchmarks.baselines.single import schedule_single
+from benchmarks.baselines.simple import schedule_exhaustive, schedule_single
 from benchmarks.baselines.split import schedule_codl, schedule_mulayer
 from benchmarks.baselines.starpu import schedule_starpu
 from tvm_stretch.plan.scheduling.heft import schedule_heft

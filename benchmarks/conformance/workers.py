@@ -1,22 +1,22 @@
 """Judge groups of cases in processes, each of which may die or hang without harm to other cases.
 
-A worker reads requests and writes verdicts, both as lines of JSON. A group during which a
-worker dies is judged again, one case after the other, so that the death counts for one case only.
+A worker gets requests and sends verdicts along a pipe. A group during which a worker dies is judged
+again, one case after the other, so that the death counts for one case only.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
+from multiprocessing.connection import Connection
 from queue import Empty, Queue
 from typing import Any
+
+from benchmarks.commands import Child, silence
 
 Line = dict[str, str]
 _END = "done"
@@ -37,7 +37,7 @@ def run(
         waiting.put(group)
 
     def work() -> None:
-        with _Worker(suite, target, most, seconds) as worker:
+        with closing(_Worker(suite, target, most, seconds)) as worker:
             while True:
                 try:
                     group = waiting.get_nowait()
@@ -81,51 +81,35 @@ class _Worker:
 
     def __init__(self, suite: str, target: str, most: int, seconds: float) -> None:
         self._suite, self._target, self._most, self._seconds = suite, target, most, seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def judge(self, group: str, singly: bool, done: set[str]) -> Iterator[tuple[str, str, str]]:
         """Verdicts until `done`, or `dead` with the reason."""
-        process = self._process = self._process or self._start()
-        assert process.stdin and process.stdout
-        request = {"group": group, "singly": singly, "done": sorted(done), "target": self._target}
-        with suppress(BrokenPipeError):  # reading says how it ended
-            process.stdin.write(json.dumps({**request, "most": self._most}).encode() + b"\n")
-        while True:
-            ready, _, _ = select.select([process.stdout], [], [], self._seconds)
-            line = process.stdout.readline() if ready else b""
-            if not line:
-                ended = f"no answer in {self._seconds:g} s" if not ready else ""
-                self.close()
-                yield "", "dead", ended or f"the process ended with code {process.returncode}"
-                return
-            verdict = tuple(json.loads(line))
-            yield verdict
-            if verdict[1] == _END:
-                return
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-W", "ignore", "-m", __name__, self._suite]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,  # `select` does not see lines that a buffer holds
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"},
+        threads = {"OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
+        child = self._child = self._child or Child(
+            __name__, self._suite, env={**os.environ, **threads}
         )
+        with suppress(BrokenPipeError):  # reading says how it ended
+            child.pipe.send((group, self._target, self._most, singly, done))
+        verdict = ("", "", "")
+        while verdict[1] != _END:
+            try:
+                if not child.pipe.poll(self._seconds):
+                    raise EOFError(f"no answer in {self._seconds:g} s")
+                verdict = child.pipe.recv()
+            except (EOFError, ConnectionError) as error:
+                self.close()
+                ended = f"the process ended with code {child.process.returncode}"
+                verdict = ("", "dead", str(error) if str(error).startswith("no answer") else ended)
+                yield verdict
+                return
+            yield verdict
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        if self._child:
+            self._child.close()
+            self._child = None
 
 
 def suite_of(name: str) -> Any:
@@ -134,17 +118,15 @@ def suite_of(name: str) -> Any:
     return import_module(name if "." in name else f"benchmarks.conformance.{name}")
 
 
-def _serve(suite: str) -> None:
-    """A worker's main loop; what others print does not get among the lines."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for text in sys.stdin:
-        request = json.loads(text)
-        asked = (request["group"], request["target"], request["most"], request["singly"])
-        for verdict in suite_of(suite).judge(*asked, {*request["done"]}):
-            print(json.dumps(verdict), file=out, flush=True)
-        print(json.dumps(("", _END, "")), file=out, flush=True)
+def _serve(pipe: Connection, suite: str) -> None:
+    """A worker's main loop."""
+    silence()
+    while True:
+        for verdict in suite_of(suite).judge(*pipe.recv()):
+            pipe.send(verdict)
+        pipe.send(("", _END, ""))
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    with suppress(EOFError):  # the parent has ended
+        _serve(Connection(int(sys.argv[1])), sys.argv[2])

@@ -16,12 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.baselines import (
@@ -31,11 +27,10 @@ from benchmarks.baselines import (
     schedule_starpu,
 )
 from benchmarks.baselines.bounds import check_schedule
-from benchmarks.carried_out import Carrier, in_turns
-from benchmarks.commands import markdown, options
-from benchmarks.harness import check
+from benchmarks.commands import beside, markdown, options
 from benchmarks.schedulers import NETWORKS
 from benchmarks.scheduling_profiles import CLUSTERS, graph_of, spans, synthetic_problem, whole
+from benchmarks.two_processors import Carrier, check_alike, in_turns
 from tutorials import zoo
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling.result import Scheduler
@@ -87,22 +82,18 @@ def counted(names: Sequence[str]) -> Iterator[str]:
 @contextlib.contextmanager
 def slower(core: int, share: float) -> Iterator[None]:
     """Context in which a core has only a share of its time for us, and other programs wait."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _TAKER, str(core), str(share)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != "begun\n":
+    with contextlib.ExitStack() as stack:
+        try:
+            taker = beside("-c", _TAKER, core, share, until="begun", seconds=0.0)
+            stack.enter_context(taker)
+        except RuntimeError:
             raise SystemExit(
                 "expected the right to real-time priorities, got none; run it as root, or with "
                 "CAP_SYS_NICE"
-            )
+            ) from None
+        stack.callback(_schedule_threads, os.SCHED_OTHER, 0)
         _schedule_threads(os.SCHED_FIFO, 1)
         yield
-    finally:
-        _schedule_threads(os.SCHED_OTHER, 0)
-        process.kill()
-        process.wait()
 
 
 def _schedule_threads(policy: int, priority: int) -> None:
@@ -143,21 +134,13 @@ def measured(name: str, size: int | None, rounds: int) -> Iterator[Sequence[obje
         label: ts.compile(mod, targets(core), plan=plan, cpu_threads=1)
         for label, (plan, _) in plans.items()
     }
-    check_answers(list(models.values()))
+    check_alike(models)
     with slower(core, SHARE):
         samples = in_turns(models, rounds)
     for label in models:
         ratio, least = (f(label, "big alone") for f in (samples.ratio, samples.least_ratio))
         times = plans[label][1] / 1e6, samples.median(label)
         yield name, label, *times, f"{ratio:.2f} ({least:.2f})"
-
-
-def check_answers(models: Sequence[ts.Model]) -> None:
-    """All models give the answer of the first."""
-    rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(port.shape, np.float32) for port in models[0].inputs]
-    for model in models[1:]:
-        check("a plan", model(*inputs), [np.asarray(models[0](*inputs))])
 
 
 def main() -> None:

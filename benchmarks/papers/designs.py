@@ -165,7 +165,7 @@ def scaling() -> Iterator[Row]:
     ratio = wide.design.segments[-1].branches[0].width / st.task.chain.runs[-1].width
     yield stretched(f"{ratio:.0%} of the width", RESIDUAL, wide, "76.2 %, 1.2 times as fast")
     least = min(deep, wide, key=lambda each: each.multiply_adds)
-    both = equal_capacity(st, least)
+    both = equal_capacity(st, least.multiply_adds, least.parameters)
     name = f"depth and width: {both.design}"
     yield stretched(name, RESIDUAL, both, "76.2 %, 1.5 times as fast")
 

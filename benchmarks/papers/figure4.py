@@ -21,61 +21,49 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from statistics import mean, median
+from typing import Any
 
-import numpy as np
+import tvm
 
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
-from benchmarks.carried_out import TARGETS, Carrier
 from benchmarks.commands import Table, beside, options, turns
-from benchmarks.harness import check
 from benchmarks.scheduling_profiles import whole
+from benchmarks.two_processors import BOTH, TARGETS, Carrier, check_alike, plans_of
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.scheduling.hope import schedule_hope_gs
-from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 
-_CHANGING, _WARM_UP, _ROUNDS, _BLOCK = "changing", 40, 10, 6
+_CHANGING, _WARM_UP, _ROUNDS, _BLOCK = "changing", 70, 10, 6
 _BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
-def plans_of(name: str, size: int) -> tuple[object, dict[str, Plan]]:
-    """The network and its plans, by granularity."""
-    mod = load_network(zoo.build(name, size=size))
+def granular_plans(mod: tvm.IRModule) -> dict[str, Plan]:
+    """The plans of a network, by granularity."""
     costs = planning_costs(processors_of(None, TARGETS, None)[0])
-    found = search(mod, costs)
-    plans = {f"{one.plan.regions[0].processor} alone": one.plan for one in found.singles}
-    carrier = Carrier(mod, costs)
+    plans, carrier = plans_of(mod, costs), Carrier(mod, costs)
+    ours = {"ours": plans.pop(BOTH)} if BOTH in plans else {}
     plans["kernels"] = carrier.plan(schedule_hope_gs(whole(carrier.problem)))
     plans["shares"] = carrier.plan(schedule_codl(carrier.problem))
-    if found.rivals:
-        plans["ours"] = found.rivals[0].plan
-    return mod, plans
+    return plans | ours
 
 
-def check_answers(model: ts.Model) -> None:
-    """All plans give the same answer."""
-    inputs = [np.random.default_rng(0).standard_normal(i.shape, np.float32) for i in model.inputs]
-    answers = []
-    for name in model.plans:
-        one = model.create_instance()
+def instances(model: ts.Model) -> dict[str, ts.Model]:
+    """An instance for each plan, which it keeps."""
+    found = {name: model.create_instance() for name in model.plans}
+    for name, one in found.items():
         one.use(name)
-        answers.append(np.asarray(one(*inputs)))
-        check(name, answers[-1], answers[:1])
+    return found
 
 
 def pinned(model: ts.Model) -> dict[str, Callable[[], float]]:
     """Runs of each plan alone, which return their seconds."""
-    found = {}
-    for name in model.plans:
-        instance = model.create_instance()
-        instance.use(name)
-        found[name] = instance.timed_run()
-    return found
+    return {name: one.timed_run() for name, one in instances(model).items()}
 
 
 def blocks(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -84,26 +72,38 @@ def blocks(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, li
     return {name: [ms / 1e3 for ms in taken] for name, taken in samples.of.items()}
 
 
-def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
-    """Medians of the plans in ms, the cost of changing, and the plan used most."""
+def watched(
+    model: ts.Model, condition: AbstractContextManager[Any], rounds: int, watch: Callable[[], Any]
+) -> tuple[list[float], dict[str, list[float]], list[Any]]:
+    """Under a condition: seconds of the model, which may change its plan, and of its plans.
+
+    And what `watch` says after each run of the model.
+    """
     model.adapt()
-    run = model.timed_run()
-    used: list[str] = []
+    run, seen = model.timed_run(), list[Any]()
 
     def changing() -> float:
-        used.append(model.in_use)
-        return run()
+        seconds = run()
+        seen.append(watch())
+        return seconds
 
+    with condition:
+        for _ in range(_WARM_UP):
+            changing()
+        seen.clear()
+        taken = blocks({_CHANGING: changing, **pinned(model)}, rounds)
+    return taken.pop(_CHANGING), taken, seen
+
+
+def row(model: ts.Model, core: int, count: int) -> tuple[Mapping[str, float], float, str]:
+    """Medians of the plans in ms, the cost of changing, and the plan used most."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(beside(_BURN, core))
-        for _ in range(_WARM_UP):
-            run()
-        taken = blocks({_CHANGING: changing, **pinned(model)}, _ROUNDS)
-    own = mean(taken.pop(_CHANGING))
+            stack.enter_context(beside("-c", _BURN, core))
+        own, taken, used = watched(model, stack, _ROUNDS, lambda: model.in_use)
     best = min(mean(times) for times in taken.values())
     medians = {name: 1e3 * median(times) for name, times in taken.items()}
-    return medians, own / best, Counter(used).most_common(1)[0][0]
+    return medians, mean(own) / best, Counter(used).most_common(1)[0][0]
 
 
 def main() -> None:
@@ -117,9 +117,9 @@ def main() -> None:
     )
     cores = {"CPU": 0, "OpenCL": (os.cpu_count() or 1) - 1}
     for network in args.networks:
-        mod, plans = plans_of(network, args.size)
-        model = ts.compile(mod, TARGETS, plans=plans)
-        check_answers(model)
+        mod = load_network(zoo.build(network, size=args.size))
+        model = ts.compile(mod, TARGETS, plans=granular_plans(mod))
+        check_alike(instances(model))
         names = list(model.plans)
         print(f"\n{network}, {args.size} pixels, ms\n")
         table = Table("competitors", *names, "changing over the best", "it used")

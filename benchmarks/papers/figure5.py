@@ -26,27 +26,27 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 import tvm_stretch as ts
-from benchmarks.commands import Table, options
+from benchmarks.commands import Table, beside, options
 from benchmarks.harness import check
 from benchmarks.papers.busy import busy
 from benchmarks.papers.drawing_app import Drawn
+from benchmarks.two_processors import BOTH, TARGETS, plans_of
 from tutorials import zoo
 from tvm_stretch.phone.device_processors import processors_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.plan.search import search
 from tvm_stretch.plan.search.costs import planning_costs
 from tvm_stretch.read import load_network
 
-TARGETS = ["llvm", "opencl"]
 SHARES = (1.0, 0.75, 0.5, 0.25)
 _NICE = 10
 _APP = (sys.executable, "-m", "benchmarks.papers.drawing_app")
@@ -67,19 +67,12 @@ class Way:
         return f"{self.plan}{limited}{', low priority' if self.is_low else ''}"
 
 
-CPU, OPENCL, BOTH = "cpu alone", "opencl alone", "both"
+CPU, OPENCL = "cpu alone", "opencl alone"
 WAYS = (
     Way(CPU),
     *(Way(plan, share) for plan in (OPENCL, BOTH) for share in SHARES),
     *(Way(plan, is_low=True) for plan in (OPENCL, BOTH)),
 )
-
-
-def plans_of(mod: object) -> dict[str, Plan]:
-    """The plans by name."""
-    found = search(mod, planning_costs(processors_of(None, TARGETS, None)[0]))
-    plans = {f"{one.plan.regions[0].processor} alone": one.plan for one in found.singles}
-    return {**plans, BOTH: found.rivals[0].plan if found.rivals else halves(plans[OPENCL])}
 
 
 def halves(plan: Plan) -> Plan:
@@ -93,7 +86,8 @@ def halves(plan: Plan) -> Plan:
 def exported(name: str, size: int, folder: Path) -> dict[Way, Path]:
     """The artifact of each way, compared with the CPU's answer."""
     mod = load_network(zoo.build(name, size=size))
-    plans, found, wanted = plans_of(mod), {}, None
+    plans = plans_of(mod, planning_costs(processors_of(None, TARGETS, None)[0]))
+    plans, found, wanted = {BOTH: halves(plans[OPENCL]), **plans}, {}, None
     x = np.random.default_rng(0).standard_normal((1, 3, size, size)).astype("float32")
     for number, way in enumerate(WAYS):
         share = {} if way.share == 1 else {"max_share": {"opencl": way.share}}
@@ -123,28 +117,16 @@ def run_until_told(path: Path) -> None:
 @contextlib.contextmanager
 def running(path: Path, *, is_low: bool) -> Iterator[list[float]]:
     """Context in which an artifact runs; the list has its median milliseconds afterwards."""
-    command = [sys.executable, "-m", "benchmarks.papers.figure5", "--run", str(path)]
+    how: dict[str, Any] = {"env": {**os.environ}}
     if is_low:
-        command = ["nice", "-n", str(_NICE), *command]
-    more = {"TVM_STRETCH_OPENCL_PRIORITY": "low"} if is_low else {}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **more},
-    )
-    assert process.stdin is not None and process.stdout is not None
+        how["env"]["TVM_STRETCH_OPENCL_PRIORITY"] = "low"
+        how["preexec_fn"] = partial(os.nice, _NICE)
     found: list[float] = []
-    try:
-        assert process.stdout.readline().strip() == "ready", f"{path} does not run"
-        time.sleep(0.5)
+    with beside(
+        "-m", "benchmarks.papers.figure5", "--run", path, until="ready", seconds=0.5, **how
+    ) as process:
         yield found
-        process.stdin.close()
-        found.append(json.loads(process.stdout.read()))
-    finally:
-        process.kill()
-        process.wait()
+        found.append(json.loads(process.communicate()[0]))
 
 
 def app(*words: str) -> str:

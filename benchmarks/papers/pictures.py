@@ -35,11 +35,13 @@ PICTURES: Mapping[str, Bars] = {
     ),
     "nn-stretch.figure7": Bars(("channels",), ("GFLOP/s on the GPU",), "GFLOP/s"),
     "nn-stretch.figure9": Bars(("network", "processors"), _TEAM, "ms"),
-    "nn-stretch.figure11": Bars(("network", "scheduler"), ("measured ms",), "ms"),
+    "nn-stretch.figure11": Bars(
+        ("predicted ms",), ("CPU", "GPU", "µLayer", "CoDL", "stretched"), "ms"
+    ),
     "nn-stretch.figure12": Bars(("capacity",), ("ms",), "ms"),
     "hope.figure4": Bars(("network",), (*_HOPE, "ours"), "ms"),
     "hope.figure5": Bars(("network", "MHz of the CPU"), _HOPE, "ms"),
-    "hope.figure6": Bars(("network", "scheduler"), ("measured ms",), "ms"),
+    "hope.figure6": Bars(("less than µLayer",), ("1:3 HOPE:LP, %", "1:1 HOPE:LP, %"), "%"),
     "hope.figure7": Bars(("network",), ("big alone", *_HOPE[1:]), "ms"),
     "pitfalls.figure3": Bars(("network",), ("GPU refuses", "DSP refuses"), "% of the operators"),
     "pitfalls.figure5": Bars(("the network on",), ("ms a run", "pictures dropped, %"), "ms, %"),

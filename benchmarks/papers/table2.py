@@ -22,7 +22,6 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.baselines import schedule_codl
-from benchmarks.carried_out import TARGETS, Carrier, in_turns
 from benchmarks.commands import markdown, options
 from benchmarks.harness import check
 from benchmarks.papers.table2_accuracy import (
@@ -42,6 +41,7 @@ from benchmarks.papers.table2_accuracy import (
     in_8_bits,
 )
 from benchmarks.scheduling_profiles import host_costs
+from benchmarks.two_processors import TARGETS, Carrier, in_turns
 from tutorials import zoo
 from tvm_stretch.make.pipeline import Job, build_parts
 from tvm_stretch.passes.mark_patterns import MarkPatterns

@@ -33,10 +33,10 @@ from statistics import mean, median
 import tvm
 
 import tvm_stretch as ts
-from benchmarks.carried_out import TARGETS, Carrier
 from benchmarks.commands import Table, beside, options
-from benchmarks.papers.figure4 import blocks, pinned
+from benchmarks.papers.figure4 import blocks, pinned, watched
 from benchmarks.replayed import device_of, lasting, moved
+from benchmarks.two_processors import TARGETS, Carrier
 from tutorials import zoo
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.phone.device_processors import processors_of
@@ -64,9 +64,6 @@ MHZ = {"σ0": 585, "σ1": 499, "σ2": 427}
 
 GPU, BOTH, HALF, CHANGING = "opencl", "both", "half", "change"
 _LEAST_NS = 50e6
-_WARM_UP = 70
-"""Runs before any counts, of which two are traced."""
-
 _SCRIPTED, _HERE = 3, 16
 """Rounds of such blocks: scripted devices hardly differ from run to run."""
 
@@ -165,27 +162,13 @@ def under(
 ) -> Mapping[str, Errors]:
     """Errors of each plan's predictions; under "change" ratios to the first and the best plan."""
     offline = {plan.name: plan.expected_ns / 1e9 for plan in model.graph.plans}
-    model.adapt()
-    run = model.timed_run()
-    predicted = []
-
-    def changing() -> float:
-        seconds = run()
-        predicted.append(model.predicted)
-        return seconds
-
-    with condition:
-        for _ in range(_WARM_UP):
-            changing()
-        predicted.clear()
-        taken = blocks({CHANGING: changing, **pinned(model)}, rounds)
-    own = mean(taken.pop(CHANGING))
+    own, taken, predicted = watched(model, condition, rounds, lambda: model.predicted)
     means = [mean(times) for times in taken.values()]
     found = {}
     for name, times in taken.items():
         corrected = median(p[name] for p in predicted)
         found[name] = off(offline[name], median(times)), off(corrected, median(times))
-    return found | {CHANGING: (own / means[0], own / min(means))}
+    return found | {CHANGING: (mean(own) / means[0], mean(own) / min(means))}
 
 
 def off(predicted: float, measured: float) -> float:
@@ -198,7 +181,7 @@ def thrashing() -> contextlib.AbstractContextManager[None]:
     size = 1 << 25
     with contextlib.suppress(OSError, ValueError):
         size = 1024 * int(_CACHE.read_text(encoding="ascii").strip().removesuffix("K"))
-    return beside(_THRASHER, min(4 * size, 1 << 29), seconds=1.0)
+    return beside("-c", _THRASHER, min(4 * size, 1 << 29), seconds=1.0)
 
 
 def show(table: Table, name: str, size: int) -> None:

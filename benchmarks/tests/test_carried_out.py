@@ -8,7 +8,8 @@ import pytest
 from helpers.search_helpers import costs, emit
 
 from benchmarks.baselines import schedule_codl, schedule_heft, schedule_mulayer
-from benchmarks.carried_out import Carrier, table
+from benchmarks.commands import line
+from benchmarks.two_processors import Carrier, cells
 from tvm_stretch.make.branching import branch
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
@@ -63,14 +64,12 @@ def test_chains_of_codl_become_bands_of_rows():
     assert not plan.shares
 
 
-def test_the_table_shows_predictions_and_measurements_relative_to_one_processor():
-    figures = {"measured_ms": 6.0, "spread": 0.1, "quickest_ms": 5.5, "ratio": 1.0}
-    single = {"network": "n", "scheduler": "single", "predicted_ms": 4.0, **figures}
-    ours = {**single, "scheduler": "ours", "predicted_ms": 2.0, "ratio": 0.61}
-    assert list(table([single, ours]))[2:] == [
-        "| n | single | 4.00 (1.00) | 6.00 ± 10% | 5.50 | 1.00 |",
-        "| n | ours | 2.00 (0.50) | 6.00 ± 10% | 5.50 | 0.61 |",
-    ]
+def test_a_row_has_the_prediction_and_how_wrong_it_is():
+    row = {"network": "n", "plan": "ours", "predicted_ms": 2.0, "measured_ms": 4.0, "spread": 0.1}
+    row |= {"quickest_ms": 2.5, "ratio": 0.61, "errors": [-0.5, 0.02, -0.2]}
+    assert line(cells(row)) == (
+        "| n | ours | 2.00 | 4.00 ± 10% | 2.50 | 0.61 | -50.0% | +2.0% | -20.0% |"
+    )
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 0.5)])

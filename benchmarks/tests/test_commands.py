@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import Rows, Samples, Table, options, turns
-from benchmarks.harness import check, difference, model_of, ours, peer
+from benchmarks.commands import Rows, Samples, Table, beside, campaign, options, turns
+from benchmarks.harness import check, difference, load, model_of, race
 
 
 def test_another_run_begins_each_round_and_warm_ups_do_not_count():
@@ -61,8 +61,32 @@ def test_a_wrong_answer_ends_the_program_before_anything_is_timed():
 
 def test_engines_are_compared_and_take_turns():
     model = model_of("squeezenet1_1", 64)
-    runs = {"ours": ours()(model), "onnxruntime": peer("ort")(model)}
-    errors = {name: check(name, run(), model.expected) for name, run in runs.items()}
-    samples = turns(runs, 2)
-    assert errors["onnxruntime"] == 0 < errors["ours"] < 1e-4
-    assert {name: len(own) for name, own in samples.of.items()} == {"ours": 2, "onnxruntime": 2}
+    runs = {name: load(name, model) for name in ("ours", "ort")}
+    errors, samples = race("net", runs, model.expected, rounds=2)
+    assert errors["ort"] == 0 < errors["ours"] < 1e-4
+    assert {name: len(own) for name, own in samples.of.items()} == {"ours": 2, "ort": 2}
+
+
+def test_short_runs_are_repeated_and_others_count_by_themselves():
+    called: list[int] = []
+    samples = turns({"short": lambda: called.append(0)}, 2, warm_up=0, least=1e-3)
+    assert len(called) > 100 and 0 < samples.median("short") < 0.1
+    assert turns({"own": lambda: [3.0, 4.0]}, 2, warm_up=0, clock=None).of == {"own": [3, 4] * 2}
+
+
+def test_cases_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    kept, heads = tmp_path / "rows.json", ("case", "number")
+    one = campaign(["a", "none"], {"a": 1, "none": None}.get, heads, lambda n: [n], kept)
+    two = campaign(["a", "b"], {"b": 2}.get, heads, lambda n: [n], kept)
+    assert (one, two) == ({"a": 1}, {"a": 1, "b": 2})
+    assert capsys.readouterr().out.splitlines()[-2:] == ["| a | 1 |", "| b | 2 |"]
+
+
+def test_a_program_beside_has_begun():
+    code = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
+    with beside("-c", code, "begun", until="begun", seconds=0.0) as process:
+        assert process.poll() is None
+    assert process.returncode == -9
+    other = beside("-c", code, "failed", until="begun", seconds=0.0)
+    with pytest.raises(RuntimeError, match=r"expected 'begun' of .*, got 'failed'"), other:
+        pass

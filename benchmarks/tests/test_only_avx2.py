@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks import only_avx2
-from benchmarks.peers import Row, _check_registers, main
+from benchmarks.peers import Row, main, why_no_time
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or "avx2" not in Path("/proc/cpuinfo").read_text(),
@@ -93,13 +94,13 @@ def test_registers_of_avx512_are_seen(package):
 
 
 def test_an_engine_that_uses_avx512_gets_no_time():
-    closed = []
-    wide = SimpleNamespace(share_of_avx512=lambda: 0.25, close=lambda: closed.append("wide"))
-    workers = {"mnn": wide, "ort": SimpleNamespace(share_of_avx512=lambda: 0.0)}
-    rows = {name: Row("net", 1, name) for name in workers}
-    _check_registers(workers, rows)
-    assert list(workers) == ["ort"] and closed == ["wide"]
-    assert rows["mnn"].failure == "AVX-512 in use: in 25% of samples of registers"
+    answer = [np.ones(2)]
+    wide, narrow = (
+        SimpleNamespace(share_of_avx512=lambda share=share: share, outputs=lambda: answer)
+        for share in (0.25, 0.0)
+    )
+    why = [why_no_time(Row("net", 1, "mnn"), one, answer, 1e-3, True) for one in (wide, narrow)]
+    assert why == ["AVX-512 in use: in 25% of samples of registers", None]
 
 
 def test_ours_need_a_core_without_avx512():

@@ -1,6 +1,7 @@
 """Networks that others made, with small inputs: as ONNX Runtime answers, or refused as stated.
 
-`benchmarks/real_networks.py` has the list and says which packages it needs.
+`benchmarks/real_networks.py` and `benchmarks/speech.py` have the lists, and say which packages they
+need; `speech.py` itself needs torch.
 """
 
 from __future__ import annotations
@@ -9,27 +10,33 @@ import pytest
 from helpers.cpu_targets import TARGET
 
 import tvm_stretch as ts
-from benchmarks.harness import TOLERANCE, Model, compiled
+from benchmarks.harness import Model, compiled
 from benchmarks.real_networks import NETWORKS, main, wrong_by
+
+try:
+    from benchmarks.speech import NETWORKS as SPOKEN
+except ImportError:  # no torch
+    SPOKEN = {}
+EVERY = {**NETWORKS, **SPOKEN}
 
 pytestmark = pytest.mark.full
 
 
 def _sample(name: str) -> Model:
-    if missing := NETWORKS[name].missing:
+    if missing := EVERY[name].missing:
         pytest.skip(f"{name} needs {missing}: pip install -e '.[networks]'")
-    return NETWORKS[name].build(True)
+    return EVERY[name].build(True)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", EVERY)
 def test_as_onnx(name: str) -> None:
-    sample, refused = _sample(name), NETWORKS[name].refused
+    sample, refused = _sample(name), EVERY[name].refused
     if refused:
         with pytest.raises(ts.StretchError, match=refused):
             compiled(sample, [TARGET])
         return
     model = compiled(sample, [TARGET])
-    assert wrong_by(model(**sample.inputs), sample) <= TOLERANCE
+    assert wrong_by(model(**sample.inputs), sample) <= EVERY[name].tolerance
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_as_exported_program(name: str) -> None:
     sample = _sample(name)
     model = ts.compile(sample.program, [TARGET], cpu_threads=1)
     got = model(*sample.inputs.values())
-    assert wrong_by(got, sample) <= TOLERANCE
+    assert wrong_by(got, sample) <= EVERY[name].tolerance
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

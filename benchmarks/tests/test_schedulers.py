@@ -9,7 +9,7 @@ import pytest
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from benchmarks import mi9, schedulers
+from benchmarks import published_designs, schedulers
 from benchmarks.schedulers import NETWORKS, Row, shortcomings, table
 from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tutorials import zoo
@@ -74,12 +74,14 @@ def test_a_table_can_be_read_again():
 
 
 def test_fitted_speeds_of_the_phone_explain_its_latencies():
-    for network, latencies in mi9.LATENCY_MS.items():
-        for processor, latency in zip(mi9.PROCESSORS, latencies, strict=True):
+    for network, latencies in published_designs.LATENCY_MS.items():
+        for processor, latency in zip(published_designs.PROCESSORS, latencies, strict=True):
             most = 0.4 if network == "regnetx_1_6gf" else 0.2
-            assert mi9.fitted_ms(network, processor) == pytest.approx(latency, rel=most)
+            assert published_designs.fitted_ms(network, processor) == pytest.approx(
+                latency, rel=most
+            )
     assert zoo.info("resnet34").macs == pytest.approx(
-        sum(mi9.MULTIPLY_ADDS_M["resnet34"]) / 1e3, 0.02
+        sum(published_designs.MULTIPLY_ADDS_M["resnet34"]) / 1e3, 0.02
     )
 
 

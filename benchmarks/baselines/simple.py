@@ -1,4 +1,4 @@
-"""Branch and bound over every placement and every order; for small graphs."""
+"""The simplest schedulers: one processor for all, and branch and bound for small graphs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from tvm_stretch.base.errors import ScheduleError
 from tvm_stretch.plan.scheduling.problem import Problem
 from tvm_stretch.plan.scheduling.result import Result, result_of
-from tvm_stretch.plan.scheduling.simulate import Simulation
+from tvm_stretch.plan.scheduling.simulate import Simulation, run_sequence
 
 LARGEST = 12
 
 
 def schedule_exhaustive(problem: Problem) -> Result:
-    """Find the optimal schedule.
+    """Find the optimal schedule by branch and bound over every placement and every order.
 
     Raises:
         ScheduleError: the problem has more than `LARGEST` operators.
@@ -66,3 +66,22 @@ class _Search:
         makespan = max(simulation.finish.values(), default=0)
         if makespan < self.makespan:
             self.best, self.makespan = simulation, makespan
+
+
+# --- one processor --------------------------------------------------------------------------------
+
+
+def schedule_single(problem: Problem) -> Result:
+    """Schedule on the best single processor; others run what it does not support."""
+    began = time.perf_counter_ns()
+    simulations = [_all_on(problem, p) for p in range(len(problem.processors))]
+    best = min(simulations, key=lambda t: max(t.finish.values(), default=0))
+    return result_of("single", best, began)
+
+
+def _all_on(problem: Problem, processor: int) -> Simulation:
+    placement = [
+        processor if processor in supported else problem.fastest(operator)
+        for operator, supported in enumerate(problem.supported)
+    ]
+    return run_sequence(problem, placement, problem.sequence)
