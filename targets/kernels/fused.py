@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.network.attributes import ANNOTATION, FIXED, RECTANGLE
+from tvm_stretch.network.attributes import ANNOTATION, FIXED, MEANING, RECTANGLE
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
@@ -109,6 +109,7 @@ class FusedKernel:
     Operands are listed in the order in which blocks first read them, without the epilogue's own.
     """
 
+    func: tirx.PrimFunc
     config: str
     operands: tuple[tirx.Buffer, ...]
     blocks: tuple[s_tir.SBlock, ...]
@@ -125,11 +126,11 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     """Split ``func`` at its anchor; None if it has none, or if its epilogue is not elementwise."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    marks = [sch.get(b).annotations.get(ANNOTATION) for b in blocks]
+    marks = [_mark_of(sch.get(b)) for b in blocks]
     if not any(marks):
         return None
     last = max(i for i, mark in enumerate(marks) if mark)
-    config = str(marks[last])
+    config = marks[last]
     anchor = sch.get(blocks[last]).writes[0].source
     needed = _needed([sch.get(b) for b in blocks[: last + 1]])
     # Blocks that only the epilogue reads may come before the anchor.
@@ -141,7 +142,8 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     for follower in followers[:-1]:
         sch.compute_inline(follower)
     if not followers:
-        return FusedKernel(config, operands, meaning, Epilogue(anchor, anchor, (), None), part)
+        epilogue = Epilogue(anchor, anchor, (), None)
+        return FusedKernel(func, config, operands, meaning, epilogue, part)
     final = sch.get(followers[-1])
     axes = tuple(axis.var for axis in final.iter_vars)
     body = final.body
@@ -155,7 +157,14 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     value = body.value
     if FIXED in final.annotations:
         value = _narrowed(func, anchor, axes, from_text(FixedPoint, str(final.annotations[FIXED])))
-    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value), part)
+    epilogue = Epilogue(anchor, body.buffer, axes, value)
+    return FusedKernel(func, config, operands, meaning, epilogue, part)
+
+
+def _mark_of(block: s_tir.SBlock) -> str:
+    """Template and configuration of an anchor; an integer operator is a configuration itself."""
+    meaning = block.annotations.get(MEANING)
+    return str(block.annotations.get(ANNOTATION, "" if meaning is None else f"integer {meaning}"))
 
 
 def elementwise(blocks: Sequence[s_tir.SBlock], anchor: tirx.Buffer) -> Epilogue | None:

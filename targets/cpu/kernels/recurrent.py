@@ -27,9 +27,10 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.steps import ATTRIBUTE, UNITS, Recurrence, steps_call
+
+from .recurrent_nest import Steps
 
 FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,
@@ -77,7 +78,7 @@ def recurrent_kernel(layer: Recurrence, dtype: str) -> tirx.PrimFunc:
             reset = T.sblock_alloc_buffer(_long((layer.batch, layer.padded)), dtype)
         for direction in range(len(layer.backwards)):
             _Direction(layer, direction, tensors, sums, reset).write()
-    return builder.get().with_attr(STEPS, layer.hidden)
+    return builder.get()
 
 
 def _long(shape: Sequence[int]) -> list[Expr]:
@@ -193,6 +194,7 @@ class _Direction:
         blocks = layer.padded // UNITS
         extents = _long((layer.batch, len(gates), blocks, UNITS, layer.hidden))
         with T.grid(*extents) as loops, T.sblock("products"):
+            T.sblock_attr(Steps(layer.hidden).annotation)
             step = T.axis.opaque(*_long((layer.steps,)), t)
             b, g, block, lane, k = T.axis.remap("SSSSR", list(loops))
             gate, at = g + gates.start, _At(step, b, block * UNITS + lane)

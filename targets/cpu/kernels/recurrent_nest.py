@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.cycles import register_tiles, step_cycles, tile_counts
+from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     block,
     const,
@@ -36,17 +36,22 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
+from tvm_stretch.targets.kernels.template import Template
 
 
-@writes(STEPS, "core", "dsp")
-def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The scheduled body of a PrimFunc of `recurrent.py`."""
-    root = func.body.block
-    width = min(machine.plain.lanes, UNITS)
-    vectors = -(-int(func.attrs[STEPS]) // width)
-    body = _Nest(machine.plain, width, vectors).written(root.body)
-    return within(list(root.alloc_buffers), body)
+@dataclass(frozen=True)
+class Steps(Template):
+    """All steps of a recurrent layer, a PrimFunc of `recurrent.py`."""
+
+    template: ClassVar[str] = "steps"
+    takes_epilogue: ClassVar[bool] = False
+    units: int  # hidden units, without padding
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        root = fused.func.body.block
+        width = min(machine.plain.lanes, UNITS)
+        body = _Nest(machine.plain, width, -(-self.units // width)).written(root.body)
+        return within(list(root.alloc_buffers), body)
 
 
 @dataclass(frozen=True)

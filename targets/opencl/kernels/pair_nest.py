@@ -50,7 +50,7 @@ def inner_kernel(fused: FusedKernel) -> FusedKernel:
     epilogue = elementwise(between, anchor.writes[0].source)
     assert epilogue is not None  # `passes/join_depthwise.py` looked
     config, blocks = str(anchor.annotations[ANNOTATION]), fused.blocks[: first + 1]
-    return FusedKernel(config, fused.operands[:-1], blocks, epilogue)
+    return FusedKernel(fused.func, config, fused.operands[:-1], blocks, epilogue)
 
 
 class PairNest:
