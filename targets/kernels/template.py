@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
+from tvm_stretch.base.errors import TargetError
 from tvm_stretch.network.attributes import ANNOTATION, ONCE
 from tvm_stretch.network.codec import from_text, to_text
 
@@ -124,7 +125,9 @@ class Template(ABC):
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The kernel in plain loops; its last block carries `annotation`."""
-        raise NotImplementedError(self.template)
+        raise TargetError(
+            f"expected plain sums of the template {self.template}, got none; write its meaning()"
+        )
 
     def call(
         self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
