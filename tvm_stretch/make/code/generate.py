@@ -209,7 +209,7 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def plain(node: Any) -> Any:
         if isinstance(node, Var):
             if node not in seen:  # making a Var costs more than finding one
-                seen[node] = Var(f"{_letter(node)}{len(seen)}", node.ty)
+                seen[node] = Var(f"{'t' if is_buffer_var(node) else 'i'}{len(seen)}", node.ty)
             return seen[node]
         if node.name_hint == "root":
             return node
@@ -218,10 +218,6 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
     params = [plain(param) for param in function.params]
     body = rewrite(function.body, ((Var, s_tir.SBlock), plain))
     return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
-
-
-def _letter(var: Var) -> str:
-    return "t" if is_buffer_var(var) else "i"
 
 
 def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:

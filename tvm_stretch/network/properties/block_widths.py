@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import PlanError, StretchError, UnsupportedError
@@ -144,7 +143,7 @@ class BlockWidths:
         if source.kind == "nn.batch_norm":
             self._join(item.name, source.name)
         elif source.kind == "split":
-            sizes = tuple(_field_channels(field) for field in source.call.ty.fields)
+            sizes = tuple(int(field.shape.values[1]) for field in source.call.ty.fields)
             self.pieces[item.name] = Piece(source.inputs[0], index, sizes)
         else:
             raise self._not_understood(item, f"it is a part of {source.kind}")
@@ -276,11 +275,6 @@ class BlockWidths:
                     f"expected a multiple of {self.unit} for the width of a branch with "
                     f"{name!r}, {told[name]}, got {width}; correct the design"
                 )
-
-
-def _field_channels(field: relax.Type) -> int:
-    """Channels of a field of a tuple."""
-    return int(field.shape.values[1])
 
 
 def _portions(total: int, sizes: Sequence[int]) -> list[int]:
