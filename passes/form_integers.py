@@ -224,10 +224,10 @@ class _Former(CallRewriter):
     def table(self, x: relax.Expr, result: Result) -> relax.Expr | None:
         """An elementwise chain from one tensor, as a table of its results for the 256 numbers."""
         scale = result.scale
-        found = tabulated(x, self.definition, self.tensor)
-        if found is None:
+        tabulation = tabulated(x, self.definition, self.tensor)
+        if tabulation is None:
             return None
-        data, values = found
+        data, values = tabulation
         if shape_of(data.value) != shape_of(x):
             return None  # a constant of higher rank has broadcast it
         with np.errstate(all="ignore"):

@@ -132,11 +132,11 @@ def tvm_target(item: str | Attributes | Target) -> Target:
 
 def _refuse_foreign(item: str | Attributes) -> None:
     """Refuse TVM's kinds that are not registered: TVM would search for their drivers, and warn."""
-    found: Any = item
+    target: Any = item
     if isinstance(item, str) and item.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):  # for invalid JSON TVM has an error message
-            found = json.loads(item)
-    kind = found.get("kind") if isinstance(found, Mapping) else found
+            target = json.loads(item)
+    kind = target.get("kind") if isinstance(target, Mapping) else target
     if isinstance(kind, str) and kind not in _KINDS and kind in Target.list_kinds():
         kind_of({"kind": kind})
 

@@ -108,9 +108,9 @@ def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
     axes = [axis.var for axis in block.iter_vars]
     regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
     regions.append(block.writes[0].region)
-    for found, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
+    for depth, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
         if not all(place.min.same_as(axis) and is_one(place.extent) for place in places):
-            return found
+            return depth
     return min(len(axes), *map(len, regions))  # a single number has an axis, but no place
 
 
@@ -146,10 +146,10 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
         return rewrite(node, (tirx.Var, lambda var: axes.value(var, outer, place)))
 
     def read(node: TensorLoad, k: Expr) -> Expr:
-        found = [
+        indices = [
             c for c, g in zip(copies, axes.again, strict=True) if node.source.same_as(g.source)
         ]
-        return load(found[0], k) if found else node
+        return load(indices[0], k) if indices else node
 
     def pixels(o: Expr) -> tirx.Stmt:
         outer = unravelled(o, [axes.extents[i] for i in axes.outer])

@@ -120,9 +120,9 @@ def prepare(
     _ensure_tracker(tracker)
     _serve(adb, name, tracker)
     with connect(tracker, name, wait=_START) as phone:
-        found = phone.describe()
+        description = phone.describe()
         tried = [_try(phone, processor) for processor in _processors(phone)]
-    return Ready(name, tracker, sent, found, tried, _advice(adb, found))
+    return Ready(name, tracker, sent, description, tried, _advice(adb, description))
 
 
 def clean_up(serial: str | None = None) -> str:
@@ -205,10 +205,10 @@ def _end_server(adb: Adb) -> None:
     adb.shell("", f"test -f {pid} && kill $(cat {pid}); rm -f {pid}", check=False)
 
 
-def _advice(adb: Adb, found: Description) -> list[str]:
+def _advice(adb: Adb, description: Description) -> list[str]:
     """What the owner should know of the driver and of heat."""
     lines = []
-    if found.opencl:
+    if description.opencl:
         public = adb.shell("", "cat /vendor/etc/public.libraries.txt", check=False)
         lines.append(
             "apps may load OpenCL if their manifest says "

@@ -131,12 +131,12 @@ def named_folder(part: str) -> Path | None:
 def as_path(path: object, what: str) -> Path:
     """The path that a user gave."""
     if isinstance(path, str | os.PathLike):
-        found = Path(path)
-        if "\0" in str(found):
+        place = Path(path)
+        if "\0" in str(place):
             raise InputError(
-                f"expected the path of {what}, got {str(found)!r}; no path has a null character"
+                f"expected the path of {what}, got {str(place)!r}; no path has a null character"
             )
-        return found
+        return place
     raise InputError(
         f"expected the path of {what}, got {type(path).__name__}; give a string or a pathlib.Path"
     )

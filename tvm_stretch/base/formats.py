@@ -156,7 +156,7 @@ class Format:
 
     def within(
         self,
-        found: Kind,
+        record: Kind,
         where: str,
         least: float = 0.0,
         most: float = _MOST,
@@ -164,7 +164,7 @@ class Format:
         **limits: tuple[float, float],  # ranges of single fields
     ) -> Kind:
         """Refuse a dataclass with a number outside of a range, also in its lists and mappings."""
-        for name, value in vars(found).items():
+        for name, value in vars(record).items():
             low, high = limits.get(name, (least, most))
             parts = value if isinstance(value, tuple) else (value,)
             numbers = [(name, part) for part in parts]
@@ -173,7 +173,7 @@ class Format:
             for key, number in numbers:
                 if isinstance(number, int | float) and not low <= number <= high:
                     raise self._refusal(f"a number from {low:g} to {high:g}", number, key, where)
-        return found
+        return record
 
     def value(self, kind: Any, data: Any, key: str, where: str) -> Any:
         """A value of a type, from the field ``key`` of parsed JSON."""

@@ -131,13 +131,13 @@ def find_adb() -> str:
     """The path of adb: in ``$PATH``, or in Android's SDK."""
     homes = [os.environ.get("ANDROID_HOME", ""), str(Path.home() / "Android/Sdk")]
     places = [os.environ.get("PATH", ""), *(f"{home}/platform-tools" for home in homes if home)]
-    found = shutil.which("adb", path=os.pathsep.join(places))
-    if found is None:
+    path = shutil.which("adb", path=os.pathsep.join(places))
+    if path is None:
         raise DeviceError(
             "expected adb in $PATH or $ANDROID_HOME/platform-tools, got none; install Android's "
             "platform tools (Debian: apt-get install adb)"
         )
-    return found
+    return path
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:

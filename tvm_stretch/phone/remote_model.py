@@ -169,10 +169,10 @@ class RemoteExecutor:
                         done = module.method("invoke")(*buffers) or 0
                 return done, [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
 
-            found: tuple[int, list[tvm.runtime.Tensor]] = self.device.ask(
+            answer: tuple[int, list[tvm.runtime.Tensor]] = self.device.ask(
                 "to run the model", action, session=module.session
             )
-            return found
+            return answer
 
 
 class RemoteMeters(MetersOfModel):
@@ -286,9 +286,9 @@ class RemoteModel(Model):
     def _run_steps(
         self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, stops: str
     ) -> tuple[int, list[tvm.runtime.Tensor]]:
-        found = self.module.invoke(inputs, graph, steps=count, stops=stops)
+        answer = self.module.invoke(inputs, graph, steps=count, stops=stops)
         self._warn_once()
-        return found
+        return answer
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

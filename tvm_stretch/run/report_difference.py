@@ -145,12 +145,12 @@ def _kernels(data: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
 
 def _places(data: Mapping[str, Any]) -> dict[str, str]:
     """The processors of each operator, in words."""
-    found: dict[str, set[str]] = {}
+    processors: dict[str, set[str]] = {}
     for node in data["nodes"]:
         processor = data["processors"][data["regions"][node["region"]]["processor"]]
         for operator in node["operators"]:
-            found.setdefault(operator, set()).add(processor)
-    return {operator: " and ".join(sorted(places)) for operator, places in found.items()}
+            processors.setdefault(operator, set()).add(processor)
+    return {operator: " and ".join(sorted(places)) for operator, places in processors.items()}
 
 
 def _only(

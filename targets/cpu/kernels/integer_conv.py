@@ -126,7 +126,7 @@ class IntegerConvConfig(OfWords, ConvConfig):
         if dot is None:
             return []
         config = cls.smallest(shape, machine, block, dot=dot)
-        return [found for found in config.tiled(config.tiles(machine)) if found.is_useful]
+        return [tiling for tiling in config.tiled(config.tiles(machine)) if tiling.is_useful]
 
     @classmethod
     def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:

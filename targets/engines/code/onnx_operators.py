@@ -164,14 +164,14 @@ def _of_integers(kind: str) -> Rule:
 
 def _table(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     """A table as the function whose results it has."""
-    found, data = function_of(call), graph.real(operands_of(call)[0])
-    assert found is not None
-    function, dtype = found.function, str(var.ty.dtype)
+    tabulated, data = function_of(call), graph.real(operands_of(call)[0])
+    assert tabulated is not None
+    function, dtype = tabulated.function, str(var.ty.dtype)
     if function.operator:
         attributes = {**function.attributes, "domain": function.domain}
         made = graph.node(function.operator, [data], **attributes)
     else:  # limits without effect, too: the HTP refuses a region that returns a mere rounding
-        made = graph.limited(var, data, found.low, found.high)
+        made = graph.limited(var, data, tabulated.low, tabulated.high)
     if not function.gates:
         return made
     gate = graph.rounded(made, (1 / 256, int(np.iinfo(dtype).min)), dtype)

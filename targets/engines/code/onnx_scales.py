@@ -210,8 +210,8 @@ class QuantisedTensors:
                 self._contradicts(other)
         scales = self._solve()
         for result, terms, offset in self.sums:
-            found = offset + sum(factor * zeros[term] for term, factor in terms)
-            if abs(found - zeros[result]) > _MOST_OFF:
+            total = offset + sum(factor * zeros[term] for term, factor in terms)
+            if abs(total - zeros[result]) > _MOST_OFF:
                 self._contradicts(result)
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))

@@ -257,8 +257,8 @@ def _table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
 
 def _looked_up(numbers: Expr, halves: list[tirx.Buffer]) -> Expr:
     """The results for a vector of bytes."""
-    found = hvx("vlutvvbi", numbers, whole(halves[0]), word(0))
+    results = hvx("vlutvvbi", numbers, whole(halves[0]), word(0))
     for part in range(1, 2 * _OF_VECTOR):
         half = whole(halves[part // _OF_VECTOR])
-        found = hvx("vlutvvb.oracci", found, numbers, half, word(part))
-    return found
+        results = hvx("vlutvvb.oracci", results, numbers, half, word(part))
+    return results

@@ -26,8 +26,8 @@ class Winners:
     The table never changes; it can be a part of keys of caches.
     """
 
-    def __init__(self, found: Mapping[Any, Any] | None = None) -> None:
-        self._found = dict(found or {})
+    def __init__(self, winners: Mapping[Any, Any] | None = None) -> None:
+        self._found = dict(winners or {})
         self._hash = hash(frozenset(self._found.items()))
 
     def find(self, layer: Hashable) -> Any:
@@ -44,8 +44,8 @@ class Winners:
 class WinnersWithGaps(Winners):
     """A table that notes for which layers it has no configuration."""
 
-    def __init__(self, found: Mapping[Any, Any]) -> None:
-        super().__init__(found)
+    def __init__(self, winners: Mapping[Any, Any]) -> None:
+        super().__init__(winners)
         self.unknown: dict[Any, None] = {}
 
     def find(self, layer: Hashable) -> Any:

@@ -67,7 +67,7 @@ class PairNest:
         self.pixel = quads("pixel", 1, dtype=self.sums)
 
     def launch(self) -> tirx.Stmt:
-        """All of it."""
+        """The work-groups: one for each tile of pixels and column of channels."""
         return launch(self.cfg.tiles * self.cfg.columns, self.cfg.group_items, self._group)
 
     def _group(self, group: Expr, item: Expr) -> tirx.Stmt:

@@ -178,7 +178,7 @@ def cut_runs(
     alpha: float,  # the most communication per computation
 ) -> tuple[Run, ...]:
     """The runs, cut further where equation 4 allows another meeting point."""
-    found = []
+    result = []
     for run in runs:
         operators = run.operators
 
@@ -195,8 +195,8 @@ def cut_runs(
             pieces[-1].append(block)
             if block.end in worth and block is not run.blocks[-1]:
                 pieces.append([])
-        found += [Run(operators, tuple(piece)) for piece in pieces]
-    return tuple(found)
+        result += [Run(operators, tuple(piece)) for piece in pieces]
+    return tuple(result)
 
 
 def join_runs(runs: Sequence[Run], block_ns: Mapping[str, int]) -> tuple[Run, ...] | None:

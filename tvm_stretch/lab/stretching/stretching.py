@@ -335,12 +335,12 @@ def stretch_network(
     say("searching for designs")
     began = time.perf_counter()
     task, able, refused = task_of(mod, costs, places)
-    found, space = find_candidates(task, able, rules, merge)
+    stretched, space = find_candidates(task, able, rules, merge)
     simple = [
         judge_design(task, rules, design, what)
         for what, design in simple_designs(task, able, merge)
     ]
-    by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
+    by_latency = sorted([*stretched, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
     seconds = time.perf_counter() - began
     return Stretching(

@@ -169,26 +169,26 @@ def _values(
 ) -> dict[str, Tensor]:
     """The values of the named tensors."""
     values, times = net.bound((batch,))
-    found = {}
+    named = {}
     for node in net.graph.nodes:
         values[node.name] = net.compute(node, values, times)
         if node.name in names:
-            found[node.name] = values[node.name]
+            named[node.name] = values[node.name]
         for name in node.inputs:
             if net.graph.last_reader.get(name) == node.name:
                 values.pop(name, None)
-    return found
+    return named
 
 
 def _apart(
     net: TrainableNetwork,
-    found: Mapping[str, Tensor],
+    named: Mapping[str, Tensor],
     wanted: Mapping[str, Tensor],
     counts: Mapping[str, float],
 ) -> Tensor:
     """The mean squared distance of the networks, as a share of the teacher's variance."""
-    total = torch.zeros((), device=next(iter(found.values())).device)
-    for name, value in found.items():
+    total = torch.zeros((), device=next(iter(named.values())).device)
+    for name, value in named.items():
         source, whole = net.sources[name], wanted[net.sources[name].tensor]
         spread = whole.transpose(0, 1).flatten(1).var(1).mean() + 1e-12
         channels = torch.as_tensor(source.channels, device=value.device)

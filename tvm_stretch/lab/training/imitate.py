@@ -277,8 +277,8 @@ def find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
             readers[name].append(node)
 
     def only_reader(node: Node, kind: str) -> Node | None:
-        found = readers[node.name]
-        return found[0] if len(found) == 1 and found[0].kind == kind else None
+        readers_of = readers[node.name]
+        return readers_of[0] if len(readers_of) == 1 and readers_of[0].kind == kind else None
 
     for node in net.graph.nodes:
         is_layer = node.kind in ("nn.conv2d", "matmul") and len(node.shape) in (2, 4)
@@ -365,11 +365,11 @@ class _Targets:
         """Sampled rows of a tensor; the caller's use is counted."""
         while name not in self.known:
             next(self.run)
-        found = self.known[name]
+        rows = self.known[name]
         self.uses[name] -= 1
         if not self.uses[name]:
             del self.known[name]
-        return found
+        return rows
 
 
 def _least_squares(read: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

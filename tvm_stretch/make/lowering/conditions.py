@@ -45,5 +45,5 @@ def skip_unread(
 
 def _common(step: DraftNode, known: Mapping[str, Condition]) -> Condition | None:
     """The condition of all operators that a kernel computes; helpers may help others, too."""
-    found = {known.get(name) for name in step.provenance.operators}
-    return found.pop() if len(found) == 1 else None
+    conditions = {known.get(name) for name in step.provenance.operators}
+    return conditions.pop() if len(conditions) == 1 else None

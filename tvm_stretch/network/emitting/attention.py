@@ -125,12 +125,12 @@ class AttentionReader:
         attention = Attention((q, k, v, *masks), shape)
         return self.grouped(attention) or attention
 
-    def grouped(self, found: Attention) -> Attention | None:
+    def grouped(self, attention: Attention) -> Attention | None:
         """The attention of heads that share keys and values, which are not repeated for each head.
 
         One query of several heads is several queries of one head.
         """
-        (q, k, v, *masks), own = found.operands, found.shape
+        (q, k, v, *masks), own = attention.operands, attention.shape
         before = k if own.in_place else self.untransposed(k)
         keys, values = self.repeated(before), self.repeated(v)
         if keys is None or values is None or keys[1] != values[1]:

@@ -62,8 +62,8 @@ def find_equal_layers(main: relax.Function) -> EqualLayers | None:
         places.setdefault(line.what, []).append(position)
     # an operator that a layer has once is as far from its like in the next one as layers are long
     periods = {b - a for own in places.values() if len(own) >= _LEAST for a, b in pairwise(own)}
-    found = [run for period in periods for run in _runs(lines, period)]
-    return max(found, key=lambda run: (run.period * run.count, -run.period), default=None)
+    runs = [run for period in periods for run in _runs(lines, period)]
+    return max(runs, key=lambda run: (run.period * run.count, -run.period), default=None)
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,13 @@ class MeasuredModel(CostModel):
 
     def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
         """Predicted latencies by phase; None for kernels of families that were not measured."""
-        found: list[Parts | None] = [None] * len(kernels)
+        listed: list[Parts | None] = [None] * len(kernels)
         for family, positions in self._by_family(kernels):
             own = [kernels[i] for i in positions]
             every = family.parts(own, self._below(family, own))
             for i, parts in zip(positions, every, strict=True):
-                found[i] = parts
-        return found
+                listed[i] = parts
+        return listed
 
     def without_residuals(self) -> MeasuredModel:
         """The weighted phases alone: errors of one device mislead about tiles of another one."""
@@ -250,7 +250,7 @@ def train(
         positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in positions]
         own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
-        known = [found for i in positions if (found := parts[i]) is not None]
+        known = [part for i in positions if (part := parts[i]) is not None]
         corrected = (known, weights[name]) if name in weights else None
         family = fit_family(own, own_ns, own_origins, corrected)
         if family is not None:
@@ -372,8 +372,8 @@ def _fit(runs: Sequence[LaunchedRunFeatures], measured_ns: Sequence[float]) -> L
     columns, measured = _columns(runs), np.asarray(measured_ns, dtype=np.float64)
     unit = float(np.quantile(measured / columns[0], _QUICK))
 
-    def error(found: Launching) -> float:
-        off = np.clip(found._runs(*columns) / measured - 1.0, -_DISTURBED, _DISTURBED)
+    def error(launching: Launching) -> float:
+        off = np.clip(launching._runs(*columns) / measured - 1.0, -_DISTURBED, _DISTURBED)
         return float(np.where(off > 0, _DELAYED * off, (_DELAYED - 1) * off).mean())
 
     tried = itertools.product(_STARTS, _LAUNCHES, _WEIGHTS, _HIDDEN)

@@ -291,12 +291,12 @@ def _input(param: relax.Var, dice: np.random.Generator) -> Array:
     return dice.integers(0, 2, shape).astype(dtype)
 
 
-def _difference(found: Array, right: Array) -> str:
+def _difference(answer: Array, right: Array) -> str:
     """That an answer differs too much; NaN equals NaN, and is infinitely far from numbers."""
-    slack = _STEP if found.dtype in (np.int8, np.uint8) else 0.0
-    found, right = found.astype(np.float64), right.astype(np.float64)
-    same = (found == right) | (np.isnan(found) & np.isnan(right))
-    apart = np.where(same, 0.0, np.abs(np.subtract(found, right, where=~same, out=found * 0)))
+    slack = _STEP if answer.dtype in (np.int8, np.uint8) else 0.0
+    answer, right = answer.astype(np.float64), right.astype(np.float64)
+    same = (answer == right) | (np.isnan(answer) & np.isnan(right))
+    apart = np.where(same, 0.0, np.abs(np.subtract(answer, right, where=~same, out=answer * 0)))
     worst = float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
     scale = float(np.max(np.abs(right), initial=1.0, where=np.isfinite(right)))
     if worst <= max(_TOLERANCE * scale, slack):

@@ -113,9 +113,9 @@ class RecordKernels:
     not run for kernels that the cache knows.
     """
 
-    def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
+    def __init__(self, processor: Processor, kernels: dict[str, Kernel]) -> None:
         self.processor = processor
-        self.found = found
+        self.found = kernels
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Fill the table."""

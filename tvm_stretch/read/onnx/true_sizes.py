@@ -61,13 +61,13 @@ class TrueSizes:
 
     def of(self, value: Value | None) -> tuple[int, Size] | None:
         """The axis that has a true size, and that size."""
-        found = self._known.get(id(value))
-        return found and found[1:]
+        entry = self._known.get(id(value))
+        return entry and entry[1:]
 
     def numbers(self, value: Value | None) -> np.ndarray | None:
         """What a value tells, if there are sizes among it."""
-        found = self._numbers.get(id(value))
-        return found and found[1]
+        entry = self._numbers.get(id(value))
+        return entry and entry[1]
 
     def tell(self, value: Value, numbers: np.ndarray) -> Value:
         """Note what a value tells; a constant if it tells no size."""
@@ -139,8 +139,8 @@ class TrueSizes:
             for name, value in zip(names, values, strict=True)
             if id(value) in self._known
         }
-        found = [f"{name}:size{axis}" for name, (_, axis, _) in known.items()]
-        return found, [size.expr for _, _, size in known.values()]
+        ports = [f"{name}:size{axis}" for name, (_, axis, _) in known.items()]
+        return ports, [size.expr for _, _, size in known.values()]
 
 
 def _axis_after(

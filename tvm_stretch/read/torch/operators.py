@@ -113,13 +113,13 @@ def needed(graph: Graph) -> dict[Node, None]:
 
     Torch itself keeps unread random numbers, too, for those that are drawn after them.
     """
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         schema = getattr(node.target, "_schema", None)
         writes = schema is not None and schema.is_mutable
-        if node.op == "output" or writes or not found.keys().isdisjoint(node.users):
-            found[node] = None
-    return found
+        if node.op == "output" or writes or not nodes.keys().isdisjoint(node.users):
+            nodes[node] = None
+    return nodes
 
 
 def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, Any]:
