@@ -87,8 +87,8 @@ class _Joiner:
             return type(block)([self._joined(pairs[b.var]) if b.var in pairs else b for b in left])
 
         body = relax.SeqExpr([joined(block) for block in function.body.blocks], function.body.body)
-        made = relax.Function(function.params, body, function.ret_ty, function.is_pure)
-        renamed = Renamer(self.mod, names).visit_expr(made.with_attrs(dict(function.attrs or {})))
+        again = relax.Function(function.params, body, function.ret_ty, function.is_pure)
+        renamed = Renamer(self.mod, names).visit_expr(again.with_attrs(dict(function.attrs or {})))
         return with_table(renamed, KERNELS, table)
 
     def _pairs(self, function: relax.Function) -> Iterator[_Pair]:

@@ -39,9 +39,9 @@ class ShareConstants:
 
 @relax.expr_functor.mutator
 class _Sharer(CallRewriter):
-    def __init__(self, mod: tvm.IRModule, known: _Known) -> None:
+    def __init__(self, mod: tvm.IRModule, shared: _Known) -> None:
         super().__init__(mod)
-        self.known = known
+        self.known = shared
 
     def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
         """The first constant with this shape, type and content."""

@@ -118,7 +118,7 @@ def tvm_target(item: str | Attributes | Target) -> Target:
         return Target(dict(item) if isinstance(item, Mapping) else item)
     except (ValueError, TypeError, RuntimeError) as error:
         kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
-        named = [name for name, known in _KINDS.items() if known.nickname == kind.lower() != ""]
+        named = [name for name, entry in _KINDS.items() if entry.nickname == kind.lower() != ""]
         alike = named or difflib.get_close_matches(kind.lower(), _KINDS, 1)
         if alike and kind not in _KINDS:
             raise TargetError(

@@ -170,23 +170,23 @@ def _mark_of(block: s_tir.SBlock) -> str:
 def elementwise(blocks: Sequence[s_tir.SBlock], anchor: tirx.Buffer) -> Epilogue | None:
     """The blocks after ``anchor`` as one expression; None if they are not elementwise."""
     axes: tuple[tirx.Var, ...] = ()
-    known: list[tuple[tirx.Buffer, Expr | None]] = [(anchor, None)]
+    chain: list[tuple[tirx.Buffer, Expr | None]] = [(anchor, None)]
     for one in blocks:
         body, own = one.body, tuple(axis.var for axis in one.iter_vars)
         axes = axes or own
         if not isinstance(body, tirx.BufferStore) or not same_place(body.indices, own):
             return None
-        reads = [read for buffer, _ in known for read in _loads(body.value, buffer)]
+        reads = [read for buffer, _ in chain for read in _loads(body.value, buffer)]
         same = list(map(int, body.buffer.shape)) == list(map(int, anchor.shape))
         if not (same and reads and all(same_place(read.indices, own) for read in reads)):
             return None
-        known.append((body.buffer, _inlined(body.value, known, dict(zip(own, axes, strict=True)))))
-    return Epilogue(anchor, known[-1][0], axes, known[-1][1])
+        chain.append((body.buffer, _inlined(body.value, chain, dict(zip(own, axes, strict=True)))))
+    return Epilogue(anchor, chain[-1][0], axes, chain[-1][1])
 
 
 def _inlined(
     value: Expr,
-    known: Sequence[tuple[tirx.Buffer, Expr | None]],
+    chain: Sequence[tuple[tirx.Buffer, Expr | None]],
     places: Mapping[tirx.Var, tirx.Var],
 ) -> Expr:
     """``value`` at other axes, with the values of buffers in place of their loads."""
@@ -194,7 +194,7 @@ def _inlined(
     def replace(node: Expr) -> Expr:
         if not isinstance(node, TensorLoad):
             return places.get(node, node)
-        inner = next((made for buffer, made in known if node.source.same_as(buffer)), None)
+        inner = next((value for buffer, value in chain if node.source.same_as(buffer)), None)
         return node if inner is None else inner
 
     return rewrite(value, ((TensorLoad, tirx.Var), replace))

@@ -101,16 +101,16 @@ def _processors() -> Iterator[Finding]:
     for kind, processor in processors_here():
         if isinstance(processor, StretchError):
             cost = kind_of({"kind": kind}).cost
-            said = f"{processor}; {cost}" if cost else str(processor)
-            yield Finding("missing" if cost else "note", kind, said)
+            text = f"{processor}; {cost}" if cost else str(processor)
+            yield Finding("missing" if cost else "note", kind, text)
         else:
             yield Finding("ok", kind, describe(processor))
 
 
 def _drivers(machine: Mapping[str, Any]) -> Iterator[Finding]:
     """Oddities of OpenCL devices."""
-    for name, said in oddities(machine):
-        yield Finding("note" if said else "ok", "OpenCL", "; ".join([name, *said]))
+    for name, oddity in oddities(machine):
+        yield Finding("note" if oddity else "ok", "OpenCL", "; ".join([name, *oddity]))
 
 
 def _tools() -> Iterator[Finding]:

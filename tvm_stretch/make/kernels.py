@@ -112,7 +112,7 @@ def _described(
     walk = Walk(lowered, [p.name for p in processors], weights=UnreadWeights())
     walk.visit_main(relax.analysis.remove_all_unused(lowered["main"]))
     functions = {var.name_hint: function for var, function in lowered.functions.items()}
-    known: dict[tuple[str, int], GroupKernel] = {}
+    priced: dict[tuple[str, int], GroupKernel] = {}
     entries: list[tuple[tuple[str, ...], bool, GroupKernel]] = []
     for region in walk.regions:
         for step in region.steps:
@@ -121,11 +121,11 @@ def _described(
                 kernel = GroupKernel(describe_copy(step.inputs[0].bytes, machine))
             else:
                 key = (step.kernel, region.processor)
-                if key not in known:
+                if key not in priced:
                     function = functions[step.kernel]
                     described = describe_apart(function, machine)
-                    known[key] = GroupKernel(*described, result_shape(function))
-                kernel = known[key]
+                    priced[key] = GroupKernel(*described, result_shape(function))
+                kernel = priced[key]
             inside = tuple(name for name in step.provenance.served if name in operators)
             if inside:
                 entries.append((inside, bool(step.provenance.operators), kernel))

@@ -260,14 +260,14 @@ class RemoteModel(Model):
     def create_instance(self) -> Model:
         """Another model on the device with the same weights and its own scratch memory."""
         parent = self.module
-        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
-        return RemoteModel(made, **vars(self.origin))
+        executor = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
+        return RemoteModel(executor, **vars(self.origin))
 
     def fork(self) -> Model:
         """See `Model.fork`; a fork that has lost its session begins with the present states."""
         parent = self.module
-        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
-        return RemoteModel(made, **vars(self.origin))
+        executor = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
+        return RemoteModel(executor, **vars(self.origin))
 
     def _load(self) -> None:
         self.module.now()
@@ -306,7 +306,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         parts = model.parts
         require_fitting(device, parts.graph)
         executor = RemoteExecutor(device, lambda: _open_parts(device, parts))
-        made = RemoteModel(executor, parts=parts)
+        remote = RemoteModel(executor, parts=parts)
     else:
         artifact = (
             model.origin.artifact
@@ -316,9 +316,9 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         assert artifact is not None  # a loaded model has one
         _require_machine(device, machine_of(artifact))
         executor = RemoteExecutor(device, lambda: _open_artifact(device, artifact))
-        made = RemoteModel(executor, artifact=artifact)
+        remote = RemoteModel(executor, artifact=artifact)
     executor.now()
-    return made
+    return remote
 
 
 def require_fitting(device: Device, graph: Graph) -> None:

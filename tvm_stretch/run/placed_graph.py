@@ -84,7 +84,7 @@ def netron_network(data: Mapping[str, Any]) -> ModelProto:
 
 def _attributes(node: Mapping[str, Any], processor: str) -> dict[str, str]:
     """The known facts of a kernel, as words."""
-    known = {
+    facts = {
         "processor": processor,
         "operators": ", ".join(node["operators"]),
         "kernel": node["kernel"],
@@ -94,4 +94,4 @@ def _attributes(node: Mapping[str, Any], processor: str) -> dict[str, str]:
         "microseconds": "" if node["ns"] is None else f"{node['ns'] / 1e3:.1f}",
         "limited_by": node["limit"][0] if node["limit"] else "",
     }
-    return {name: value for name, value in known.items() if value}
+    return {name: value for name, value in facts.items() if value}

@@ -138,8 +138,8 @@ def _kernels(data: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
     kernels: dict[tuple[str, ...], float | None] = {}
     for node in data["nodes"]:  # a layer in shares is several kernels of the same operators
         key, ns = tuple(node["operators"]), node["ns"]
-        known = kernels.get(key)
-        kernels[key] = ns if known is None else known + (ns or 0)
+        entry = kernels.get(key)
+        kernels[key] = ns if entry is None else entry + (ns or 0)
     return kernels
 
 

@@ -156,8 +156,8 @@ class _Product:
     def at(self, value: Any, *places: Expr) -> Any:
         """An expression of the block with values for its axes; the step is already known."""
         axes = self.statement.iter_vars[1:]
-        known = {axis.var: place for axis, place in zip(axes, places, strict=False)}
-        return _replaced(value, {**self.realized, **known})
+        values = {axis.var: place for axis, place in zip(axes, places, strict=False)}
+        return _replaced(value, {**self.realized, **values})
 
     def load(self, element: Any, *places: Expr) -> Expr:
         """A load at these places; it loads a vector if one of them is a ramp."""

@@ -374,8 +374,8 @@ def _gathered(load: TensorLoad) -> tvm.ir.Expr:
         tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Shuffle([places], [lane])])
         for lane in range(int(lanes))
     ]
-    made = tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
-    return tirx.Let(places, last, made)
+    vector = tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
+    return tirx.Let(places, last, vector)
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:

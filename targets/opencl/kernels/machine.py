@@ -50,10 +50,10 @@ class WinnersWithGaps(Winners):
 
     def find(self, layer: Hashable) -> Any:
         """As of `Winners`; without a configuration the layer is one of `unknown` from now on."""
-        known = super().find(layer)
-        if known is None:
+        winner = super().find(layer)
+        if winner is None:
             self.unknown[layer] = None
-        return known
+        return winner
 
     def __eq__(self, other: object) -> bool:
         return self is other  # caches must ask each table

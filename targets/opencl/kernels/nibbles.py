@@ -253,13 +253,13 @@ class _Bytes(_Nest):
         return [(lane * QUAD + i, element(sums[i], lane)) for i, lane in places]
 
 
-def _every_fourth(made: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
+def _every_fourth(target: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
     """Quads of every fourth number, from quads of neighbours."""
     near = quads("near", QUAD)
     kept = [store(near, value, i) for i, value in enumerate(neighbours)]
     loaded = [load(near, i) for i in range(QUAD)]
     picked = [[i + QUAD * lane for lane in range(QUAD)] for i in range(QUAD)]
-    turned = [store(made, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
+    turned = [store(target, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
     return within([near], *kept, *turned)
 
 

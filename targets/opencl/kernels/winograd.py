@@ -254,8 +254,8 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         if layer.exact or machine.half or not suits_winograd(layer, machine.lanes, block):
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
-        known = gpu.winners.find(plain) is not None
-        return [] if known else [*group_winograd_candidates(plain, gpu, 1)]
+        is_measured = gpu.winners.find(plain) is not None
+        return [] if is_measured else [*group_winograd_candidates(plain, gpu, 1)]
 
     def bare(self) -> ConvConfig:
         return taken(ConvConfig, self, data_block=self.lanes, oc_blocks=1, pixels=1)

@@ -351,8 +351,8 @@ def phone(args: argparse.Namespace) -> None:
     from tvm_stretch.api.phone import clean_up, prepare
 
     if args.stop:
-        said = clean_up(args.serial)
-        _show(args, {"stopped": said}, said)
+        report = clean_up(args.serial)
+        _show(args, {"stopped": report}, report)
         return
     ready = prepare(args.serial, args.folder, args.name, args.tracker)
     _show(args, asdict(ready), str(ready))
@@ -362,9 +362,9 @@ def chat(args: argparse.Namespace) -> None:
     """Talk with a language model; the answers are written as they are made."""
     from tvm_stretch.api.cli.talking import talk
 
-    said = talk(args)
+    status = talk(args)
     if args.json:
-        _show(args, said, "")
+        _show(args, status, "")
 
 
 def where(args: argparse.Namespace) -> None:

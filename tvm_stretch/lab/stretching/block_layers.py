@@ -103,8 +103,8 @@ def _template(shape: ConvShape, machine: VectorMachine, block: int) -> Any:
     channels = (shape.in_channels, shape.out_channels)
     if shape.groups > 1 or min(channels) < machine.lanes or shape.is_dense:
         return choose(shape, machine, block)
-    read, made = (1 << (n - 1).bit_length() for n in channels)
-    near = choose(replace(shape, in_channels=read, out_channels=made), machine, block)
+    read, written = (1 << (n - 1).bit_length() for n in channels)
+    near = choose(replace(shape, in_channels=read, out_channels=written), machine, block)
     return replace(near, in_channels=channels[0], out_channels=channels[1])
 
 
@@ -123,8 +123,8 @@ def has_norms(operators: Operators) -> bool:
 def point_conv(shape: Sequence[int], read: int, width: int, norm: bool, stride: int = 1) -> Layer:
     """A 1x1 convolution on an image of this shape."""
     size = (shape[2], shape[3])
-    made = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
-    return Layer(made, has_norm=norm)
+    shape_of_conv = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
+    return Layer(shape_of_conv, has_norm=norm)
 
 
 @remember

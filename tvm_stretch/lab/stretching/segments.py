@@ -222,8 +222,8 @@ def refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
             continue
         weight = operator.call.args[1].value.numpy()
         key = (weight.shape, weight.reshape(-1)[:16].tobytes())
-        block, name, known = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
-        if block != block_of[operator.name] and np.array_equal(known, weight):
+        block, name, other = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
+        if block != block_of[operator.name] and np.array_equal(other, weight):
             raise UnsupportedError(
                 f"expected weights of their own for all blocks, got {operator.name!r} with those "
                 f"of {name!r}; stretching would make them different"

@@ -141,13 +141,13 @@ def _endless(images: object) -> Iterator[Tensor]:
                 yield batch
         got = "no such batch"
     else:
-        known = torch.as_tensor(images)
-        while len(known) > 1:
-            order = torch.randperm(len(known)).to(known.device)
-            size = min(BATCH, len(known))
-            for part in range(len(known) // size):
-                yield known[order[part * size : (part + 1) * size]]
-        got = str(len(known))
+        pictures = torch.as_tensor(images)
+        while len(pictures) > 1:
+            order = torch.randperm(len(pictures)).to(pictures.device)
+            size = min(BATCH, len(pictures))
+            for part in range(len(pictures) // size):
+                yield pictures[order[part * size : (part + 1) * size]]
+        got = str(len(pictures))
     raise InputError(
         f"expected batches of at least two images to refine with, got {got}; give some thousands "
         "of images: normalisations and the distance to the teacher need how they differ"
@@ -192,7 +192,7 @@ def _apart(
         source, whole = net.sources[name], wanted[net.sources[name].tensor]
         spread = whole.transpose(0, 1).flatten(1).var(1).mean() + 1e-12
         channels = torch.as_tensor(source.channels, device=value.device)
-        known = channels >= 0
-        apart = (value[:, known] - whole[:, channels[known]]).square().mean()
+        has_origin = channels >= 0
+        apart = (value[:, has_origin] - whole[:, channels[has_origin]]).square().mean()
         total = total + counts[name] * apart / spread
     return total

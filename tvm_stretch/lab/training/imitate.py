@@ -166,9 +166,9 @@ class _Imitation:
         }
         energies: dict[str, Tensor] = {}
         for node in readers:
-            read, made = self.sources[node.inputs[0]], self.sources[node.name]
-            weight = self._scaled(made.tensor)
-            rows = weight if made.tied else weight[self.channels[node.name].clamp_min(0)]
+            read, written = self.sources[node.inputs[0]], self.sources[node.name]
+            weight = self._scaled(written.tensor)
+            rows = weight if written.tied else weight[self.channels[node.name].clamp_min(0)]
             energy = spread[read.tensor] * rows.square().sum((0, 2, 3))
             energies[read.tied] = energies.get(read.tied, torch.zeros(())) + energy
         return energies
@@ -232,17 +232,17 @@ class _Imitation:
 
     def _put(self, fit: _Fit, held: Tensor, weights: Tensor, offsets: Tensor, data: Tensor) -> None:
         """Write the weights. Before a normalisation they keep their norm; its scale compensates."""
-        known = self.channels[fit.result.name] >= 0
+        kept = self.channels[fit.result.name] >= 0
         if fit.result.kind != BATCH_NORM:
-            held[known] = weights[known]
+            held[kept] = weights[kept]
             if fit.result is not fit.layer:
-                self.net.weight_of(fit.result.name, "bias").reshape(-1)[known] = offsets[known]
+                self.net.weight_of(fit.result.name, "bias").reshape(-1)[kept] = offsets[kept]
             return
         sizes = [w.flatten(1).norm(dim=1).clamp_min(1e-6) for w in (held, weights)]
         factor = sizes[0] / sizes[1]
-        held[known] = (weights * _columns(factor, weights))[known]
-        made = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
-        variance, mean = torch.var_mean(self.rows.take(made), 0)
+        held[kept] = (weights * _columns(factor, weights))[kept]
+        output = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
+        variance, mean = torch.var_mean(self.rows.take(output), 0)
         norm = self.net.norm_of(fit.result.name)
         deviation = (variance + norm.eps).sqrt()
         for old, new in (
@@ -252,7 +252,7 @@ class _Imitation:
             (norm.bias.data, offsets + mean / factor),
         ):
             assert old is not None
-            old[known] = new[known]
+            old[kept] = new[kept]
 
 
 def _scale(net: TrainableNetwork, result: Node, weight: Tensor) -> Tensor:

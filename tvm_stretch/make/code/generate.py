@@ -102,8 +102,8 @@ class _Values:
             ((tirx.Let, tirx.Bind), lambda let: self._copy(let.var, let.value)),
         ]
         tvm_ffi.structural_walk(func.body, rules, order="pre")
-        for var, known in self._ranges.items():
-            self._analyzer.bind(var, known)
+        for var, bounds in self._ranges.items():
+            self._analyzer.bind(var, bounds)
 
     def safe_load(self, load: TensorLoad) -> TensorLoad:
         """The load at indices that are in range."""
@@ -257,10 +257,10 @@ def generate(
 
     def code(name: str) -> bytes:
         key = digest(compiler, _schedule_key(schedule).encode(), _text(kernels[name]))
-        known = cache.find(key) if cache is not None else None
-        if known is not None:
+        cached = cache.find(key) if cache is not None else None
+        if cached is not None:
             remembered.append(name)
-            return known
+            return cached
         with context, _naming(name):  # contexts are thread-local
             new = code_of(_scheduled(name, kernels[name], schedule, target))
         if cache is not None:

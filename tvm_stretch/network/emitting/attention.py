@@ -99,8 +99,8 @@ class AttentionReader:
 
     def only(self, x: relax.Expr, kind: str, readers: int = 1) -> relax.Call | None:
         """The call of this kind that computes ``x``, which has so few readers."""
-        made = self.definitions.get(x) if isinstance(x, relax.Var) else None
-        return made if kind_of(made) == kind and self.uses.get(x) == readers else None
+        call = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        return call if kind_of(call) == kind and self.uses.get(x) == readers else None
 
     def scaled(self, x: relax.Expr, readers: int) -> tuple[float, relax.Expr]:
         """A constant factor of all scores, and the scores without it."""

@@ -246,12 +246,12 @@ def tabulated(
 ) -> tuple[Given, np.ndarray] | None:
     """The one tensor that ``x`` is computed from, and the 256 results; None for anything else."""
     sources: dict[relax.Expr, Given] = {}
-    known: dict[relax.Expr, np.ndarray | None] = {}
+    values_of: dict[relax.Expr, np.ndarray | None] = {}
 
     def value(part: relax.Expr, depth: int) -> np.ndarray | None:
-        if part not in known:
-            known[part] = computed(part, depth)
-        return known[part]
+        if part not in values_of:
+            values_of[part] = computed(part, depth)
+        return values_of[part]
 
     def computed(part: relax.Expr, depth: int) -> np.ndarray | None:
         call = definition(part)
@@ -292,5 +292,5 @@ def _results(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
         return np.clip(values[0], low, high)
     if kind == "nn.leakyrelu":
         return np.where(values[0] < 0, values[0] * np.float32(call.attrs.alpha), values[0])
-    made = np.asarray(_FUNCTIONS[kind](*values))
-    return made if made.dtype == bool else made.astype("float32")
+    results = np.asarray(_FUNCTIONS[kind](*values))
+    return results if results.dtype == bool else results.astype("float32")

@@ -73,10 +73,10 @@ def local_machine() -> str:
 def name_of_cpu(cpuinfo: str) -> str:
     """The model name in ``/proc/cpuinfo``; most ARM boards only list numbers of their cores."""
     pairs = [line.partition(":") for line in cpuinfo.splitlines()]
-    known: dict[str, dict[str, None]] = {}
+    fields: dict[str, dict[str, None]] = {}
     for key, _, value in pairs:
-        known.setdefault(key.strip(), {})[value.strip()] = None
-    if "model name" in known:
-        return next(iter(known["model name"]))
-    makers, parts = (sorted(known.get(key, ())) for key in ("CPU implementer", "CPU part"))
+        fields.setdefault(key.strip(), {})[value.strip()] = None
+    if "model name" in fields:
+        return next(iter(fields["model name"]))
+    makers, parts = (sorted(fields.get(key, ())) for key in ("CPU implementer", "CPU part"))
     return " ".join(filter(None, (platform.machine(), "+".join(makers), "+".join(parts))))

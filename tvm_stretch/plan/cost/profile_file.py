@@ -183,12 +183,12 @@ def _check_processor(profile: ProcessorProfile, where: str) -> None:
 
 def _check_operators(names: Iterable[str], where: str) -> None:
     """Check that Relax has operators of these names, given without ``relax.``."""
-    known = {
+    operators = {
         str(name)[len(_RELAX) :] for name in Op.list_op_names() if str(name).startswith(_RELAX)
     }
     for name in names:
-        if name not in known:
-            alike = difflib.get_close_matches(name, sorted(known), 3)
+        if name not in operators:
+            alike = difflib.get_close_matches(name, sorted(operators), 3)
             raise CostModelError(
                 f"expected names of Relax's operators for refuses of {where}, got {name!r}; write "
                 f"{' or '.join(alike) or 'one such as nn.softmax'}"

@@ -131,7 +131,7 @@ class _Trials:
 
 def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     processor, host = where.processor, where.host
-    known = Verdicts.read(path, fingerprint(processor))
+    verdicts = Verdicts.read(path, fingerprint(processor))
     if processor.hardware.packet_ns:
         say(f"{processor.name}: emulated, answers are compared; for speed, {by_packets(processor)}")
     say("reading the network")
@@ -143,15 +143,15 @@ def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     for number, (key, trial) in enumerate(wanted.items(), 1):
         count(key.split()[0], number, len(wanted))
         refusal = processor.why_not(trial.call)
-        if refusal is None and known.reasons.get(key) != "":
+        if refusal is None and verdicts.reasons.get(key) != "":
             reason = _try(trial, where)
             if reason.startswith("run:"):
                 _require_device(where, reason, path)
                 reason = _try(trial, where)  # it may have failed by chance
-            known.reasons[key] = reason
-            known.write(path)
-        reasons[key] = refusal or known.reasons[key]
-    return Verdicts(known.device, reasons)
+            verdicts.reasons[key] = reason
+            verdicts.write(path)
+        reasons[key] = refusal or verdicts.reasons[key]
+    return Verdicts(verdicts.device, reasons)
 
 
 def _networks(mod: tvm.IRModule, processor: Processor, host: Processor) -> Iterator[tvm.IRModule]:

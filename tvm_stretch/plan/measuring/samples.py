@@ -93,8 +93,8 @@ class Sample(Sliding):
     def from_json(data: dict[str, Any]) -> Sample:
         """Read what `to_json` wrote."""
         sample = MEASUREMENTS.build(Sample, data, "a sample")
-        known = sample.kind in KINDS and sample.epilogue in EPILOGUES and sample.dtype in DTYPES
-        if not known or not sample._is_window() or min(sample.out_size) < 1:
+        is_kind = sample.kind in KINDS and sample.epilogue in EPILOGUES and sample.dtype in DTYPES
+        if not is_kind or not sample._is_window() or min(sample.out_size) < 1:
             raise CostModelError(
                 f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
             )

@@ -44,8 +44,8 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     places = range(len(costs.processors))
     times = [tuple(costs.whole(group, p) for p in places) for group in network.graph.groups]
     # kernels that a processor joins take less than the bound counts for them
-    known = [candidate.cost.ns for candidate in (*candidates.singles, *candidates.rivals)]
-    return candidates.bounded(min([least_ns(times), *known]))
+    latencies = [candidate.cost.ns for candidate in (*candidates.singles, *candidates.rivals)]
+    return candidates.bounded(min([least_ns(times), *latencies]))
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

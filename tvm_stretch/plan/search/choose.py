@@ -210,8 +210,8 @@ def _measured(
         verdict = "chosen" if index == chosen else "slower" if outcome.high < 1 else "not faster"
         if index == 0 and chosen:
             verdict = "slower"
-        said = verdict if index == 0 else f"{verdict}: {versus}"
-        yield candidate.considered(said, outcome.seconds)
+        text = verdict if index == 0 else f"{verdict}: {versus}"
+        yield candidate.considered(text, outcome.seconds)
 
 
 def choose(
@@ -304,18 +304,18 @@ def _measure(
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
     is_usual = limits.scheduler is None and limits.objective == LATENCY
     may_remember = site.identity and is_usual
-    said = f"{site.identity} {limits.caps} {limits.parts}"
-    memory = memory_of(job.mod, site.processors, said) if may_remember else None
-    known = None if memory is None else memory.find()
-    if known is not None:
+    key = f"{site.identity} {limits.caps} {limits.parts}"
+    memory = memory_of(job.mod, site.processors, key) if may_remember else None
+    remembered = None if memory is None else memory.find()
+    if remembered is not None:
         say("building the plan that won before")
         try:
-            model = Model.from_parts(build_parts(job.by(known)))
+            model = Model.from_parts(build_parts(job.by(remembered)))
             trace(model, 1)
         except StretchError as error:  # the user did not request that plan, so search again
             say(f"the plan that won before is not taken: {last_line(error)}")
         else:
-            reason = f"{known.reason}; measured before, not again"
+            reason = f"{remembered.reason}; measured before, not again"
             return Decision(site, job.by(model.plan), reason, trial=model)
 
     if not limits.searches:

@@ -117,9 +117,9 @@ def decided(
     """The decision for a candidate of the search."""
     table = tuple(considered)
     plan = candidate.plan if trial is None else trial.plan
-    known = (candidate.branched, candidate.lowered) if trial is None else ()
+    ready = (candidate.branched, candidate.lowered) if trial is None else ()
     plan = replace(plan, reason=reason, considered=table)
-    return Decision(site, job.by(plan, *known), reason, table, trial)
+    return Decision(site, job.by(plan, *ready), reason, table, trial)
 
 
 FASTEST = "fastest"

@@ -86,10 +86,10 @@ def build_each(
 
 def _check_inputs(networks: Sequence[SizedNetwork]) -> None:
     """Refuse lengths between which the shapes of inputs could not choose."""
-    known: dict[tuple[tuple[int, ...], ...], Mapping[str, int]] = {}
+    sizes_of: dict[tuple[tuple[int, ...], ...], Mapping[str, int]] = {}
     for network in networks:
         shapes = tuple(tuple(shape_of(param)) for param in network.mod["main"].params)
-        other = known.setdefault(shapes, network.sizes)
+        other = sizes_of.setdefault(shapes, network.sizes)
         if other is not network.sizes:
             raise InputError(
                 f"expected inputs of other shapes for {length_name(network.sizes)} than for "
@@ -106,15 +106,15 @@ def _check_states(networks: Sequence[SizedNetwork]) -> None:
     """
     resting = {(param.name, shape) for one in networks for param, shape in _held(one.mod)}
     first = networks[0]
-    known = {param.name: shape for param, shape in _next(first.mod)}
+    shapes = {param.name: shape for param, shape in _next(first.mod)}
     for network in networks:
         for (param, shape), (_, following) in zip(
             _held(network.mod), _next(network.mod), strict=True
         ):
-            if following != known[param.name]:
+            if following != shapes[param.name]:
                 raise InputError(
                     f"expected one shape of the state {param.name!r} for all lengths, got "
-                    f"{[*known[param.name]]} for {length_name(first.sizes)} and "
+                    f"{[*shapes[param.name]]} for {length_name(first.sizes)} and "
                     f"{[*following]} for {length_name(network.sizes)}; fix it with shapes="
                 )
             if (param.name, following) not in resting:

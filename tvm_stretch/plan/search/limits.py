@@ -120,9 +120,9 @@ def read_limits(
             f"{', '.join(limited)}; leave one of them out of max_share, or add a target"
         )
     what = "time" if is_planned else "work"
-    said = [f"at most {share:.3g} of the {what} on {names[place]}" for place, share in caps.items()]
-    said += [f"shares in parts of 1/{count}"] if count else []
-    return Limits(caps, count, "; ".join(said))
+    text = [f"at most {share:.3g} of the {what} on {names[place]}" for place, share in caps.items()]
+    text += [f"shares in parts of 1/{count}"] if count else []
+    return Limits(caps, count, "; ".join(text))
 
 
 def _is_share(value: object) -> bool:

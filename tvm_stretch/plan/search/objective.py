@@ -121,8 +121,8 @@ class Objective:
         """
         if not self.excess(best):
             return
-        known = list(all_costs)
-        can = " or ".join(dict.fromkeys(str(_least(name, known)) for name in _BUDGETS))
+        costs = list(all_costs)
+        can = " or ".join(dict.fromkeys(str(_least(name, costs)) for name in _BUDGETS))
         raise InputError(
             f"expected a plan within {self} for objective, got {can} at best; allow more, or add "
             "a target"

@@ -65,8 +65,8 @@ class Candidate:
         """
         measured = None if seconds is None else round(seconds * 1e9)
         energy = self.cost.millijoules
-        known = (self.cost.ns, self.plan.costs, measured, verdict, energy)
-        return Considered(self.what, *known, least_ns=self.least_ns)
+        columns = (self.cost.ns, self.plan.costs, measured, verdict, energy)
+        return Considered(self.what, *columns, least_ns=self.least_ns)
 
 
 def by_objective(limits: Limits) -> Callable[[Candidate], float]:
@@ -338,8 +338,8 @@ def by_start(
     times: dict[str, int] = {}
 
     def key(name: str) -> tuple[int, int, str]:
-        known = [times[source] for source in operators[name].inputs if source in times]
-        times[name] = max([start.get(name, 0), *known])
+        ends = [times[source] for source in operators[name].inputs if source in times]
+        times[name] = max([start.get(name, 0), *ends])
         return times[name], position[name], name
 
     heap = [key(name) for name, count in waiting.items() if not count]

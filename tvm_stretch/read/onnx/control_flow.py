@@ -152,8 +152,8 @@ class _Going:
     @property
     def most(self) -> int:
         """After how many iterations a loop that data end is cut."""
-        known = self.count.item() if isinstance(self.count, np.ndarray) else MOST_ITERATIONS + 1
-        return MOST_UNKNOWN if known > MOST_ITERATIONS and not self.is_known else MOST_ITERATIONS
+        count = self.count.item() if isinstance(self.count, np.ndarray) else MOST_ITERATIONS + 1
+        return MOST_UNKNOWN if count > MOST_ITERATIONS and not self.is_known else MOST_ITERATIONS
 
     def select(self, new: Value, old: Value) -> Value:
         """What a value is after an iteration."""

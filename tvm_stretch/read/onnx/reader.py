@@ -208,7 +208,7 @@ def _inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto
     Those of the main graph are weights, which `_read_weights` keeps out of the proto.
     """
     weights = [*model.graph.initializer, *(tensor for _, tensor in _constant_nodes(model.graph))]
-    known = {id(tensor) for tensor in weights}
+    own = {id(tensor) for tensor in weights}
     bodies: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while bodies:
         body = bodies.pop()
@@ -219,7 +219,7 @@ def _inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto
         yield from (
             tensor
             for tensor in tensors
-            if onnx.external_data_helper.uses_external_data(tensor) and id(tensor) not in known
+            if onnx.external_data_helper.uses_external_data(tensor) and id(tensor) not in own
         )
 
 

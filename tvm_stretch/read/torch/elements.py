@@ -204,8 +204,8 @@ def _median(*, skip: bool) -> Callable[..., tuple[Tensor, Tensor]]:
         if x.is_floating_point():
             missing = x.isnan().sum(dim, keepdim=True)
         first_nan = torch.where(missing > 0, count - missing, (count - 1) // 2)
-        known = torch.clamp(count - missing - 1, min=0) // 2
-        return _picked(x, known if skip else first_nan, dim, keepdim)
+        middle = torch.clamp(count - missing - 1, min=0) // 2
+        return _picked(x, middle if skip else first_nan, dim, keepdim)
 
     return median
 

@@ -127,12 +127,12 @@ def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, An
     import torch
     from torch._decomp import decomposition_table
 
-    known = {*importer_names(), *converters(), *RECURRENT}
+    supported = {*importer_names(), *converters(), *RECURRENT}
     unknown = {
         node.target
         for node in program.graph.nodes
         if node.op == "call_function"
-        and (node.target.__name__ not in known or _needs_statistics(node))
+        and (node.target.__name__ not in supported or _needs_statistics(node))
     }
     return {
         op: decomposition_table[op]
