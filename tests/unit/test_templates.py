@@ -245,14 +245,14 @@ def test_other_families_keep_their_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
-    kernels = [*some_convs(3), RunFeatures.of(7)]
+    kernels = [*some_convs(3), RunFeatures.make(7)]
     dataset.append(*(Row(kernel, 1000, 0.01, 15) for kernel in kernels))
     monkeypatch.setattr(ConvFeatures, "version", 2)
     lines: list[str] = []
     with reporting(lines.append):
         again = Dataset.open(dataset.path, DEVICE)
     assert "3 of 4 measurements" in lines[0]
-    assert [row.features for row in again.rows] == [RunFeatures.of(7)]
+    assert [row.features for row in again.rows] == [RunFeatures.make(7)]
     again.append(Row(kernels[0], 900, 0.01, 15))  # measured anew
     assert [row.nanoseconds for row in Dataset.open(dataset.path, DEVICE).rows] == [1000, 900]
     monkeypatch.undo()
@@ -260,7 +260,7 @@ def test_other_families_keep_their_measurements(
 
 
 def test_other_families_keep_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convs, runs = some_convs(40), [RunFeatures.of(count) for count in range(10, 50)]
+    convs, runs = some_convs(40), [RunFeatures.make(count) for count in range(10, 50)]
     times = [*pretended(convs), *(50_000.0 + 700 * run.launches for run in runs)]
     train([*convs, *runs], times, DEVICE, CORE).save(tmp_path / "cpu.json")
     assert set(load_cost_model(tmp_path / "cpu.json").families) == {"conv", "run"}

@@ -303,7 +303,7 @@ def to_onnx(
     check_place(place, "the network")
     with reporting(progress), compiling(), writing("the network", InputError):
         if targets is None and device is None and plan is None:
-            write_whole(place, onnx_file(Reader(source, shapes).at({}).mod, None))
+            write_whole(place, onnx_file(Reader(source, shapes).sized({}).mod, None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)
         job = site.job(mod)
@@ -324,6 +324,6 @@ def to_predict(
 ) -> tuple[tvm.IRModule, list[str], Site]:
     """The network, remarks for people, and where it would run; nothing is built or measured."""
     site = site_of(device, targets, cpu_threads, may_drop=True, built=as_built)
-    read = Reader(source, shapes, widen=site.without_float16).at({})
+    read = Reader(source, shapes, widen=site.without_float16).sized({})
     site = site.in_precision("float32", has_integers(read.mod["main"]), as_built)
     return read.mod, [*read.notes], site

@@ -146,7 +146,7 @@ def _as_onnx(source: Any) -> str | Path | bytes | onnx.ModelProto:
     if (is_onnx or isinstance(source, bytes | onnx.ModelProto)) and not is_tflite(source):
         return cast("str | Path | bytes | onnx.ModelProto", source)
     with compiling():
-        return onnx_file(Reader(source).at({}).mod, None)
+        return onnx_file(Reader(source).sized({}).mod, None)
 
 
 def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:

@@ -292,7 +292,7 @@ def _of_session(session: rpc.RPCSession, name: str, timeout: float) -> Device:
     def begin() -> Link:
         if next(number):
             raise failed(name, "to go on", "the end of its session", "open another, and connect")
-        return Link.of(session, timeout, name)
+        return Link.wrap(session, timeout, name)
 
     return Device(name, timeout, begin)
 

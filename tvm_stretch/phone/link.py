@@ -81,7 +81,7 @@ class Link:
         return Link(session, device, name, seat)
 
     @staticmethod
-    def of(session: rpc.RPCSession, seconds: float, name: str) -> Link:
+    def wrap(session: rpc.RPCSession, seconds: float, name: str) -> Link:
         """Wrap a session that the caller has opened.
 
         Raises:

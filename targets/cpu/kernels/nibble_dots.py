@@ -116,7 +116,7 @@ class ProductNest(ABC):
         whole, rest = divmod(own.depth, own.size)
         parts = [loop(whole, lambda i: part(i, own.size), "part")] if whole else []
         parts += [part(const(whole), rest)] if rest else []
-        return within(total.buffers, *total.start(), *parts, *total.each(keep))
+        return within(total.buffers, *total.start(), *parts, *total.for_each(keep))
 
     def place(self, tile: Tile, o: Expr, v: Expr) -> tuple[Expr, Expr]:
         """The block of outputs, and the output in it, of a lane of a tile's vector."""

@@ -346,7 +346,7 @@ class _Nest(ProductNest):
                 own.depth,
                 self.machine.broadcast_operand,
             )
-            stores = acc.each(
+            stores = acc.for_each(
                 lambda p, o, v, y: self.keep(y, start + p, unit, o * self.width + v, kept)
             )
             return within(acc.buffers, *acc.start(), products, *stores)

@@ -116,16 +116,16 @@ class _Direction:
         first = {"h0": self.h, "c0": self.c}
         for name in ("h0", "c0")[: layer.states]:
             given = self.tensors[name]
-            self.each(
+            self.emit(
                 f"first_{name}", None, first[name], lambda at, g=given: g[self.index, at.b, at.j]
             )
         with T.serial(*_long((0, layer.steps))) as step:
             t = layer.steps - 1 - step if layer.backwards[self.index] else step
             getattr(self, layer.kind)(t)
-            self.each("keep", t, self.h, self.y, self.lasts)
+            self.emit("keep", t, self.h, self.y, self.lasts)
             if layer.lengths:
                 nothing = tirx.const(0, self.dtype)
-                self.each("end", t, self.y, lambda _: nothing, lambda at: tirx.Not(self.lasts(at)))
+                self.emit("end", t, self.y, lambda _: nothing, lambda at: tirx.Not(self.lasts(at)))
 
     # --- the tensors ---
 
@@ -165,7 +165,7 @@ class _Direction:
 
     # --- statements ---
 
-    def each(
+    def emit(
         self,
         name: str,
         t: Expr | None,
@@ -212,7 +212,7 @@ class _Direction:
     def rnn(self, t: Expr) -> None:
         """``h = f(x + h R)``."""
         self.products(t, range(1), self.h, self.given)
-        self.each("hidden", t, self.y, lambda at: self.function(0)(self.gate(0)(at)))
+        self.emit("hidden", t, self.y, lambda at: self.function(0)(self.gate(0)(at)))
 
     def lstm(self, t: Expr) -> None:
         """Gates i, o, f, c; peepholes read the cell state."""
@@ -236,8 +236,8 @@ class _Direction:
             staying = one - entering if self.layer.input_forget else f(peeping(2, 2)(at))
             return staying * self.c(at) + entering * g(self.gate(3)(at))
 
-        self.each("cell", t, self.c, cell, self.lasts)
-        self.each("hidden", t, self.y, lambda at: f(peeping(1, 1)(at)) * h(self.c(at)))
+        self.emit("cell", t, self.c, cell, self.lasts)
+        self.emit("hidden", t, self.y, lambda at: f(peeping(1, 1)(at)) * h(self.c(at)))
 
     def gru(self, t: Expr) -> None:
         """Gates z, r, h; the new state is ``(1 - z) * n + z * h``."""
@@ -256,7 +256,7 @@ class _Direction:
                 return reset[at.b, at.j]
 
             self.products(t, range(2), self.h, self.given)
-            self.each("reset", t, kept, lambda at: f(self.gate(1)(at)) * self.h(at))
+            self.emit("reset", t, kept, lambda at: f(self.gate(1)(at)) * self.h(at))
             self.products(t, range(2, 3), kept, self.given)
 
         def hidden(at: _At) -> Expr:
@@ -266,4 +266,4 @@ class _Direction:
             new = g(self.clipped(candidate))
             return new + f(self.gate(0)(at)) * (self.h(at) - new)
 
-        self.each("hidden", t, self.y, hidden)
+        self.emit("hidden", t, self.y, hidden)

@@ -153,7 +153,7 @@ class _Product:
     width: int  # the number of lanes of a vector
     by_element: bool  # see `Accumulators.add_products`
 
-    def at(self, value: Any, *places: Expr) -> Any:
+    def placed(self, value: Any, *places: Expr) -> Any:
         """An expression of the block with values for its axes; the step is already known."""
         axes = self.statement.iter_vars[1:]
         values = {axis.var: place for axis, place in zip(axes, places, strict=False)}
@@ -161,7 +161,7 @@ class _Product:
 
     def load(self, element: Any, *places: Expr) -> Expr:
         """A load at these places; it loads a vector if one of them is a ramp."""
-        return load(element.source, *(self.at(index, *places) for index in element.indices))
+        return load(element.source, *(self.placed(index, *places) for index in element.indices))
 
     def tile(self, sequences: tuple[Expr, int], units: tuple[Expr, int]) -> tirx.Stmt:
         """The sums of a tile; sequences and vectors of units are given as (start, count)."""
@@ -177,13 +177,13 @@ class _Product:
             return row + p, o // vectors, vector // each_block, lane
 
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            sums = self.at(total.a, *place(p, o, v))
+            sums = self.placed(total.a, *place(p, o, v))
             return store(sums.source, value, *sums.indices)
 
         start = self.statement.init.value
         return within(
             acc.buffers,
-            *acc.start(lambda p, o, v: self.at(start, *place(p, o, v))),
+            *acc.start(lambda p, o, v: self.placed(start, *place(p, o, v))),
             acc.add_products(
                 range(rows),
                 lambda p, k: self.load(state, row + p, zero, zero, zero, k),
@@ -191,7 +191,7 @@ class _Product:
                 depth,
                 self.by_element,
             ),
-            *acc.each(finish),
+            *acc.for_each(finish),
         )
 
     @property

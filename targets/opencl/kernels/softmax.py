@@ -68,7 +68,7 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
     def body(row: Expr, item: Expr) -> tirx.Stmt:
         at = unravelled(row, cfg.outer)
 
-        def each(one: Callable[[int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
+        def shared_out(one: Callable[[int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
             return shares(extent, items, item, one)
 
         def read(i: int, place: Expr) -> tirx.Stmt:
@@ -90,14 +90,14 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
         return within(
             [values, joined, top, shared],
             store(joined, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
-            *each(read),
+            *shared_out(read),
             *join_items(joined, shared, item, tirx.max),
             store(top, load(joined, 0), 0),
             store(joined, f32(0.0), 0),
-            *each(power),
+            *shared_out(power),
             *join_items(joined, shared, item, lambda a, b: a + b),
             store(joined, f32(1.0) / load(joined, 0), 0),
-            *each(finish),
+            *shared_out(finish),
         )
 
     return launch(prod(cfg.outer), items, body)

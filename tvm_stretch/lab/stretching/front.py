@@ -194,7 +194,7 @@ def find_candidates(
     segmentations = _segmentations(task, able, rules)
     by_design: dict[Design, Candidate] = {}
     for runs in segmentations:
-        own = replace(task, chain=Chain.of(task.chain.operators, runs))
+        own = replace(task, chain=Chain.cut(task.chain.operators, runs))
         for places in sets:
             step()
             search = Search(runs, task.pricing, places, task.home, rules, merge)

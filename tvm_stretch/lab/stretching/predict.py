@@ -28,7 +28,7 @@ class Chain:
     between: tuple[tuple[str, ...], ...]
 
     @staticmethod
-    def of(operators: Operators, runs: Sequence[Run]) -> Chain:
+    def cut(operators: Operators, runs: Sequence[Run]) -> Chain:
         """Assign each operator outside of the runs to its gap."""
         position = {m.name: i for i, r in enumerate(runs) for b in r.blocks for m in b.members}
         names: list[list[str]] = [[] for _ in range(len(runs) + 1)]

@@ -368,12 +368,12 @@ def task_of(
             f"{[costs.processors[p].name for p in able]}; name another target"
             + "".join(f" ({name}: {reason})" for name, reason in refused.items())
         )
-    task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
+    task = Task(Chain.cut(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
     task.pricing.learn(task.chain.layers())
     return task, able, refused
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
     """The place of the fastest processor for operators outside of branches."""
-    outside, pricing = Chain.of(operators, stages).outside(), Pricing(costs)
+    outside, pricing = Chain.cut(operators, stages).outside(), Pricing(costs)
     return min(able, key=lambda place: pricing.nanoseconds(outside, place, together=False))

@@ -103,7 +103,7 @@ class MeasuredModel(CostModel):
         computed = float(self.nanoseconds(kernels).sum())
         if self.launching is not None:
             return self.launching.run_ns(kernels, computed)
-        return computed + float(self.nanoseconds([RunFeatures.of(len(kernels))])[0])
+        return computed + float(self.nanoseconds([RunFeatures.make(len(kernels))])[0])
 
     def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
         """Predicted latencies by phase; None for kernels of families that were not measured."""
@@ -351,7 +351,7 @@ class Launching:
 
     def run_ns(self, kernels: Sequence[Features], alone_ns: float) -> float:
         """The time of a run of kernels that take ``alone_ns`` if each is alone."""
-        features = LaunchedRunFeatures.of(kernels, round(alone_ns))
+        features = LaunchedRunFeatures.make(kernels, round(alone_ns))
         return float(self._runs(*_columns([features]))[0])
 
     def added_ns(self, kernel: Features, alone_ns: float) -> float:

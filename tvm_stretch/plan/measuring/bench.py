@@ -162,9 +162,9 @@ class Bench:
         nodes, run = prepared.model.graph.nodes, total.nanoseconds
         if copies is None:
             beside = replace(total, nanoseconds=max(1, run - sum(alone)))
-            return self._row(None, RunFeatures.of(len(nodes)), [beside], origin)
+            return self._row(None, RunFeatures.make(len(nodes)), [beside], origin)
         features = {name: kernel.features for name, kernel in prepared.kernels.items()}
-        launched = LaunchedRunFeatures.of([features.get(n.kernel) for n in nodes], sum(alone))
+        launched = LaunchedRunFeatures.make([features.get(n.kernel) for n in nodes], sum(alone))
         computed = replace(total, nanoseconds=max(1, run - copies.nanoseconds))
         return self._row(None, launched, [computed], origin)
 

@@ -101,7 +101,7 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     if any(costs.whole(group, place) is None for group in network.graph.groups):
         return None
     kernels = costs.kernels.alone(network.graph, place)
-    total = costs.regions[place] + costs.of(kernels, place)
+    total = costs.regions[place] + costs.sum(kernels, place)
     processors = tuple(processor.name for processor in costs.processors)
     operators = tuple(Calls(network.mod["main"]).calls)
     energy = costs.millijoules(place, total)

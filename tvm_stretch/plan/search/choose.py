@@ -290,7 +290,7 @@ def find(
 
 def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None:
     """The decision for a network of many equal layers, found with three of them."""
-    few = FewerLayers.of(job.mod) if replace(limits, searches=True) == NO_LIMITS else None
+    few = FewerLayers.find(job.mod) if replace(limits, searches=True) == NO_LIMITS else None
     if few is None:
         return None
     say(f"searching with {KEPT} of {few.run.count} equal layers")

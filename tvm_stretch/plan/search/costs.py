@@ -84,12 +84,12 @@ class Costs:
         if (key := (group, place)) not in self._memo:
             supported = self.kernels.supported(group, place)
             self._memo[key] = (
-                self.of(self.kernels.whole(group, place), place) if supported else None
+                self.sum(self.kernels.whole(group, place), place) if supported else None
             )
         nanoseconds: int | None = self._memo[key]
         return nanoseconds
 
-    def of(self, kernels: Sequence[Features], place: int) -> int:
+    def sum(self, kernels: Sequence[Features], place: int) -> int:
         """Kernels on a processor."""
         return sum(answer.nanoseconds for answer in self._predict(place, kernels))
 
@@ -235,7 +235,7 @@ class Costs:
         if half is None:
             return (whole + self.start(place)) // 2, 0.5
         kernels, fraction = half
-        return min(whole, self.of(kernels, place)), fraction
+        return min(whole, self.sum(kernels, place)), fraction
 
 
 def not_asked_for(host: Processor) -> Processor:
@@ -303,7 +303,7 @@ def _transfer_lines(model: MeasuredModel | None) -> dict[tuple[int, int], tuple[
         return {}
     lines = {}
     for pair in ((0, 1), (1, 0)):
-        none, much = model.nanoseconds([TransferFeatures.of(size, *pair) for size in (0, _MEBI)])
+        none, much = model.nanoseconds([TransferFeatures.make(size, *pair) for size in (0, _MEBI)])
         lines[pair] = (float(none), float(much - none) / _MEBI)  # models are lines
     return lines
 

@@ -45,7 +45,7 @@ class FewerLayers:
     run: EqualLayers
 
     @staticmethod
-    def of(mod: tvm.IRModule) -> FewerLayers | None:
+    def find(mod: tvm.IRModule) -> FewerLayers | None:
         """The network with fewer layers, if that saves much."""
         run = find_equal_layers(mod["main"])
         if run is None or run.removed < _WORTH:

@@ -153,7 +153,7 @@ def _shared_rooms(lengths: Lengths, reader: Reader) -> dict[str, tuple[int, int]
     given = [(name, one) for name, one in read_lengths(lengths).items() if isinstance(one, list)]
     if len(given) < len(lengths):
         return {}
-    longest = reader.at({name: max(one) for name, one in given}).mod
+    longest = reader.sized({name: max(one) for name, one in given}).mod
     pairs = zip(_held(longest), read_states(longest["main"])[1], strict=True)
     return {param.name: (state.axis, state.grown) for (param, _), state in pairs if state.grown}
 
@@ -167,7 +167,7 @@ def sized_networks(
         InputError: the lengths are none, or padding may change an answer.
     """
     if lengths is None:
-        return [reader.at({})], []
+        return [reader.sized({})], []
     if reader.states is not None:
         reader.rooms = _shared_rooms(lengths, reader)
     given = read_lengths(lengths)
@@ -181,7 +181,7 @@ def sized_networks(
     for name, one in given.items():
         if isinstance(one, Length):
             spans.append(_span(name, one, sizes[name], largest, reader))
-    return [reader.at(own) for own in wanted], spans
+    return [reader.sized(own) for own in wanted], spans
 
 
 def _check_counted(
@@ -205,7 +205,7 @@ def _chosen(
     times = []
     for size in probes:
         say(f"predicting the time for {name}={size}")
-        plan = predict(site.job(reader.at({**largest, name: size}).mod), site).plan
+        plan = predict(site.job(reader.sized({**largest, name: size}).mod), site).plan
         times.append(max(plan.predicted_ns or 1, 1) if plan is not None else 1)
     return ladder(span, probes, times)
 
@@ -242,7 +242,7 @@ def _span(
     slopes: list[tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]] = []
     for few, many in sorted(pair for pair in pairs if first <= pair[0] < pair[1]):
         say(f"comparing {name}={few} with {name}={many}")
-        small, large = (reader.at({**largest, name: size}).mod["main"] for size in (few, many))
+        small, large = (reader.sized({**largest, name: size}).mod["main"] for size in (few, many))
         masks = masks_of(small, large, name)
         fills |= dict.fromkeys(sorted(masks.names), masks.fill)
         hiding |= masks.hiding

@@ -247,7 +247,7 @@ class _Schedule:
 
         def nanoseconds(group: Group) -> list[int | None]:
             here, name = own[group.name], group.anchor.name
-            ns = self.costs.of(features[group.name], here)
+            ns = self.costs.sum(features[group.name], here)
             ns += self.costs.regions[here] if group.name in first else 0
             if name in owners:
                 ns = round(ns * self.costs.slower(features[group.name], here))

@@ -47,7 +47,7 @@ def translate_control_flow(
 
     def translated(graph: onnx.GraphProto, own: Scope, outputs: list[str]) -> list[Value]:
         values = translate(graph, own, outputs)
-        if any(sizes.of(value) for value in values):
+        if any(sizes.find(value) for value in values):
             raise node.refuse("tensors of one size from each iteration", "one that data decide")
         return values
 
@@ -72,7 +72,7 @@ def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -
     shapes = [
         x.shape if isinstance(x, np.ndarray) else tuple(static_shape(x)) for x in (one, other)
     ]
-    found = [sizes.of(one), sizes.of(other)]
+    found = [sizes.find(one), sizes.find(other)]
     empty = [0 in shape for shape in shapes]
     if not any(found) and sum(empty) != 1:
         return _chosen(node, node[0], one, other)

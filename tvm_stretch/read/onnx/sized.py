@@ -35,7 +35,7 @@ _RULES: dict[str, Rule] = {}
 def convert_sized(node: Node, sizes: TrueSizes) -> tuple[Value, ...] | None:
     """The results of an operator that reads true sizes; None if nothing here is needed for it."""
     rule = _RULES.get(node.op)
-    reads = any(sizes.of(x) or sizes.numbers(x) is not None for x in node.inputs)
+    reads = any(sizes.find(x) or sizes.numbers(x) is not None for x in node.inputs)
     results = rule(node, sizes) if rule and (reads or node.op == "NonZero") else None
     if results is None:
         return None
@@ -68,7 +68,7 @@ def _most(value: int | Size) -> int:
 
 @_rule("Shape")
 def _shape(node: Node, sizes: TrueSizes) -> Results:
-    true_size = sizes.of(node.inputs[0])
+    true_size = sizes.find(node.inputs[0])
     if true_size is None:
         return None
     numbers = np.array(node.shape(), object)
@@ -97,7 +97,7 @@ def _joined(node: Node, sizes: TrueSizes) -> Results:
         if all(isinstance(part, np.ndarray) for part in parts):
             whole = np.concatenate([np.asarray(part, object) for part in parts])
             return sizes.tell(_plain(node, {}), whole)
-    axis, true_sizes = node.axis(0), [sizes.of(x) for x in node.inputs]
+    axis, true_sizes = node.axis(0), [sizes.find(x) for x in node.inputs]
     if {one[0] for one in true_sizes if one} != {axis}:
         return None
     if len(true_sizes) == 1 and true_sizes[0]:  # the boxes of a batch of one image
@@ -126,7 +126,7 @@ def _gathered(node: Node, sizes: TrueSizes) -> Results:
     if numbers is not None and node.is_const(1):
         picked = np.take(numbers, node.const(1, "indices"), node.axis(0))
         return sizes.tell(_plain(node, {}), np.asarray(picked, object))
-    data, places, axis = sizes.of(node.inputs[0]), sizes.of(node.inputs[1]), node.axis(0)
+    data, places, axis = sizes.find(node.inputs[0]), sizes.find(node.inputs[1]), node.axis(0)
     if data is None or data[0] != axis:
         return None
     index = _from_the_front(node, node[1], data[1].expr)
@@ -137,7 +137,7 @@ def _gathered(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("ReduceMin", "ReduceMax", "ReduceSum", "ReduceProd")
 def _reduced(node: Node, sizes: TrueSizes) -> Results:
-    numbers, true_size = sizes.numbers(node.inputs[0]), sizes.of(node.inputs[0])
+    numbers, true_size = sizes.numbers(node.inputs[0]), sizes.find(node.inputs[0])
     if numbers is not None and node.op == "ReduceMin" and numbers.ndim == 1:
         least = np.full(1, sizes.least(node, [*numbers]), object)
         result = _plain(node, {})
@@ -155,7 +155,7 @@ def _reduced(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("TopK")
 def _top(node: Node, sizes: TrueSizes) -> Results:
-    axis, true_size = node.axis(-1), sizes.of(node.inputs[0])
+    axis, true_size = node.axis(-1), sizes.find(node.inputs[0])
     if node.opset < 10 or (true_size and true_size[0] != axis):
         return None
     told = sizes.numbers(node.inputs[1])
@@ -173,7 +173,7 @@ def _top(node: Node, sizes: TrueSizes) -> Results:
 @_rule("Slice")
 def _cut(node: Node, sizes: TrueSizes) -> Results:
     """A limit on the number of boxes keeps the first ones; other slices are refused."""
-    true_size, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[2])
+    true_size, told = sizes.find(node.inputs[0]), sizes.numbers(node.inputs[2])
     constants = [1, *range(3, len(node.inputs)), *([] if told is not None else [2])]
     if true_size is None or not all(map(node.is_const, constants)):
         return None
@@ -193,7 +193,7 @@ def _cut(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("Split")
 def _parts(node: Node, sizes: TrueSizes) -> Results:
-    true_size = sizes.of(node.inputs[0])
+    true_size = sizes.find(node.inputs[0])
     if true_size is None or true_size[0] == node.axis(0):
         return None
     node.sizes |= dict.fromkeys(range(len(node.outputs)), true_size)
@@ -243,7 +243,7 @@ def _counted(node: Node, sizes: TrueSizes) -> Results:
 @_rule("ScatterElements")
 def _scattered(node: Node, sizes: TrueSizes) -> Results:
     """Places that do not count are one more row, which is cut off again."""
-    data, places, values = (sizes.of(node.inputs[i]) for i in range(3))
+    data, places, values = (sizes.find(node.inputs[i]) for i in range(3))
     axis = node.axis(0)
     if places is None or values != places or (data and data[0] != axis):
         return None
@@ -277,7 +277,7 @@ def _filled(node: Node, sizes: TrueSizes) -> Results:
     if told is None:
         return None
     axes = [axis for axis, number in enumerate(told) if isinstance(number, Size)]
-    own = sizes.of(node.inputs[0])
+    own = sizes.find(node.inputs[0])
     shape = [_most(number) for number in told]
     if len(axes) > 1:
         return None
@@ -289,7 +289,7 @@ def _filled(node: Node, sizes: TrueSizes) -> Results:
 
 def _reshaped(node: Node, sizes: TrueSizes) -> Results:
     """Rows in front stay in front, and each may become several."""
-    true_size, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[1])
+    true_size, told = sizes.find(node.inputs[0]), sizes.numbers(node.inputs[1])
     if true_size is None or (told is None and not node.is_const(1)):
         return None
     (axis, size), old = true_size, node.shape()
@@ -313,7 +313,7 @@ def _reshaped(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("Flatten")
 def _flattened(node: Node, sizes: TrueSizes) -> Results:
-    true_size = sizes.of(node.inputs[0])
+    true_size = sizes.find(node.inputs[0])
     if true_size is None or true_size[0] != 0 or node.axis(1) != 1:
         return None
     node.sizes[0] = true_size
@@ -323,7 +323,7 @@ def _flattened(node: Node, sizes: TrueSizes) -> Results:
 @_rule("NonZero")
 def _marked(node: Node, sizes: TrueSizes) -> Results:
     """All reads of one mask share one number of marks."""
-    true_size, given = sizes.of(node.inputs[0]), node.inputs[0]
+    true_size, given = sizes.find(node.inputs[0]), node.inputs[0]
 
     def make() -> tuple[Value, Size]:
         x = inside(node, node[0], true_size[0], true_size[1].expr, 0) if true_size else node[0]
@@ -341,7 +341,7 @@ def _suppressed(node: Node, sizes: TrueSizes) -> Results:
     """Boxes that do not count have a score that is below all others."""
     scores = node[1]
     for index, axis in ((0, 1), (1, 2)):
-        true_size = sizes.of(node.inputs[index])
+        true_size = sizes.find(node.inputs[index])
         if true_size and true_size[0] != axis:
             return None
         if true_size:

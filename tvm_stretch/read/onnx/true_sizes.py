@@ -59,7 +59,7 @@ class TrueSizes:
     _made: dict[Any, Any] = field(default_factory=dict)
     """Sizes by what they are computed of."""
 
-    def of(self, value: Value | None) -> tuple[int, Size] | None:
+    def find(self, value: Value | None) -> tuple[int, Size] | None:
         """The axis that has a true size, and that size."""
         entry = self._known.get(id(value))
         return entry and entry[1:]
