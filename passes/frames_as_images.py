@@ -74,7 +74,7 @@ class _Writer(SourceRewriter):
         """Compute the call on frames if there is a rule for it."""
         return super().rewrite(call) if is_float(call) else None
 
-    def found(self, x: relax.Expr) -> relax.Expr | None:
+    def origin(self, x: relax.Expr) -> relax.Expr | None:
         """The frames from which ``x`` was made."""
         call = self.definition(x)
         if kind_of(call) != "permute_dims" or len(shape_of(x)) != len(_VIDEO):
@@ -90,7 +90,7 @@ class _Writer(SourceRewriter):
 
     def frames(self, video: relax.Expr) -> relax.Expr:
         """The frames of a video: (N, C, T, H, W) -> (N * T, C, H, W)."""
-        images = self.found(video)
+        images = self.origin(video)
         if images is not None:
             return images
         batch, channels, time, height, width = shape_of(video)
@@ -241,7 +241,7 @@ def pool(s: _Writer, call: relax.Call) -> relax.Expr | None:
 def pointwise(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Element by element, with operands that are broadcast."""
     shape = shape_of(call)
-    if len(shape) != len(_VIDEO) or all(s.found(x) is None for x in call.args):
+    if len(shape) != len(_VIDEO) or all(s.origin(x) is None for x in call.args):
         return None
     operands = [_operand(s, x, shape) for x in call.args]
     if any(operand is None for operand in operands):
@@ -270,7 +270,7 @@ def _operand(s: _Writer, x: relax.Expr, shape: list[int]) -> relax.Expr | None:
 def concat(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Along all axes but time, where several videos have their frames one after the other."""
     parts = s.definition(call.args[0])
-    if not isinstance(parts, relax.Tuple) or all(s.found(part) is None for part in parts.fields):
+    if not isinstance(parts, relax.Tuple) or all(s.origin(part) is None for part in parts.fields):
         return None
     batch, axis = shape_of(call)[0], int(call.attrs.axis) % len(_VIDEO)
     if axis == 0 or (axis == 2 and batch > 1):
@@ -286,7 +286,7 @@ _AXES = {1: 1, 2: 0, 3: 2, 4: 3}
 @_RULES("mean")
 def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """The mean of a whole video is the mean of those of its frames."""
-    frames, axes = s.found(call.args[0]), call.attrs.axis
+    frames, axes = s.origin(call.args[0]), call.attrs.axis
     if frames is None or axes is None or sorted(int(a) % len(_VIDEO) for a in axes) != [2, 3, 4]:
         return None
     batch, channels, *_ = shape_of(call.args[0])

@@ -167,7 +167,7 @@ def compile(
                 if options.plans and len(decisions[0].site.placeable) > 1:
                     decisions = [with_plans(decisions[0], options.named_plans, limits)]
                 decisions = [
-                    one.noted(*network.notes, site.note, limits.said)
+                    one.noted(*network.notes, site.note, limits.text)
                     for one, network in zip(decisions, networks, strict=True)
                 ]
                 if options.lengths is None:

@@ -76,7 +76,7 @@ def with_copies(function: relax.Function) -> tuple[Bindings, dict[relax.Var, tup
     bound, repaired = bindings(function), set[relax.Var]()
     while True:
         try:
-            return bound, QuantisedTensors(function.params, bound).found()
+            return bound, QuantisedTensors(function.params, bound).encodings()
         except UnsupportedError:
             place = _first_contradiction(function.params, bound)
             var, value = bound[place]
@@ -93,7 +93,7 @@ def _first_contradiction(params: Sequence[relax.Var], bound: Bindings) -> int:
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            QuantisedTensors(params, bound[:middle]).found()
+            QuantisedTensors(params, bound[:middle]).encodings()
             good = middle
         except UnsupportedError:
             bad = middle
@@ -202,7 +202,7 @@ class QuantisedTensors:
             "ones; place its operators elsewhere"
         )
 
-    def found(self) -> dict[relax.Var, tuple[float, int]]:
+    def encodings(self) -> dict[relax.Var, tuple[float, int]]:
         """Scale and zero point of each tensor."""
         zeros = self._all_zeros()
         for one, other in self.equal:

@@ -27,15 +27,15 @@ class Winners:
     """
 
     def __init__(self, winners: Mapping[Any, Any] | None = None) -> None:
-        self._found = dict(winners or {})
-        self._hash = hash(frozenset(self._found.items()))
+        self._winners = dict(winners or {})
+        self._hash = hash(frozenset(self._winners.items()))
 
     def find(self, layer: Hashable) -> Any:
         """The configuration of a layer; None if none was measured."""
-        return self._found.get(layer)
+        return self._winners.get(layer)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Winners) and self._found == other._found
+        return isinstance(other, Winners) and self._winners == other._winners
 
     def __hash__(self) -> int:
         return self._hash

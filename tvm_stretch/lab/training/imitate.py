@@ -346,7 +346,7 @@ class _Targets:
         self, teacher: TrainableNetwork, x: Tensor, rows: _Rows, uses: Counter[str]
     ) -> None:
         self.uses, self.rows = uses, rows
-        self.known: dict[str, Tensor] = {}
+        self.taken: dict[str, Tensor] = {}
         self.run = self._computed(teacher, x)
 
     def _computed(self, teacher: TrainableNetwork, x: Tensor) -> Iterator[None]:
@@ -358,17 +358,17 @@ class _Targets:
 
     def _keep(self, values: Mapping[str, Tensor]) -> None:
         for name in values:
-            if self.uses[name] and name not in self.known:
-                self.known[name] = self.rows.take(values[name])
+            if self.uses[name] and name not in self.taken:
+                self.taken[name] = self.rows.take(values[name])
 
     def take(self, name: str) -> Tensor:
         """Sampled rows of a tensor; the caller's use is counted."""
-        while name not in self.known:
+        while name not in self.taken:
             next(self.run)
-        rows = self.known[name]
+        rows = self.taken[name]
         self.uses[name] -= 1
         if not self.uses[name]:
-            del self.known[name]
+            del self.taken[name]
         return rows
 
 

@@ -187,7 +187,7 @@ def without_each(decision: Decision, limits: Limits) -> tuple[dict[str, Plan], l
 def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
     place = [other.name for other in costs.processors].index(processor.name)
     if not limits.may_do_all(place):
-        raise UnsupportedError(f"expected a processor that may compute all, got {limits.said}")
+        raise UnsupportedError(f"expected a processor that may compute all, got {limits.text}")
 
 
 def _best_of(mod: tvm.IRModule, costs: Costs, limits: Limits) -> Plan:

@@ -38,7 +38,7 @@ class Limits:
 
     caps: Mapping[int, float]  # the largest share of each processor that is limited, by its place
     parts: int = 0  # shares are multiples of ``1 / parts``; 0 for as fine as kernels allow
-    said: str = ""  # the same for people
+    text: str = ""  # the same for people
     scheduler: Scheduler | None = None  # the caller's, which plans the whole network too
     objective: Objective = LATENCY  # what the plan is to make small
     searches: bool = True  # whether a plan is searched and measured if none is known

@@ -103,7 +103,7 @@ def realise(
             reason = processors[place].why_not(operator.call)
             return f"a part is refused, {name} on {processors[place].name}: {reason}"
     if not limits.allow(_work(operators, placed, costs)):
-        return f"it would be more than {limits.said}"
+        return f"it would be more than {limits.text}"
     order = None if begins is None else _in_order(network, branched, operators, placed, begins)
     schedule = _Schedule(network, branched, operators, costs, placed, order)
     if order is None and len(set(placed.values())) > 1:
