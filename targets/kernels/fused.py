@@ -109,7 +109,7 @@ class FusedKernel:
     Operands are listed in the order in which blocks first read them, without the epilogue's own.
     """
 
-    func: tirx.PrimFunc
+    func: tirx.PrimFunc  # with all blocks
     config: str
     operands: tuple[tirx.Buffer, ...]
     blocks: tuple[s_tir.SBlock, ...]

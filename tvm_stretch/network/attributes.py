@@ -9,7 +9,7 @@ WIDENED = "widened"  # there if an ONNX network of float16 is computed in float3
 
 # of blocks, because FuseTIR drops attributes of functions
 ANNOTATION = "tvm_stretch.kernel"  # an anchor's template and configuration (`Template`)
-MEANING = "tvm_stretch.integer"  # the `Integer` of the block that writes a kernel's result
+MEANING = "tvm_stretch.integer"  # the `Integer` of a result's block; a DSP's template reads it
 FIXED = "tvm_stretch.fixed_point"  # the `FixedPoint` by which the last block of a layer rounds
 
 # of kernels

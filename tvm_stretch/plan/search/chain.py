@@ -212,7 +212,7 @@ def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Cha
     return [chosen, shares] if clearly else [shares, chosen]
 
 
-def thrifty(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
+def rank_by_price(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
     """The best chains by other prices than latency, for an objective that has some."""
     prices = limits.objective.prices(costs.power) if len(costs.processors) > 1 else []
     chains = [ChainSearch(network, costs, limits=limits, price=price).best() for price in prices]

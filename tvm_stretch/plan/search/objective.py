@@ -1,7 +1,7 @@
 """What a run of a plan costs, and which cost the search makes small.
 
 Objective()                                              the fastest plan
-Objective(minimise="energy", latency_ms=20)              the thriftiest plan within 20 ms
+Objective(minimise="energy", latency_ms=20)              the plan of least energy in 20 ms
 Objective(energy_mj=50)                                  the fastest plan within 50 mJ
 """
 
