@@ -131,7 +131,7 @@ def plan(top: float) -> Iterator[str]:
 
 
 def picture() -> str:
-    """All of it."""
+    """The whole drawing."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" '
         'font-family="sans-serif" font-size="13">',

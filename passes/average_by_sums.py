@@ -42,18 +42,18 @@ class AverageBySums:
             attrs = getattr(function, "attrs", None) or {}
             if isinstance(function, relax.Function) and str(attrs.get(PROCESSOR)) in self.rounds:
                 writer.builder_.update_func(var, writer.visit_expr(function))
-        return writer.builder_.get() if writer.found else mod
+        return writer.builder_.get() if writer.has_changed else mod
 
 
 @relax.expr_functor.mutator
 class _Writer(CallRewriter):
-    found = False
+    has_changed = False
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         integer = integer_of(call)
         if integer is None or integer.kind != "average":
             return None
-        self.found = True
+        self.has_changed = True
         data, counts = operands_of(call)
         channels = shape_of(data)[1]
         of_data, of_result = map(np.float32, integer.factors)

@@ -105,8 +105,8 @@ class _Mover(SourceRewriter):
 
     def back(self, value: relax.Call) -> relax.Expr:
         """The result of an operator with channels first, for readers that expect them last."""
-        made = self.emit(value)
-        return relax.op.permute_dims(made, _last(len(shape_of(made))))
+        value_first = self.emit(value)
+        return relax.op.permute_dims(value_first, _last(len(shape_of(value_first))))
 
     def weight(self, x: relax.Expr, order: list[int]) -> relax.Expr:
         """A weight with its axes in another order; one in integers stays dequantised."""
@@ -212,11 +212,11 @@ def reduction(s: _Mover, call: relax.Call) -> relax.Expr | None:
     rank, given = len(shape_of(x)), call.attrs.axis
     single = isinstance(given, int)
     axes = [_axis(int(axis), rank) for axis in ([given] if single else given)]
-    made = _changed(call, [x], axis=axes[0] if single else sorted(axes))
+    reduced = _changed(call, [x], axis=axes[0] if single else sorted(axes))
     if call.attrs.keepdims:
-        return s.back(made)
+        return s.back(reduced)
     left = [_last(rank).index(axis) for axis in range(rank) if axis not in axes]
-    return made if left == sorted(left) else None
+    return reduced if left == sorted(left) else None
 
 
 @_RULES("reshape")

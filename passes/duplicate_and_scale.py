@@ -111,10 +111,10 @@ def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tup
     last = [i for i, block in enumerate(blocks) if block.output == segment.end]
     run = tuple(blocks[first[0] : last[0] + 1]) if first and last else ()
     if not run or any(b.inputs != (a.output,) for a, b in pairwise(run)):
-        known = ", ".join(dict.fromkeys([*(b.inputs[0] for b in blocks), blocks[-1].output]))
+        tensors = ", ".join(dict.fromkeys([*(b.inputs[0] for b in blocks), blocks[-1].output]))
         raise PlanError(
             f"expected a segment between two ends of blocks, got {segment.start!r} -> "
-            f"{segment.end!r}; name two of {known}"
+            f"{segment.end!r}; name two of {tensors}"
         )
     return run
 

@@ -28,8 +28,8 @@ class FoldConstants:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        known = [b for b in constant_bindings(mod["main"]) if isinstance(b.value, relax.Call)]
-        if not known:
+        constants = [b for b in constant_bindings(mod["main"]) if isinstance(b.value, relax.Call)]
+        if not constants:
             return mod
         values = _computed(constant_bindings(mod["main"]))
         mod = mod.clone()

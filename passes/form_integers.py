@@ -196,8 +196,8 @@ class _Former(CallRewriter):
             return self.operator(x, layer.integer, data, *constants)
         rows = [int(np.prod(shape[:-1])), shape_of(data)[-1]]
         matrix = self.keep(x, relax.op.reshape(data, relax.ShapeExpr(rows)))
-        made = self.operator(x, layer.integer, matrix, *constants)
-        return self.keep(x, relax.op.reshape(made, relax.ShapeExpr(shape)))
+        product = self.operator(x, layer.integer, matrix, *constants)
+        return self.keep(x, relax.op.reshape(product, relax.ShapeExpr(shape)))
 
     def read(self, x: relax.Expr) -> Layer | None:
         """The layer that computes ``x``, with the bias that is added to it."""
@@ -205,9 +205,9 @@ class _Former(CallRewriter):
         if kind_of(call) in LAYERS:
             return read_layer(call, None, self.tensor, self.definition)
         for before, bias in (call.args, reversed(call.args)) if kind_of(call) == "add" else ():
-            made = self.definition(before)
-            if kind_of(made) in LAYERS and shape_of(made) == shape_of(call):
-                layer = read_layer(made, bias, self.tensor, self.definition)
+            definition = self.definition(before)
+            if kind_of(definition) in LAYERS and shape_of(definition) == shape_of(call):
+                layer = read_layer(definition, bias, self.tensor, self.definition)
                 if layer is not None:
                     return layer
         return None
@@ -224,10 +224,10 @@ class _Former(CallRewriter):
     def table(self, x: relax.Expr, result: Result) -> relax.Expr | None:
         """An elementwise chain from one tensor, as a table of its results for the 256 numbers."""
         scale = result.scale
-        found = tabulated(x, self.definition, self.tensor)
-        if found is None:
+        tabulation = tabulated(x, self.definition, self.tensor)
+        if tabulation is None:
             return None
-        data, values = found
+        data, values = tabulation
         if shape_of(data.value) != shape_of(x):
             return None  # a constant of higher rank has broadcast it
         with np.errstate(all="ignore"):

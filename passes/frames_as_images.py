@@ -74,7 +74,7 @@ class _Writer(SourceRewriter):
         """Compute the call on frames if there is a rule for it."""
         return super().rewrite(call) if is_float(call) else None
 
-    def found(self, x: relax.Expr) -> relax.Expr | None:
+    def origin(self, x: relax.Expr) -> relax.Expr | None:
         """The frames from which ``x`` was made."""
         call = self.definition(x)
         if kind_of(call) != "permute_dims" or len(shape_of(x)) != len(_VIDEO):
@@ -90,7 +90,7 @@ class _Writer(SourceRewriter):
 
     def frames(self, video: relax.Expr) -> relax.Expr:
         """The frames of a video: (N, C, T, H, W) -> (N * T, C, H, W)."""
-        images = self.found(video)
+        images = self.origin(video)
         if images is not None:
             return images
         batch, channels, time, height, width = shape_of(video)
@@ -99,9 +99,9 @@ class _Writer(SourceRewriter):
 
     def video(self, frames: relax.Expr, batch: int) -> relax.Expr:
         """The video with these frames, for readers that expect one."""
-        made = self.emit(frames)
-        count, *image = shape_of(made)
-        apart = self.emit(relax.op.reshape(made, (batch, count // batch, *image)))
+        video = self.emit(frames)
+        count, *image = shape_of(video)
+        apart = self.emit(relax.op.reshape(video, (batch, count // batch, *image)))
         return relax.op.permute_dims(apart, _VIDEO)
 
     def read(self, video: relax.Expr, time: _Time, padding: float) -> list[relax.Expr]:
@@ -131,10 +131,10 @@ class _Writer(SourceRewriter):
         self, parts: Sequence[relax.Expr], merge: Callable[[relax.Expr, relax.Expr], relax.Expr]
     ) -> relax.Expr:
         """All parts in one tensor, two by two."""
-        made, *others = (self.emit(part) for part in parts)
+        merged, *others = (self.emit(part) for part in parts)
         for other in others:
-            made = self.emit(merge(made, other))
-        return made
+            merged = self.emit(merge(merged, other))
+        return merged
 
 
 @_RULES("nn.conv3d")
@@ -151,16 +151,16 @@ def convolution(s: _Writer, call: relax.Call) -> relax.Expr | None:
         read = places[0] if len(places) == 1 else s.emit(relax.op.concat(places, axis=1))
         outputs, _, _, *kernel = weight.shape
         flat = weight.swapaxes(1, 2).reshape(outputs, -1, *kernel)
-        made = relax.op.nn.conv2d(read, constant(flat), **planes)
+        image = relax.op.nn.conv2d(read, constant(flat), **planes)
     else:
-        made = s.merged(
+        image = s.merged(
             [
                 relax.op.nn.conv2d(frames, constant(weight[:, :, place]), **planes)
                 for place, frames in enumerate(places)
             ],
             relax.op.add,
         )
-    return s.video(made, shape_of(call)[0])
+    return s.video(image, shape_of(call)[0])
 
 
 @_RULES("nn.conv3d_transpose")
@@ -192,15 +192,15 @@ def transposed(s: _Writer, call: relax.Call) -> relax.Expr | None:
 
     phases = [[weight[:, :, t] for t in range(p, taps, stride)] for p in range(stride)]
     if taps % stride == 0:
-        made = layer([np.concatenate(each, axis=1) for each in zip(*phases, strict=True)])
+        video = layer([np.concatenate(each, axis=1) for each in zip(*phases, strict=True)])
     else:
-        made = s.emit(relax.op.concat([layer(phase) for phase in phases], axis=1))
-    image = shape_of(made)[2:]
+        video = s.emit(relax.op.concat([layer(phase) for phase in phases], axis=1))
+    image = shape_of(video)[2:]
     skip, whole = front - first * stride, (batch, count * stride, outputs, *image)
     if (skip, results) != (0, count * stride):
-        made = s.emit(relax.op.reshape(made, whole))
-        made = s.emit(relax.op.strided_slice(made, [1], [skip], [skip + results]))
-    return s.video(relax.op.reshape(made, (batch * results, outputs, *image)), batch)
+        video = s.emit(relax.op.reshape(video, whole))
+        video = s.emit(relax.op.strided_slice(video, [1], [skip], [skip + results]))
+    return s.video(relax.op.reshape(video, (batch * results, outputs, *image)), batch)
 
 
 def _apart(call: relax.Call, kernel: int, dilation: Sequence[int]) -> tuple[_Time, dict[str, Any]]:
@@ -228,20 +228,20 @@ def pool(s: _Writer, call: relax.Call) -> relax.Expr | None:
         planes["count_include_pad"] = attrs.count_include_pad
     layer = relax.op.nn.max_pool2d if is_largest else relax.op.nn.avg_pool2d
     places = s.read(call.args[0], time, -np.inf if is_largest else 0.0)
-    made = s.merged(
+    pooled = s.merged(
         [layer(frames, size, **planes) for frames in places],
         relax.op.maximum if is_largest else relax.op.add,
     )
     if not is_largest and kernel > 1:
-        made = relax.op.multiply(made, relax.const(1 / kernel, call.ty.dtype))
-    return s.video(made, shape_of(call)[0])
+        pooled = relax.op.multiply(pooled, relax.const(1 / kernel, call.ty.dtype))
+    return s.video(pooled, shape_of(call)[0])
 
 
 @_RULES(*POINTWISE)
 def pointwise(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Element by element, with operands that are broadcast."""
     shape = shape_of(call)
-    if len(shape) != len(_VIDEO) or all(s.found(x) is None for x in call.args):
+    if len(shape) != len(_VIDEO) or all(s.origin(x) is None for x in call.args):
         return None
     operands = [_operand(s, x, shape) for x in call.args]
     if any(operand is None for operand in operands):
@@ -270,7 +270,7 @@ def _operand(s: _Writer, x: relax.Expr, shape: list[int]) -> relax.Expr | None:
 def concat(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """Along all axes but time, where several videos have their frames one after the other."""
     parts = s.definition(call.args[0])
-    if not isinstance(parts, relax.Tuple) or all(s.found(part) is None for part in parts.fields):
+    if not isinstance(parts, relax.Tuple) or all(s.origin(part) is None for part in parts.fields):
         return None
     batch, axis = shape_of(call)[0], int(call.attrs.axis) % len(_VIDEO)
     if axis == 0 or (axis == 2 and batch > 1):
@@ -286,7 +286,7 @@ _AXES = {1: 1, 2: 0, 3: 2, 4: 3}
 @_RULES("mean")
 def mean(s: _Writer, call: relax.Call) -> relax.Expr | None:
     """The mean of a whole video is the mean of those of its frames."""
-    frames, axes = s.found(call.args[0]), call.attrs.axis
+    frames, axes = s.origin(call.args[0]), call.attrs.axis
     if frames is None or axes is None or sorted(int(a) % len(_VIDEO) for a in axes) != [2, 3, 4]:
         return None
     batch, channels, *_ = shape_of(call.args[0])

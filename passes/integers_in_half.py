@@ -67,10 +67,10 @@ class IntegersInHalf:
             region = _Region(bb, wide)
             region.write(var.name_hint, function)
             names.update(region.names)
-        made = {var.name_hint: function for var, function in bb.get().functions.items()}
+        functions = {var.name_hint: function for var, function in bb.get().functions.items()}
         updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for var in regions:
-            updated.update_func(var, Renamer(mod, names).visit_expr(made[var.name_hint]))
+            updated.update_func(var, Renamer(mod, names).visit_expr(functions[var.name_hint]))
         return updated
 
 
@@ -114,10 +114,10 @@ class _Region:
         first, *others = call.args
         is_concat = isinstance(first, relax.Tuple)
         sources = [*first.fields] if is_concat else [first]
-        known = [source for source in sources if source in self.halves]
-        if not known:
+        in_half = [source for source in sources if source in self.halves]
+        if not in_half:
             return False
-        zero, _ = self.any_half(known[0])
+        zero, _ = self.any_half(in_half[0])
         halves = [self.half(source, zero) for source in sources]
         moved = relax.Tuple(halves) if is_concat else halves[0]
         call = relax.Call(call.op, [moved, *others], call.attrs, call.ty_args)
@@ -126,10 +126,10 @@ class _Region:
 
     def emit(self, value: relax.Expr, operator: relax.Var | None = None) -> relax.Expr:
         """Bind a value to a variable, which is the result of an operator or helps the next one."""
-        made = self.bb.emit(value)
+        bound = self.bb.emit(value)
         if operator is not None:
-            self.names[made] = operator.name
-        return made
+            self.names[bound] = operator.name
+        return bound
 
     # --- forms of a value -------------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ class _Region:
         """The value minus a zero point in float16."""
         forms = self.halves.setdefault(var, {})
         if zero not in forms:
-            known = next(iter(forms), 0)
-            value = forms.get(known)
+            form = next(iter(forms), 0)
+            value = forms.get(form)
             if value is None:
                 value = self.emit(relax.op.astype(self.integer(var), HALF))
-            shifted = relax.op.subtract(value, relax.const(float(zero - known), HALF))
-            forms[zero] = value if zero == known else self.emit(shifted)
+            shifted = relax.op.subtract(value, relax.const(float(zero - form), HALF))
+            forms[zero] = value if zero == form else self.emit(shifted)
         return forms[zero]
 
     def any_half(self, var: relax.Var) -> tuple[int, relax.Expr]:
@@ -198,13 +198,13 @@ def _layer(region: _Region, var: relax.Var, call: relax.Call, integer: Integer) 
         weight, bias = weight * factor[0].reshape(by_output), bias * factor[0]
     if abs(weight).max(initial=0) > np.finfo(HALF).max:
         return False
-    made = _product(region, data, integer, weight.astype(HALF), WIDE if wide else HALF)
+    sums = _product(region, data, integer, weight.astype(HALF), WIDE if wide else HALF)
     offset = bias.astype(WIDE if wide else HALF).reshape(beside)
-    made = region.emit(relax.op.add(made, constant(offset)), None if factor else var)
+    sums = region.emit(relax.op.add(sums, constant(offset)), None if factor else var)
     if factor:
-        region.store(var, made, integer, rounding_of(integer).zero)
+        region.store(var, sums, integer, rounding_of(integer).zero)
     else:
-        region.sums[var] = made
+        region.sums[var] = sums
     return True
 
 

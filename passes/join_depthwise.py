@@ -70,7 +70,7 @@ class _Joiner:
         self.gpu = gpu
         self.builder = relax.BlockBuilder(mod)
         self.groups: dict[str, GroupPairConfig] = {}
-        self.known: dict[tuple[object, ...], GlobalVar] = {}
+        self.joined: dict[tuple[object, ...], GlobalVar] = {}
         self.depthwise: dict[GlobalVar, Template | None] = {}
 
     def rewritten(self, function: relax.Function) -> relax.Function:
@@ -87,8 +87,8 @@ class _Joiner:
             return type(block)([self._joined(pairs[b.var]) if b.var in pairs else b for b in left])
 
         body = relax.SeqExpr([joined(block) for block in function.body.blocks], function.body.body)
-        made = relax.Function(function.params, body, function.ret_ty, function.is_pure)
-        renamed = Renamer(self.mod, names).visit_expr(made.with_attrs(dict(function.attrs or {})))
+        again = relax.Function(function.params, body, function.ret_ty, function.is_pure)
+        renamed = Renamer(self.mod, names).visit_expr(again.with_attrs(dict(function.attrs or {})))
         return with_table(renamed, KERNELS, table)
 
     def _pairs(self, function: relax.Function) -> Iterator[_Pair]:
@@ -131,9 +131,9 @@ class _Joiner:
         distinct = list(dict.fromkeys(operands))
         places = tuple(map(distinct.index, operands))
         key = (one, two, places)
-        if key not in self.known:
-            self.known[key] = self._group(pair, distinct)
-        return relax.VarBinding(pair.second.var, relax.Call(self.known[key], distinct))
+        if key not in self.joined:
+            self.joined[key] = self._group(pair, distinct)
+        return relax.VarBinding(pair.second.var, relax.Call(self.joined[key], distinct))
 
     def _group(self, pair: _Pair, operands: list[relax.Expr]) -> GlobalVar:
         """A function of both calls, of which `FuseTIR` makes a kernel."""

@@ -84,10 +84,10 @@ class _Joiner(CallRewriter):
         """A product with at least one factor that is a table."""
         operands = operands_of(call)
         first, second = map(self.lookup, operands)
-        known = first.table or second.table
-        if known is None or not first.data.same_as(second.data):
+        lookup = first.table or second.table
+        if lookup is None or not first.data.same_as(second.data):
             return None
-        zero, scale = known.zeros[0], known.factors[0]
+        zero, scale = lookup.zeros[0], lookup.factors[0]
         scales = [one.table.factors[1] if one.table else scale for one in (first, second)]
         factor, offset = integer.factors
         of_result = scales[0] * scales[1] / factor

@@ -38,10 +38,10 @@ class KeepConditions:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         main = mod["main"]
-        found = {} if STATES in (main.attrs or {}) else _conditions(main)
-        if not found:
+        conditions = {} if STATES in (main.attrs or {}) else _conditions(main)
+        if not conditions:
             return mod
-        wanted = {flag for flag, _ in found.values()}
+        wanted = {flag for flag, _ in conditions.values()}
         results, inputs = returned_tensors(main), {param.name for param in main.params}
         count, guards = read_guards(main)
         count = len(results) if count is None else count
@@ -55,7 +55,7 @@ class KeepConditions:
         places |= dict.fromkeys(wanted & inputs, -1)
         listed = {
             name: Condition(flag if flag in inputs else "", places[flag], is_wanted)
-            for name, (flag, is_wanted) in found.items()
+            for name, (flag, is_wanted) in conditions.items()
         }
         results += outside.values()
         kept = returning(main, [_with_results(main, outside)], results, count, guards)
@@ -70,19 +70,19 @@ def _conditions(main: relax.Function) -> dict[str, _Wanted]:
     for result in returned_tensors(main):
         if isinstance(result, relax.Var):
             uses.setdefault(result.name, set()).add(None)
-    found: dict[str, _Wanted] = {}
+    wanted_of: dict[str, _Wanted] = {}
     worth: set[str] = set()
     for binding in reversed([*bindings_of(main)]):
         name, value = binding.var.name, binding.value
         own = uses.get(name, {None})
         (only,) = own if len(own) == 1 else (None,)
         if only is not None:
-            found[name] = only
+            wanted_of[name] = only
             if _has_several(binding.var):
                 worth.add(only[0])
         for read, wanted in _reads(value, only):
             uses.setdefault(read, set()).add(wanted)
-    return {name: wanted for name, wanted in found.items() if wanted[0] in worth}
+    return {name: wanted for name, wanted in wanted_of.items() if wanted[0] in worth}
 
 
 def _reads(value: relax.Expr, own: _Wanted | None) -> list[tuple[str, _Wanted | None]]:

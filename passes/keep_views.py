@@ -112,12 +112,12 @@ def _in_order(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _marked(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    made = _in_order(bb, call)
+    new = _in_order(bb, call)
     if str(call.attrs.reduction) != "update":
-        return made
-    function = bb.get()[made.args[0]].with_attr(WRITES_PLACES, True)
+        return new
+    function = bb.get()[new.args[0]].with_attr(WRITES_PLACES, True)
     kernel = bb.add_func(function, "scatter_nd")
-    return relax.Call(made.op, [kernel, *made.args[1:]], made.attrs, made.ty_args, ret_ty=made.ty)
+    return relax.Call(new.op, [kernel, *new.args[1:]], new.attrs, new.ty_args, ret_ty=new.ty)
 
 
 def _unless_view(name: str) -> relax.transform.LegalizeFunc:

@@ -107,13 +107,13 @@ def _factors(conv: Operator, share: float) -> tuple[_Factor, ...]:
     if min(weight.shape[:2]) < _LEAST_CHANNELS or not is_plain or pads[:2] != pads[2:]:
         return ()
     strides = (int(attrs.strides[0]), int(attrs.strides[1]))
-    found = []
+    candidates = []
     for way, price in ((_by_outputs, _outputs), (_by_space, _space), (_tucker, _tuckers)):
         ranks = [rank for rank in _ranks(weight) if price(weight.shape, rank, strides) <= share]
         if ranks:
             factors, stands_for = way(weight, max(ranks), strides, (pads[0], pads[1]))
-            found.append((float(np.square(weight - stands_for).sum()), factors))
-    return min(found, key=lambda pair: pair[0], default=(0.0, ()))[1]
+            candidates.append((float(np.square(weight - stands_for).sum()), factors))
+    return min(candidates, key=lambda pair: pair[0], default=(0.0, ()))[1]
 
 
 def _ranks(weight: Array) -> Iterator[int]:

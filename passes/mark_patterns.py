@@ -29,12 +29,13 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.network.attributes import ANNOTATION, NIBBLES, WORDS
+from tvm_stretch.network.attributes import ANNOTATION
 from tvm_stretch.network.expressions import bindings_of, nodes_of
 from tvm_stretch.network.operators import kind_of
 from tvm_stretch.network.rewriting import rewrite_kernels
 from tvm_stretch.targets.hexagon.kernels.hvx_bytes import lookup_of
 from tvm_stretch.targets.kernels.fused import blocks_of
+from tvm_stretch.targets.kernels.template import read_template
 
 _ELEMENTWISE, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 2, 4, 8
 
@@ -66,11 +67,12 @@ class MarkPatterns:
         return mod
 
     def _marked(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        if any(ANNOTATION in block.annotations for block in blocks_of(func)):
-            pattern = _OUT_ELEMENTWISE_FUSABLE if self.epilogues else _OPAQUE
+        notes = [block.annotations for block in blocks_of(func)]
+        marks = [str(note[ANNOTATION]) for note in notes if ANNOTATION in note]
+        if marks:
+            takes_epilogue = self.epilogues and read_template(marks[-1]).takes_epilogue
+            pattern = _OUT_ELEMENTWISE_FUSABLE if takes_epilogue else _OPAQUE
             return func.with_attr("op_pattern", pattern)
-        if any(mark in (func.attrs or {}) for mark in (NIBBLES, WORDS)):
-            return func.with_attr("op_pattern", _OPAQUE)
         return func.with_attr("op_pattern", _INJECTIVE) if _cuts(func) else func
 
     def _may_fuse(self, func: tirx.PrimFunc) -> bool:

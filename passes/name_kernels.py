@@ -133,8 +133,8 @@ def _named(
             continue
         else:  # a view: if it has to be copied, the copy is its kernel
             whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
-            known = None if whole is None else table.get(names.get(whole, whole.name))
-            served = (show_dots(var.name),) if known is None else known.served[:1]
+            provenance = None if whole is None else table.get(names.get(whole, whole.name))
+            served = (show_dots(var.name),) if provenance is None else provenance.served[:1]
             origins = Provenance(helpers=served)
             table[var.name] = origins
         table.update(dict.fromkeys(nameless, Provenance(helpers=origins.served[:1])))

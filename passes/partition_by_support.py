@@ -50,8 +50,8 @@ class PartitionBySupport:
         for name, call in calls.calls.items():
             reasons = [(p.name, p.why_not(call)) for p in self.processors]
             if all(reason for _, reason in reasons):
-                said = "; ".join(f"{name} on {who}: {reason}" for who, reason in reasons)
+                refusals = "; ".join(f"{name} on {who}: {reason}" for who, reason in reasons)
                 raise UnsupportedError(
                     "expected operators that one of the processors supports, got others: "
-                    f"{said}; add a processor, such as the CPU"
+                    f"{refusals}; add a processor, such as the CPU"
                 )

@@ -58,7 +58,7 @@ class ChannelGroup:
 
 def channel_groups(operators: Operators) -> list[ChannelGroup]:
     """The groups of a network with batch normalisations, in the order of their first tensors."""
-    return list(_Groups(operators).found())
+    return list(_Groups(operators).groups())
 
 
 class _Groups:
@@ -76,7 +76,7 @@ class _Groups:
         while self._fix_parts():
             pass
 
-    def found(self) -> Iterator[ChannelGroup]:
+    def groups(self) -> Iterator[ChannelGroup]:
         members: dict[str, list[str]] = defaultdict(list)
         for name in self.above:
             members[self._root(name)].append(name)

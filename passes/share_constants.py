@@ -28,24 +28,24 @@ class ShareConstants:
 
     def __init__(self) -> None:
         """Begin without constants."""
-        self.known: _Known = {}
+        self.shared: _Known = {}
 
     def transform_module(
         self, mod: tvm.IRModule, context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Replace constants of ``main`` that an earlier module has, too."""
-        return _Sharer(mod, self.known).rewritten(mod)
+        return _Sharer(mod, self.shared).rewritten(mod)
 
 
 @relax.expr_functor.mutator
 class _Sharer(CallRewriter):
-    def __init__(self, mod: tvm.IRModule, known: _Known) -> None:
+    def __init__(self, mod: tvm.IRModule, shared: _Known) -> None:
         super().__init__(mod)
-        self.known = known
+        self.shared = shared
 
     def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
         """The first constant with this shape, type and content."""
         value = constant.value
         digest = hashlib.blake2b(tensor_bytes(value).data, digest_size=16).digest()
         key = (tuple(value.shape), str(value.dtype), digest)
-        return self.known.setdefault(key, constant)
+        return self.shared.setdefault(key, constant)

@@ -66,8 +66,8 @@ class _Simplifier(SourceRewriter):
 
     def simplified(self, call: relax.Call) -> relax.Expr | None:
         """What the first rule that fits makes of a call."""
-        made = (rule(self, call) for rule in _RULES.get(kind_of(call), ()))
-        simpler = next((expr for expr in made if expr is not None), None)
+        candidates = (rule(self, call) for rule in _RULES.get(kind_of(call), ()))
+        simpler = next((expr for expr in candidates if expr is not None), None)
         return None if simpler is None else self.builder_.normalize(simpler)
 
 
@@ -322,8 +322,8 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``arange(0, 3, 1) -> [0, 1, 2]``, so that operators that read it can be folded."""
-    known = all(isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) for arg in call.args)
-    if not known or shape_of(call)[0] > _LONG:
+    are_numbers = all(isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) for arg in call.args)
+    if not are_numbers or shape_of(call)[0] > _LONG:
         return None
     dtype = str(call.ty.dtype)
     start, stop, step = (arg.value for arg in call.args)

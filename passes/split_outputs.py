@@ -168,12 +168,12 @@ class _Splitter(Bindings):
             self.values[var] = _Value(whole=var)
             return
         widths, calls = parts
-        found = tuple(
+        pieces = tuple(
             self._emit_part(var.name, var.name, owner, call)
             for owner, call in zip(_owners(widths), calls, strict=True)
         )
-        channels = iter(shape_of(part)[1] for part in found)
-        self.values[var] = _Value(parts=found, widths=tuple(w and next(channels) for w in widths))
+        channels = iter(shape_of(part)[1] for part in pieces)
+        self.values[var] = _Value(parts=pieces, widths=tuple(w and next(channels) for w in widths))
 
     def output(self, expr: relax.Expr) -> relax.Expr:
         """The function's result, as a variable outside of the dataflow block."""
@@ -287,14 +287,14 @@ class _Splitter(Bindings):
     def _binary(self, call: relax.Call, widths: Widths) -> _Parts | None:
         """An operator of two operands, both in the parts of the first operand that has parts."""
         shape = tuple(shape_of(call))
-        found = []
+        operand_parts = []
         for arg in operands(call):
             parts = self._operand(arg, widths, shape)
             if parts is None:
                 return None
-            found.append(parts)
+            operand_parts.append(parts)
         return widths, [
-            operator_like(self.builder, call, pair) for pair in zip(*found, strict=True)
+            operator_like(self.builder, call, pair) for pair in zip(*operand_parts, strict=True)
         ]
 
     def _operand(

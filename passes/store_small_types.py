@@ -57,16 +57,16 @@ def _is_small(x: relax.Expr) -> bool:
 def _stored(mod: tvm.IRModule) -> tvm.IRModule:
     """All bindings again, in one block."""
     main, builder = mod["main"], builder_with_kernels(mod)
-    known = {param: _parameter(param) for param in main.params}
+    stored = {param: _parameter(param) for param in main.params}
 
     def read(x: relax.Expr) -> relax.Expr:
         if isinstance(x, relax.Tuple):
             return relax.Tuple([*map(read, x.fields)])
         if isinstance(x, relax.TupleGetItem):
             return relax.TupleGetItem(read(x.tuple_value), x.index)
-        return known.get(x, x)
+        return stored.get(x, x)
 
-    with builder.function("main", [*known.values()], dict(main.attrs or {})):
+    with builder.function("main", [*stored.values()], dict(main.attrs or {})):
         with builder.dataflow():
             for binding in bindings_of(main):
                 value = binding.value
@@ -74,7 +74,7 @@ def _stored(mod: tvm.IRModule) -> tvm.IRModule:
                     value = _call(builder, value, [*map(read, value.args)])
                 else:
                     value = read(value)
-                known[binding.var] = builder.emit(value, binding.var.name)
+                stored[binding.var] = builder.emit(value, binding.var.name)
             result = builder.emit_output(read(main.body.body))
         builder.emit_func_output(result)
     return builder.get()

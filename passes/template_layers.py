@@ -77,9 +77,9 @@ class _Writer(SourceRewriter):
     def moved(self, call: relax.Call, name: str) -> _Layer | None:
         """An elementwise call that alone reads a layer's result, as part of the layer."""
         x, *others = call.args
-        made = self.definition(x)
-        known = isinstance(made, relax.Call) and made.args
-        layer = self.layers.get(made.args[0]) if known else None
+        layer_call = self.definition(x)
+        is_call = isinstance(layer_call, relax.Call) and layer_call.args
+        layer = self.layers.get(layer_call.args[0]) if is_call else None
         if layer is None or self.uses.get(x, 2) != 1 or shape_of(call) != shape_of(x):
             return None
         if name in _BINARY:

@@ -79,9 +79,9 @@ def _whole(
         with builder.dataflow():
             several = len(types) > 1
             call = relax.call_tir(var, [*params, *constants], types if several else types[0])
-            made = builder.emit(call, name_hint=operators[-1])
-            fields = [relax.TupleGetItem(made, i) for i in range(len(types))]
-            outputs = [builder.emit_output(field) for field in (fields if several else [made])]
+            result = builder.emit(call, name_hint=operators[-1])
+            fields = [relax.TupleGetItem(result, i) for i in range(len(types))]
+            outputs = [builder.emit_output(field) for field in (fields if several else [result])]
         is_tuple = isinstance(function.body.body, relax.Tuple)
         builder.emit_func_output(relax.Tuple(outputs) if is_tuple else outputs[0])
     table = {operators[-1]: Provenance(operators)}
@@ -100,8 +100,8 @@ def _stub(function: relax.Function) -> tirx.PrimFunc:
         name="model",
     )
     listed = outputs if isinstance(outputs, list | tuple) else [outputs]
-    made = te.create_prim_func([*inputs, *listed], "int64")
-    return made.without_attr("global_symbol")
+    stub = te.create_prim_func([*inputs, *listed], "int64")
+    return stub.without_attr("global_symbol")
 
 
 def _fused(mod: tvm.IRModule, function: relax.Function) -> tuple[tirx.PrimFunc, list[relax.Expr]]:

@@ -118,7 +118,7 @@ def tvm_target(item: str | Attributes | Target) -> Target:
         return Target(dict(item) if isinstance(item, Mapping) else item)
     except (ValueError, TypeError, RuntimeError) as error:
         kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
-        named = [name for name, known in _KINDS.items() if known.nickname == kind.lower() != ""]
+        named = [name for name, entry in _KINDS.items() if entry.nickname == kind.lower() != ""]
         alike = named or difflib.get_close_matches(kind.lower(), _KINDS, 1)
         if alike and kind not in _KINDS:
             raise TargetError(
@@ -132,11 +132,11 @@ def tvm_target(item: str | Attributes | Target) -> Target:
 
 def _refuse_foreign(item: str | Attributes) -> None:
     """Refuse TVM's kinds that are not registered: TVM would search for their drivers, and warn."""
-    found: Any = item
+    target: Any = item
     if isinstance(item, str) and item.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):  # for invalid JSON TVM has an error message
-            found = json.loads(item)
-    kind = found.get("kind") if isinstance(found, Mapping) else found
+            target = json.loads(item)
+    kind = target.get("kind") if isinstance(target, Mapping) else target
     if isinstance(kind, str) and kind not in _KINDS and kind in Target.list_kinds():
         kind_of({"kind": kind})
 

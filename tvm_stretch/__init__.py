@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tvm_stretch.api.compiler import compile, plan_for, plan_front, to_onnx
     from tvm_stretch.api.differences import compare
     from tvm_stretch.api.joining import join
+    from tvm_stretch.api.options import Options
     from tvm_stretch.lab import stretching, training
     from tvm_stretch.lab.compress import compress
     from tvm_stretch.lab.compress_within import compress_within
@@ -68,6 +69,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Objective",
+    "Options",
     "Plan",
     "PlanError",
     "RunCancelledError",
@@ -122,6 +124,7 @@ _LAZY = {
     "Meter": "tvm_stretch.run.meters",
     "Model": "tvm_stretch.run.model",
     "Objective": "tvm_stretch.plan.search.objective",
+    "Options": "tvm_stretch.api.options",
     "Plan": "tvm_stretch.plan.plan",
     "join": "tvm_stretch.api.joining",
     "load": "tvm_stretch.run.load",

@@ -106,8 +106,8 @@ def _check_names(target: Target) -> None:
     for given in map(str, target.attrs.get("mattr", ())):
         name = given[1:]
         if given[:1] not in ("+", "-") or name not in _features(triple, mattr=["+" + name]):
-            known = {word for core in cores for word in _features(triple, mcpu=core)}
-            written = [sign + word for sign in "+-" for word in known]
+            features = {word for core in cores for word in _features(triple, mcpu=core)}
+            written = [sign + word for sign in "+-" for word in features]
             _refuse_name("mattr", given, f"+ or - and a feature of {triple}", written)
 
 
@@ -122,8 +122,8 @@ def _features(triple: str, **described: Any) -> set[str]:
     return set(map(str, codegen.llvm_get_cpu_features(target)))
 
 
-def _refuse_name(field: str, given: str, expected: str, known: Sequence[str]) -> None:
-    alike = difflib.get_close_matches(given.lower(), sorted(known), 3)
+def _refuse_name(field: str, given: str, expected: str, names: Sequence[str]) -> None:
+    alike = difflib.get_close_matches(given.lower(), sorted(names), 3)
     advice = f"write {' or '.join(map(repr, alike))}" if alike else "look it up in LLVM's list"
     raise TargetError(f"expected {expected} for {field}, got {given!r}; {advice}")
 

@@ -133,11 +133,11 @@ class Provider:
 
     def described(self, given: Attributes) -> Engine:
         """The engine that a target describes."""
-        known = (*_COMMON, "hardware", *self.attributes)
-        unknown = sorted(set(given) - set(known))
+        attributes = (*_COMMON, "hardware", *self.attributes)
+        unknown = sorted(set(given) - set(attributes))
         if unknown:
             raise TargetError(
-                f"expected {', '.join(known)} in target {self.kind}, got {unknown[0]!r}; "
+                f"expected {', '.join(attributes)} in target {self.kind}, got {unknown[0]!r}; "
                 "leave it out"
             )
         options = dict(self.engine.options)
@@ -162,8 +162,8 @@ class Provider:
             return [reason or next(asked) for reason in by_table]
 
         def remark(calls: Mapping[str, relax.Call]) -> Mapping[str, str]:
-            said = self._remark(engine) if calls else ""
-            return dict.fromkeys(calls, said) if said else {}
+            remark = self._remark(engine) if calls else ""
+            return dict.fromkeys(calls, remark) if remark else {}
 
         def distrust(calls: Sequence[relax.Call], reason: str) -> None:
             refuse(engine, [onnx_of(_alone(call)) for call in calls], reason)
@@ -242,8 +242,8 @@ def _asked(engine: Engine, calls: Sequence[relax.Call]) -> list[str | None]:
         except StretchError as error:
             reasons[index] = str(error)
     reasons |= dict(zip(models, why_refused(engine, list(models.values())), strict=True))
-    said = (reasons[index] for index in range(len(calls)))
-    return [f"{engine.provider} refuses it: {reason}" if reason else None for reason in said]
+    answers = (reasons[index] for index in range(len(calls)))
+    return [f"{engine.provider} refuses it: {reason}" if reason else None for reason in answers]
 
 
 def _alone(call: relax.Call) -> relax.Function:

@@ -282,8 +282,8 @@ def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -
         return hexagon_processor(given, host)
     chip: Chip = machine["dsp"]
     if not chip.can_be_called and not chip.emulator:
-        known = f"hexagon{chip.version}"
-        version = known if known in VERSIONS else f"<one of {', '.join(VERSIONS)}>"
+        arch = f"hexagon{chip.version}"
+        version = arch if arch in VERSIONS else f"<one of {', '.join(VERSIONS)}>"
         raise TargetError(
             f"expected a Hexagon on {machine['name']} that can be called, got: {chip} "
             f"({chip.why_no_library}); install {EMULATOR} there, or compile code for the chip, to "

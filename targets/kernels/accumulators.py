@@ -1,7 +1,7 @@
 """The sums of a register tile, and other small buffers that LLVM promotes to registers.
 
 acc = Accumulators(pixels=5, blocks=2, count=16)       # 10 vectors
-within(acc.buffers, *acc.start(), acc.add_products(..), *acc.each(finish))
+within(acc.buffers, *acc.start(), acc.add_products(..), *acc.for_each(finish))
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .loops import (
     balanced,
     block,
     const,
-    each,
     lanes,
     load,
     loop,
     neighbours,
     scratch,
     store,
+    unroll,
     unrolled,
 )
 
@@ -115,7 +115,7 @@ class Accumulators:
             return statement(Sum(*place, buffer, row - start, column))
 
         def some(inside: range, beside: range, start: int, buffer: tirx.Buffer) -> tirx.Stmt:
-            return each(inside, lambda r: each(beside, lambda c: one(r, c, start, buffer)))
+            return unroll(inside, lambda r: unroll(beside, lambda c: one(r, c, start, buffer)))
 
         return [
             some(inside, beside, start, buffer)
@@ -164,7 +164,7 @@ class Accumulators:
             parts.append(unrolled(extent - rest, rest, products, "ii"))
         return block(*parts)
 
-    def each(
+    def for_each(
         self,
         statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
         pixels: Sequence[int] | None = None,
@@ -180,9 +180,9 @@ class Accumulators:
     def written_out(
         self, statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
-        """As `each`, but without loops, for passes that read neighbouring statements."""
+        """As `for_each`, but without loops, for passes that read neighbouring statements."""
         pixels, blocks = map(range, self._shape)
-        return [s for p in pixels for o in blocks for s in self.each(statement, [p], [o])]
+        return [s for p in pixels for o in blocks for s in self.for_each(statement, [p], [o])]
 
     def start(self, value: Callable[[Expr, Expr, Expr], Expr] | None = None) -> list[tirx.Stmt]:
         """Initialise every sum to ``value(pixel, block, lane)``, or to 0."""
@@ -233,7 +233,7 @@ class Square:
             def one(r: Expr, buffer: tirx.Buffer = buffer, start: int = start) -> tirx.Stmt:
                 return body(r, lambda j, z: load(buffer, r - start, j, z))
 
-            rows.append(each(range(start, start + size), one))
+            rows.append(unroll(range(start, start + size), one))
             start += size
         return rows
 

@@ -93,7 +93,7 @@ class Dot:
             return weight.astype(self.weight)
         return (weight.astype("int32") + tirx.const(self.offset, "int32")).astype(self.weight)
 
-    def each(self, lanes: int, statement: Callable[[Expr, int], tirx.Stmt]) -> tirx.Stmt:
+    def apply(self, lanes: int, statement: Callable[[Expr, int], tirx.Stmt]) -> tirx.Stmt:
         """``statement(lane, count)`` for all lanes: at once if there is an instruction."""
         if self.intrinsic:
             return statement(tirx.Ramp(const(0), const(1), lanes), lanes)

@@ -54,7 +54,7 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
     axes = [axis.var for axis in statement.iter_vars]
     last = max(i for i, axis in enumerate(statement.iter_vars) if int(axis.dom.extent) > 1)
 
-    def at(place: Expr) -> tirx.Stmt:
+    def step(place: Expr) -> tirx.Stmt:
         def value(node: tirx.Var) -> Expr:
             places = [i for i, var in enumerate(axes) if node.same_as(var)]
             if not places:
@@ -65,7 +65,7 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
 
     def vectors(first: int, passes: int, width: int) -> tirx.Stmt:
         def one(i: Expr) -> tirx.Stmt:
-            return loop(width, lambda k: at(const(first) + i * width + k), "lane", VECTORIZED)
+            return loop(width, lambda k: step(const(first) + i * width + k), "lane", VECTORIZED)
 
         return loop(passes, one)
 
@@ -108,9 +108,9 @@ def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
     axes = [axis.var for axis in block.iter_vars]
     regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
     regions.append(block.writes[0].region)
-    for found, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
+    for depth, (axis, *places) in enumerate(zip(axes, *regions, strict=False)):
         if not all(place.min.same_as(axis) and is_one(place.extent) for place in places):
-            return found
+            return depth
     return min(len(axes), *map(len, regions))  # a single number has an axis, but no place
 
 
@@ -141,21 +141,21 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
         return None
     copies = [scratch(f"each{i}", lanes, dtype=str(g.ty.dtype)) for i, g in enumerate(axes.again)]
 
-    def at(node: Any, outer: Sequence[Expr], place: Expr) -> Any:
+    def moved_to(node: Any, outer: Sequence[Expr], place: Expr) -> Any:
         """The block's statement, or a part of it, at an offset from the first pixel."""
         return rewrite(node, (tirx.Var, lambda var: axes.value(var, outer, place)))
 
     def read(node: TensorLoad, k: Expr) -> Expr:
-        found = [
+        indices = [
             c for c, g in zip(copies, axes.again, strict=True) if node.source.same_as(g.source)
         ]
-        return load(found[0], k) if found else node
+        return load(indices[0], k) if indices else node
 
     def pixels(o: Expr) -> tirx.Stmt:
         outer = unravelled(o, [axes.extents[i] for i in axes.outer])
 
         def word_of(g: TensorLoad, number: int) -> Expr:
-            *place, first = at(g, outer, const(4 * number)).indices
+            *place, first = moved_to(g, outer, const(4 * number)).indices
             four = load(g.source, *place, tirx.Ramp(first, const(1), 4))
             return tirx.reinterpret("int32", four)
 
@@ -169,7 +169,7 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
             first = tirx.min(v * lanes, const(axes.run - lanes)) if axes.run % lanes else v * lanes
 
             def one(k: Expr) -> tirx.Stmt:
-                moved = at(statement.body, outer, first + k)
+                moved = moved_to(statement.body, outer, first + k)
                 return rewrite(moved, (TensorLoad, lambda node: read(node, k)))
 
             return loop(lanes, one, "lane", VECTORIZED)

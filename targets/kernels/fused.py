@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.network.attributes import ANNOTATION, FIXED, RECTANGLE
+from tvm_stretch.network.attributes import ANNOTATION, FIXED, MEANING, RECTANGLE
 from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.expressions import nodes_of
 from tvm_stretch.network.rewriting import rewrite
@@ -109,6 +109,7 @@ class FusedKernel:
     Operands are listed in the order in which blocks first read them, without the epilogue's own.
     """
 
+    func: tirx.PrimFunc  # with all blocks
     config: str
     operands: tuple[tirx.Buffer, ...]
     blocks: tuple[s_tir.SBlock, ...]
@@ -125,11 +126,11 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     """Split ``func`` at its anchor; None if it has none, or if its epilogue is not elementwise."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    marks = [sch.get(b).annotations.get(ANNOTATION) for b in blocks]
+    marks = [_mark_of(sch.get(b)) for b in blocks]
     if not any(marks):
         return None
     last = max(i for i, mark in enumerate(marks) if mark)
-    config = str(marks[last])
+    config = marks[last]
     anchor = sch.get(blocks[last]).writes[0].source
     needed = _needed([sch.get(b) for b in blocks[: last + 1]])
     # Blocks that only the epilogue reads may come before the anchor.
@@ -141,7 +142,8 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     for follower in followers[:-1]:
         sch.compute_inline(follower)
     if not followers:
-        return FusedKernel(config, operands, meaning, Epilogue(anchor, anchor, (), None), part)
+        epilogue = Epilogue(anchor, anchor, (), None)
+        return FusedKernel(func, config, operands, meaning, epilogue, part)
     final = sch.get(followers[-1])
     axes = tuple(axis.var for axis in final.iter_vars)
     body = final.body
@@ -155,29 +157,36 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     value = body.value
     if FIXED in final.annotations:
         value = _narrowed(func, anchor, axes, from_text(FixedPoint, str(final.annotations[FIXED])))
-    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, value), part)
+    epilogue = Epilogue(anchor, body.buffer, axes, value)
+    return FusedKernel(func, config, operands, meaning, epilogue, part)
+
+
+def _mark_of(block: s_tir.SBlock) -> str:
+    """Template and configuration of an anchor; an integer operator is a configuration itself."""
+    meaning = block.annotations.get(MEANING)
+    return str(block.annotations.get(ANNOTATION, "" if meaning is None else f"integer {meaning}"))
 
 
 def elementwise(blocks: Sequence[s_tir.SBlock], anchor: tirx.Buffer) -> Epilogue | None:
     """The blocks after ``anchor`` as one expression; None if they are not elementwise."""
     axes: tuple[tirx.Var, ...] = ()
-    known: list[tuple[tirx.Buffer, Expr | None]] = [(anchor, None)]
+    chain: list[tuple[tirx.Buffer, Expr | None]] = [(anchor, None)]
     for one in blocks:
         body, own = one.body, tuple(axis.var for axis in one.iter_vars)
         axes = axes or own
         if not isinstance(body, tirx.BufferStore) or not same_place(body.indices, own):
             return None
-        reads = [read for buffer, _ in known for read in _loads(body.value, buffer)]
+        reads = [read for buffer, _ in chain for read in _loads(body.value, buffer)]
         same = list(map(int, body.buffer.shape)) == list(map(int, anchor.shape))
         if not (same and reads and all(same_place(read.indices, own) for read in reads)):
             return None
-        known.append((body.buffer, _inlined(body.value, known, dict(zip(own, axes, strict=True)))))
-    return Epilogue(anchor, known[-1][0], axes, known[-1][1])
+        chain.append((body.buffer, _inlined(body.value, chain, dict(zip(own, axes, strict=True)))))
+    return Epilogue(anchor, chain[-1][0], axes, chain[-1][1])
 
 
 def _inlined(
     value: Expr,
-    known: Sequence[tuple[tirx.Buffer, Expr | None]],
+    chain: Sequence[tuple[tirx.Buffer, Expr | None]],
     places: Mapping[tirx.Var, tirx.Var],
 ) -> Expr:
     """``value`` at other axes, with the values of buffers in place of their loads."""
@@ -185,7 +194,7 @@ def _inlined(
     def replace(node: Expr) -> Expr:
         if not isinstance(node, TensorLoad):
             return places.get(node, node)
-        inner = next((made for buffer, made in known if node.source.same_as(buffer)), None)
+        inner = next((value for buffer, value in chain if node.source.same_as(buffer)), None)
         return node if inner is None else inner
 
     return rewrite(value, ((TensorLoad, tirx.Var), replace))

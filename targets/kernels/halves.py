@@ -35,7 +35,7 @@ _EXPONENTS = 2.0**112  # the exponents of float32 and float16 have offsets of 12
 def narrowed(values: np.ndarray) -> np.ndarray | None:
     """The same numbers in a type of two bytes, if all are finite and one type holds them."""
     kinds = (np.float16, ml_dtypes.bfloat16)
-    return next((found for kind in kinds if (found := _exactly(values, kind)) is not None), None)
+    return next((exact for kind in kinds if (exact := _exactly(values, kind)) is not None), None)
 
 
 def are_halves(values: np.ndarray) -> bool:

@@ -26,11 +26,11 @@ Along = Literal["outputs", "inputs", "rows"]
 Kind = TypeVar("Kind")
 
 
-def taken(made: type[Kind], other: object, /, **changes: Any) -> Kind:
-    """A dataclass ``made`` with the fields that ``other`` has too, and with ``changes``."""
-    names = [field.name for field in fields(made)]  # type: ignore[arg-type]
+def taken(kind: type[Kind], other: object, /, **changes: Any) -> Kind:
+    """A dataclass ``kind`` with the fields that ``other`` has too, and with ``changes``."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     same = {name: getattr(other, name) for name in names if hasattr(other, name)}
-    return made(**{**same, **changes})
+    return kind(**{**same, **changes})
 
 
 class Layer:

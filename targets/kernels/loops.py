@@ -169,7 +169,7 @@ def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
     return block(*(parts if passes else parts[1:]))
 
 
-def each(numbers: range, body: Body) -> tirx.Stmt:
+def unroll(numbers: range, body: Body) -> tirx.Stmt:
     """``body`` for each of ``numbers``, in a loop that is unrolled last."""
     return span(numbers.start, len(numbers), body, "i", UNROLLED)
 

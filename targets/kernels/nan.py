@@ -23,9 +23,9 @@ from tvm_stretch.network.rewriting import changed_block, rewrite
 from .loops import load
 
 
-def maximum(found: Expr, value: Expr) -> Expr:
+def maximum(accumulator: Expr, value: Expr) -> Expr:
     """The maximum of an accumulator and a value; NaN if one of them is NaN."""
-    return _or_nan(value, tirx.max(value, found))
+    return _or_nan(value, tirx.max(value, accumulator))
 
 
 def _or_nan(value: Expr, otherwise: Expr) -> Expr:
@@ -66,9 +66,9 @@ def _value_beside(store: tirx.BufferStore) -> Expr | None:
     if not isinstance(best, tirx.Max | tirx.Min):
         return None
 
-    def runs(found: Expr) -> bool:
-        is_own = isinstance(found, TensorLoad) and found.source.same_as(store.buffer)
-        return is_own and tvm_ffi.structural_equal(found.indices, store.indices)
+    def runs(operand: Expr) -> bool:
+        is_own = isinstance(operand, TensorLoad) and operand.source.same_as(store.buffer)
+        return is_own and tvm_ffi.structural_equal(operand.indices, store.indices)
 
     return best.a if runs(best.b) else best.b if runs(best.a) else None
 

@@ -108,7 +108,7 @@ class _Rows:
         width, parts = self.width, [self.lanes(self.width, lambda lane: self.start.value)]
 
         def whole(i: Expr) -> tirx.Stmt:
-            return self.combined(width, lambda lane: self.at(places, i * width + lane))
+            return self.combined(width, lambda lane: self.read(places, i * width + lane))
 
         parts.append(loop(passes, whole, "pass"))
         first, part = passes * width, width
@@ -117,7 +117,7 @@ class _Rows:
             if rest >= part:
                 begin = const(first)
                 parts.append(
-                    self.combined(part, lambda lane, begin=begin: self.at(places, begin + lane))
+                    self.combined(part, lambda lane, begin=begin: self.read(places, begin + lane))
                 )
                 first, rest = first + part, rest - part
         while width > 1:
@@ -142,7 +142,7 @@ class _Rows:
         combine = type(self.update.value)
         return self.lanes(width, lambda lane: combine(load(self.best, lane), value(lane)))
 
-    def at(self, places: Sequence[Expr], offset: Expr) -> Expr:
+    def read(self, places: Sequence[Expr], offset: Expr) -> Expr:
         """The value at an offset from the beginning of a row."""
         return self.placed(self.value, places, offset)
 

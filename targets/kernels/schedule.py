@@ -26,20 +26,20 @@ from .generic import schedule_generic
 from .loops import SERIAL, VECTORIZED
 from .machine import VectorMachine
 from .nan import take_nan
-from .template import Template, read_template, whole_nest
+from .template import Template, read_template
 
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
     fused = split_fused(func)
-    template = None if fused is None else template_of(fused, machine)
-    fused = None if template is None else fused
-    scheduled = _with_own_copies(_schedule(func, machine, template, fused))
+    written = None if fused is None else _by_template(machine, fused)
+    generic = _WITHOUT_TEMPLATE[machine.kind]
+    scheduled = _with_own_copies(generic(func, machine) if written is None else written)
     scheduled = scheduled.with_body(rewrite(scheduled.body, (tirx.For, _lane_by_lane)))
     if machine.kind != "dsp":
         return scheduled
     scheduled = scheduled.with_body(quantise_bits(scheduled.body))
-    return pack_stores(scheduled, [] if fused is None else _constants(fused))
+    return pack_stores(scheduled, [] if fused is None or written is None else _constants(fused))
 
 
 def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -94,34 +94,27 @@ def _constants(fused: FusedKernel) -> list[tirx.Buffer]:
     return [fused.operands[1], *(load.source for load in loads)]
 
 
-def _schedule(
-    func: tirx.PrimFunc,
-    machine: VectorMachine,
-    template: Template | None,
-    fused: FusedKernel | None,
-) -> tirx.PrimFunc:
-    if template is not None and fused is not None:
-        written = with_nest(func, template.write(machine, fused))
-        if machine.kind != "gpu":
-            return written
-        written = written.with_attr(WHOLE_QUADS, True)
-        images = _images(func, template, fused)
-        return written.with_attr(IMAGES, images) if images else written
-    nest = whole_nest(func, machine)
-    if nest is None:
-        return _WITHOUT_TEMPLATE[machine.kind](func, machine)
-    written = with_nest(func, nest)
-    return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
+def _by_template(machine: VectorMachine, fused: FusedKernel) -> tirx.PrimFunc | None:
+    template = template_of(fused, machine)
+    nest = None if template is None else template.write(machine, fused)
+    if template is None or nest is None:
+        return None
+    written = with_nest(fused.func, nest)
+    if machine.kind != "gpu":
+        return written
+    written = written.with_attr(WHOLE_QUADS, True)
+    images = _images(template, fused)
+    return written.with_attr(IMAGES, images) if images else written
 
 
-def _images(func: tirx.PrimFunc, template: Template, fused: FusedKernel) -> list[int]:
+def _images(template: Template, fused: FusedKernel) -> list[int]:
     """Parameters that are read as images; the epilogue reads single numbers, so not its own."""
     value = fused.epilogue.value
     own = [] if value is None else [load.source for load in nodes_of(value, TensorLoad)]
     wanted = [fused.operands[operand] for operand in template.image_operands]
     return [
         place
-        for place, param in enumerate(func.params)
+        for place, param in enumerate(fused.func.params)
         if any(param.same_as(one) for one in wanted) and not any(param.same_as(o) for o in own)
     ]
 

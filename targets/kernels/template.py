@@ -12,10 +12,10 @@
         work(epilogue, machine, item)                # features for the cost model
         part(along, extent, machine)                 # the kernel of a share of the layer
 
+A template without layers belongs to an operator with a PrimFunc of its own: it has `write` alone.
 Planning, measuring, stretching and the cost models ask these objects; no other file lists them.
 A configuration travels as an annotation of the anchor's block, because FuseTIR drops attributes of
-functions and keeps those of blocks. The annotation is written and read in this file only. Kernels
-into which nothing is fused keep an attribute of the function: `writes` registers their loop nests.
+functions and keeps those of blocks. The annotation is written and read in this file only.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from typing import Any, ClassVar
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
+from tvm_stretch.base.errors import TargetError
 from tvm_stretch.network.attributes import ANNOTATION, ONCE
 from tvm_stretch.network.codec import from_text, to_text
 
 from .features import EpilogueWork, Features
-from .fused import FusedKernel, blocks_of
+from .fused import FusedKernel
 from .layers import Along, Layer, taken
 from .machine import VectorMachine
 
@@ -81,6 +82,7 @@ class Template(ABC):
         is_last_resort: it is chosen only if no other template fits.
         operands: tensors that the anchor reads; parameters after them belong to the epilogue.
         needs_own_blocks: whether the generic schedule takes over if producers are fused into it.
+        takes_epilogue: whether elementwise operators that follow may be fused into the kernel.
     """
 
     template: ClassVar[str] = ""
@@ -88,6 +90,7 @@ class Template(ABC):
     machines: ClassVar[tuple[str, ...]] = ("core", "dsp")
     is_last_resort: ClassVar[bool] = False
     needs_own_blocks: ClassVar[bool] = False
+    takes_epilogue: ClassVar[bool] = True
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -97,13 +100,13 @@ class Template(ABC):
             configurations.cache_clear()
 
     @classmethod
-    @abstractmethod
     def configure(cls, layer: Any, machine: VectorMachine, block: int) -> Iterable[Template]:
         """Configurations that compute a layer; ``block`` is as for `choose`."""
+        return ()
 
-    @abstractmethod
     def cycles(self, machine: VectorMachine) -> float:
         """Cycles of one core, by which configurations are compared."""
+        return 0.0
 
     @property
     def operands(self) -> int:
@@ -116,13 +119,15 @@ class Template(ABC):
         return ()
 
     @property
-    @abstractmethod
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the result in memory."""
+        return ()
 
-    @abstractmethod
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The kernel in plain loops; its last block carries `annotation`."""
+        raise TargetError(
+            f"expected plain sums of the template {self.template}, got none; write its meaning()"
+        )
 
     def call(
         self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
@@ -148,8 +153,8 @@ class Template(ABC):
         return self if machine.kind in self.machines else None
 
     @abstractmethod
-    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the kernel with its epilogue."""
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt | None:
+        """The loop nest of the kernel with its epilogue; None: the generic schedule."""
 
     def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """Features for cost models; None: the statements of the plain loops are counted.
@@ -187,33 +192,6 @@ class Template(ABC):
     def annotation(self) -> dict[str, str]:
         """The annotation of the template's block."""
         return {ANNOTATION: f"{self.template} {to_text(self)}"}
-
-
-Nest = Callable[[tirx.PrimFunc, VectorMachine], tirx.Stmt | None]
-"""Writes the loop nest of a kernel; None: other nests or the generic schedule take it."""
-
-_NESTS: dict[tuple[str, str], list[Nest]] = {}
-"""By the attribute of the function, or of a block, and the kind of machine."""
-
-
-def writes(mark: str, *kinds: str) -> Callable[[Nest], Nest]:
-    """Register what writes the kernels with an attribute, into which nothing is fused."""
-
-    def register(nest: Nest) -> Nest:
-        for kind in kinds:
-            _NESTS.setdefault((mark, kind), []).append(nest)
-        return nest
-
-    return register
-
-
-def whole_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
-    """The loop nest of a kernel that an attribute marks; None: the generic schedule."""
-    _import_templates()
-    annotations = (mark for block in blocks_of(func) for mark in block.annotations)
-    marks = dict.fromkeys([*(func.attrs or {}).keys(), *annotations])
-    marked = (nest for mark in marks for nest in _NESTS.get((mark, machine.kind), ()))
-    return next(filter(None, (nest(func, machine) for nest in marked)), None)
 
 
 def every_template() -> Mapping[str, type[Template]]:

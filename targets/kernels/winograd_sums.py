@@ -25,7 +25,7 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .accumulators import Square
-from .loops import block, const, each, f32, lanes, load, loop, scratch, store, vectors, within
+from .loops import block, const, f32, lanes, load, loop, scratch, store, unroll, vectors, within
 
 if TYPE_CHECKING:
     from tvm_stretch.targets.cpu.kernels.winograd import WinogradConfig
@@ -200,7 +200,7 @@ def input_tile(
         return load(data, n, c, top + i, left + j, z)
 
     def inside(column: Column) -> list[tirx.Stmt]:
-        return [each(range(a), lambda j: column(j, lambda i, z: pixel(i, j, z)))]
+        return [unroll(range(a), lambda j: column(j, lambda i, z: pixel(i, j, z)))]
 
     def copied(column: Column) -> list[tirx.Stmt]:
         return [column(const(j), lambda i, z, j=j: load(read[j], i, z)) for j in range(a)]

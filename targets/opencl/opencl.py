@@ -115,24 +115,24 @@ def find_device() -> OpenCLDevice:
     return described_device(devices[0])
 
 
-def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
+def described_device(limits: Mapping[str, Any]) -> OpenCLDevice:
     """The limits that a driver reports, here or elsewhere (`tvm_stretch.opencl_devices`).
 
     A driver that does not answer a question reports 0: such a device has one unit, whose groups
     have one work-item. A driver that reports too much is found out when a model is loaded.
     """
     return OpenCLDevice(
-        "cpu" if found["type"] == "cpu" else "gpu",
-        found["name"],
-        driver=found["driver"],
-        fp16=found["fp16"],
-        fp64=found["fp64"],
-        max_group_size=max(1, found["max_group_size"]),
-        local_bytes=min(found["local_bytes"], 2**31 - 1),
-        local_on_chip=found["local_is_fast"],
-        compute_units=max(1, found["compute_units"]),
-        max_buffer_bytes=found["max_buffer_bytes"],
-        image_pixels=found.get("max_image_pixels", 0) if found["has_images"] else 0,
+        "cpu" if limits["type"] == "cpu" else "gpu",
+        limits["name"],
+        driver=limits["driver"],
+        fp16=limits["fp16"],
+        fp64=limits["fp64"],
+        max_group_size=max(1, limits["max_group_size"]),
+        local_bytes=min(limits["local_bytes"], 2**31 - 1),
+        local_on_chip=limits["local_is_fast"],
+        compute_units=max(1, limits["compute_units"]),
+        max_buffer_bytes=limits["max_buffer_bytes"],
+        image_pixels=limits.get("max_image_pixels", 0) if limits["has_images"] else 0,
     )
 
 

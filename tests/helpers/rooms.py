@@ -37,7 +37,7 @@ ROOMS = (
     ("make",),
     ("phone",),
     ("plan.search",),
-    ("api.request",),
+    ("api.options",),
     ("api.compiler", "api.problems"),
     ("lab.training",),
     ("lab",),

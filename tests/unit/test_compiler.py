@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 from pathlib import Path
@@ -232,3 +234,19 @@ def test_dump_shows_every_phase(tmp_path: Path) -> None:
     ]
     assert "cpu-FuseOps.py" in names and "fake-FuseOps.py" in names
     assert names[-2:] == ["merged.py", "scheduled.py"]
+
+
+def test_options_are_the_arguments_as_one_value() -> None:
+    """Arguments that are given, too, go first."""
+    arguments = inspect.signature(ts.compile).parameters
+    for field in dataclasses.fields(ts.Options):
+        argument = arguments[field.name]
+        assert (field.default, field.type) == (argument.default, argument.annotation)
+    mod, options = network(residual), ts.Options(cpu_threads=1, effort="low")
+    one = ts.compile(mod, TARGET, options=options)
+    other = ts.compile(mod, TARGET, cpu_threads=1, effort="low")
+    assert [node.kernel for node in one.graph.nodes] == [node.kernel for node in other.graph.nodes]
+    with pytest.raises(ts.InputError, match=r"^expected 'full' or 'low' for effort"):
+        ts.compile(mod, options=options, effort="none")
+    with pytest.raises(ts.InputError, match=r"^expected ts.Options for options, got 3"):
+        ts.compile(mod, options=3)  # type: ignore[arg-type]

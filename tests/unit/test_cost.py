@@ -204,12 +204,12 @@ def test_a_processor_of_the_same_kernels_needs_few_measurements(model: MeasuredM
 
 def test_starting_a_run_costs_what_undisturbed_runs_say() -> None:
     dice = np.random.default_rng(3)
-    runs = [RunFeatures.of(launches) for launches in range(10, 70)]
+    runs = [RunFeatures.make(launches) for launches in range(10, 70)]
     disturbed = dice.exponential(1.0, len(runs)) * (dice.random(len(runs)) < 0.5)
     measured = [50_000 + 700 * (10 + i) + 200_000 * d for i, d in enumerate(disturbed)]
     trained = train(runs, measured, DEVICE, GPU)
     for launches in (12, 30, 60, 400):
-        (answer,) = trained.predict_all([RunFeatures.of(launches)])
+        (answer,) = trained.predict_all([RunFeatures.make(launches)])
         assert answer.nanoseconds == pytest.approx(50_000 + 700 * launches, rel=0.15)
 
 

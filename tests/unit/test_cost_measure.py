@@ -528,7 +528,7 @@ def test_planning_finds_what_measuring_left(
     assert not planning_costs([host()]).trusted
     kernels = [
         *some_convs(60),
-        *(TransferFeatures.of(64 << i, i % 2, 1 - i % 2) for i in range(16)),
+        *(TransferFeatures.make(64 << i, i % 2, 1 - i % 2) for i in range(16)),
     ]
     times = [*pretended(kernels[:60]), *(2000.0 + (64 << i) / 10 for i in range(16))]
     folder = default_folder(host())

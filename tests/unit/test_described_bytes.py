@@ -42,7 +42,7 @@ def lowered(dtype: str) -> tuple[KernelLevel, VectorMachine]:
         mod = IntegerNetwork(0).main([*convs, pool], (1, 64, 28, 28))
         assert mod is not None
         return kernels_alone(mod, host), host.machine
-    mod = Reader(module(layers, (1, 64, 28, 28)), None, dtype).at({}).mod
+    mod = Reader(module(layers, (1, 64, 28, 28)), None, dtype).sized({}).mod
     (host,), _ = processors_in(dtype, [host], [host])
     return kernels_alone(mod, host), host.machine
 

@@ -67,7 +67,7 @@ def small_networks_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_of(mod: tvm.IRModule) -> FewerLayers:
-    few = FewerLayers.of(mod)
+    few = FewerLayers.find(mod)
     assert few is not None
     return few
 
@@ -101,7 +101,7 @@ def test_layers_that_the_end_reads_are_not_left_out() -> None:
     run = find_equal_layers(mod["main"])
     assert run is not None
     assert with_fewer_layers(mod, run) is None
-    assert FewerLayers.of(mod) is None
+    assert FewerLayers.find(mod) is None
 
 
 def test_states_of_left_out_layers_go() -> None:

@@ -66,7 +66,7 @@ def test_what_is_no_file_is_told_before_any_work(
     elif kind == "folder":
         path.mkdir()
     monkeypatch.setattr(
-        "tvm_stretch.api.request.site_of", lambda *_, **__: pytest.fail("it went on")
+        "tvm_stretch.api.options.site_of", lambda *_, **__: pytest.fail("it went on")
     )
     said = {"nothing": "no file", "pipe": "a pipe", "folder": "a folder"}[kind]
     with pytest.raises(ts.ModelError, match=f"^expected a file .*, got {said} at {path}; check"):

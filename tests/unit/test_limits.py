@@ -118,7 +118,7 @@ def test_nonsense_is_refused(max_share: object, parts: object, said: str) -> Non
 def test_names_of_absent_devices_and_of_kinds_are_known() -> None:
     processors = [costs(1.0).processors[0], fake_processor("fake")]
     found = read_limits({"llvm": 0.5, "opencl": 0.5}, None, processors, processors)
-    assert found.caps == {0: 0.5} and found.said == "at most 0.5 of the work on cpu"
+    assert found.caps == {0: 0.5} and found.text == "at most 0.5 of the work on cpu"
 
 
 def test_compile_keeps_to_it_and_says_so() -> None:

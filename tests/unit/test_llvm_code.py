@@ -94,7 +94,7 @@ def test_each_sum_of_a_tile_is_one_of_its_own(shape: tuple[int, int]) -> None:
         acc.buffers,
         *acc.start(lambda p, o, v: (p * 100 + o).astype("float32")),
         *acc.add(lambda *_: f32(0.5), some, range(1, blocks)),
-        *acc.each(lambda p, o, v, value: store(out, value, p, o, v)),
+        *acc.for_each(lambda p, o, v, value: store(out, value, p, o, v)),
     )
     result = tvm.runtime.empty((pixels, blocks, 8), "float32")
     built(tirx.PrimFunc([out], body))["kernel"](result)

@@ -42,7 +42,7 @@ from tvm_stretch.run.load import load
 from tvm_stretch.run.model import Model
 from tvm_stretch.targets.cpu.cpu import CORE
 
-FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
+FEW = [*some_convs(30, seed=7), TransferFeatures.make(4096, 0, 1)]
 
 
 def refused(error: type[StretchError], use: Callable[[], object]) -> bool:

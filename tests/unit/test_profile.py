@@ -127,7 +127,7 @@ def test_families(shape: tuple[int, int, int], groups: int, family: str) -> None
 
 
 def test_what_is_no_kernel_takes_nothing(phone: Profile) -> None:
-    (prediction,) = phone.processor("cpu").predict_all([RunFeatures.of(9)])
+    (prediction,) = phone.processor("cpu").predict_all([RunFeatures.make(9)])
     assert prediction.nanoseconds == 0
 
 
@@ -385,8 +385,8 @@ def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
     """The cost model of a CPU half as fast, which `ts.tune.measure` timed kernel by kernel."""
     host = cpu_processor(cpu_of(4), 1)
     data = Dataset.create(tmp_path / "cpu.jsonl", fingerprint(host))
-    data.append(Row(RunFeatures.of(3), 5, 0.0, 20))
-    data.append(Row(LaunchedRunFeatures.of([None] * 3, 9), 5, 0.0, 20))
+    data.append(Row(RunFeatures.make(3), 5, 0.0, 20))
+    data.append(Row(LaunchedRunFeatures.make([None] * 3, 9), 5, 0.0, 20))
     cpu = phone.processor("cpu")
     for name in ("conv", "depthwise"):
         level = kernels_alone(emit([name], size=28, channels=64), host)

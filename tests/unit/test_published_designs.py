@@ -209,7 +209,7 @@ def test_figures(name: str):
     assert figures(built) == counted(d, 64)
     assert len(branch_operators(built)) == d.branches
     operators = Operators(mod["main"])
-    task = Task(Chain.of(operators, find_runs(operators)), Pricing(costs(1, 1, 1)), home=0)
+    task = Task(Chain.cut(operators, find_runs(operators)), Pricing(costs(1, 1, 1)), home=0)
     judged = judge_design(task, Rules(), design)
     assert (judged.multiply_adds, judged.parameters) == counted(d, 64)
 

@@ -37,7 +37,7 @@ FACTORS = arrays.arrays(
 def compiled(rounding: Rounding) -> Callable[..., np.ndarray]:
     """``round(float(sums) * factors)`` of vectors, of float32."""
     sums, factors = te.placeholder((COUNT,), "int32"), te.placeholder((COUNT,), "float32")
-    result = te.compute((COUNT,), lambda i: rounding.of(sums[i].astype("float32") * factors[i]))
+    result = te.compute((COUNT,), lambda i: rounding.round(sums[i].astype("float32") * factors[i]))
     mod = tvm.IRModule({"main": te.create_prim_func([sums, factors, result])})
     kernel = tvm.tirx.build(mod, target=TARGET)
 

@@ -56,7 +56,7 @@ def some_pools(count: int, seed: int) -> list[Features]:
 @pytest.fixture(scope="module")
 def old() -> MeasuredModel:
     kernels = [*some_convs(150), *some_pools(60, 1)]
-    runs: list[Features] = [RunFeatures.of(n) for n in range(10, 40)]
+    runs: list[Features] = [RunFeatures.make(n) for n in range(10, 40)]
     measured = [*latencies(kernels, OLD), *(1000.0 * n for n in range(10, 40))]
     return train([*kernels, *runs], measured, DEVICE, CORE).without_residuals()
 
@@ -83,7 +83,7 @@ def test_few_kernels_correct_a_model_of_a_similar_device(old: MeasuredModel) -> 
 
 
 def test_families_that_were_not_measured_follow(old: MeasuredModel) -> None:
-    pools, runs = some_pools(50, 2), [RunFeatures.of(20)]
+    pools, runs = some_pools(50, 2), [RunFeatures.make(20)]
     few = some_convs(30, seed=7)
     found = train(few, [2.5 * ns for ns in latencies(few, OLD)], DEVICE, CORE, below=old)
     assert found.nanoseconds(pools) == pytest.approx(2.5 * old.nanoseconds(pools), rel=0.2)

@@ -453,7 +453,7 @@ def test_original_is_counted_as_the_zoo_counts():
     for name in ("resnet56", "shufflenet_v2", "mobilenet_v3_small"):
         model = zoo.build(name, size=64)
         operators = Operators(load_trainable(model)["main"])
-        chain = Chain.of(operators, find_runs(operators))
+        chain = Chain.cut(operators, find_runs(operators))
         assert count(chain.layers()) == tuple(reversed(zoo.count(model)))
 
 

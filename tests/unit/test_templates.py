@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.cost_kernels import DEVICE, MACHINE, pretended, some_convs
 from helpers.cpu_targets import TARGET
+from helpers.gpu_checks import H100
 from helpers.integer_networks import TABLE
 from helpers.relax_helpers import module, random_const, random_inputs, run
 from tvm import relax, te, tirx
@@ -20,6 +21,7 @@ from tvm.ir import Expr
 import tvm_stretch as ts
 from tvm_stretch.base.progress import reporting
 from tvm_stretch.make.kernels import kernels_alone
+from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.integer_kernels import integer_call
 from tvm_stretch.network.integers import Integer, Rounding
 from tvm_stretch.plan.cost.describe import describe
@@ -36,6 +38,9 @@ from tvm_stretch.plan.search.priced_kernels import half_of
 from tvm_stretch.read import load_network
 from tvm_stretch.targets.cpu.cpu import CORE, cpu_processor
 from tvm_stretch.targets.cpu.kernels.conv import ConvConfig
+from tvm_stretch.targets.cpu.kernels.nibble_words import Words
+from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles
+from tvm_stretch.targets.cpu.kernels.recurrent_nest import Steps
 from tvm_stretch.targets.kernels import template as templates
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures
 from tvm_stretch.targets.kernels.features import FAMILIES, EpilogueWork, Features, Phases
@@ -195,6 +200,24 @@ def test_annotations_are_read_back() -> None:
         assert read_template(mark) == config
 
 
+def test_operators_with_a_primfunc_of_their_own_have_templates() -> None:
+    """Nothing is fused into their kernels, and each kind of machine has its own nest, or none."""
+    gpu = VectorMachine(4, 32, False, 2**20, 1, gpu=H100)
+    dsp = VectorMachine(32, 32, False, 2**20, 1, dsp=True)
+    table = read_template(f"integer {to_text(TABLE)}")
+    for config, names in {
+        Nibbles(1, 32, 16, 32): ["nibbles", "nibbles", "group_nibbles"],
+        Words(1, 32, 16, 32): ["words", "words", "group_words"],
+        Steps(16): ["steps", "steps", None],
+        table: [None, "integer", None],
+    }.items():
+        (mark,) = config.annotation.values()
+        assert read_template(mark) == config
+        nests = [config.on(machine) for machine in (MACHINE, dsp, gpu)]
+        assert [nest and nest.template for nest in nests] == names
+        assert config is table or not config.takes_epilogue
+
+
 def test_machines_have_tables_of_their_own() -> None:
     dsp = VectorMachine(32, 32, False, 2**20, 1, dsp=True)
     names = {
@@ -245,14 +268,14 @@ def test_other_families_keep_their_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
-    kernels = [*some_convs(3), RunFeatures.of(7)]
+    kernels = [*some_convs(3), RunFeatures.make(7)]
     dataset.append(*(Row(kernel, 1000, 0.01, 15) for kernel in kernels))
     monkeypatch.setattr(ConvFeatures, "version", 2)
     lines: list[str] = []
     with reporting(lines.append):
         again = Dataset.open(dataset.path, DEVICE)
     assert "3 of 4 measurements" in lines[0]
-    assert [row.features for row in again.rows] == [RunFeatures.of(7)]
+    assert [row.features for row in again.rows] == [RunFeatures.make(7)]
     again.append(Row(kernels[0], 900, 0.01, 15))  # measured anew
     assert [row.nanoseconds for row in Dataset.open(dataset.path, DEVICE).rows] == [1000, 900]
     monkeypatch.undo()
@@ -260,7 +283,7 @@ def test_other_families_keep_their_measurements(
 
 
 def test_other_families_keep_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convs, runs = some_convs(40), [RunFeatures.of(count) for count in range(10, 50)]
+    convs, runs = some_convs(40), [RunFeatures.make(count) for count in range(10, 50)]
     times = [*pretended(convs), *(50_000.0 + 700 * run.launches for run in runs)]
     train([*convs, *runs], times, DEVICE, CORE).save(tmp_path / "cpu.json")
     assert set(load_cost_model(tmp_path / "cpu.json").families) == {"conv", "run"}

@@ -233,7 +233,7 @@ def test_traffic_waits_where_memory_is_too_slow_for_all(phone: Profile, wide: tv
     )
     assert free.whole(layer, 0) == tight.whole(layer, 0), "alone it has the memory for itself"
     assert free.slower(kernels, 0) == 1.0
-    assert tight.slower(kernels, 0) == pytest.approx(1 + memory / tight.of(kernels, 0), rel=1e-3)
+    assert tight.slower(kernels, 0) == pytest.approx(1 + memory / tight.sum(kernels, 0), rel=1e-3)
     parts = [costs.part(layer, 0, "outputs", 0.5) for costs in (free, tight)]
     assert parts[1] == pytest.approx(parts[0] * tight.slower(kernels, 0), rel=1e-3)
 

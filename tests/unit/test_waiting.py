@@ -105,6 +105,6 @@ def test_the_search_prices_a_gpu_in_a_network_whose_weights_its_cache_keeps() ->
     costs = Costs((CPU, GPU), models, lambda *_: 0, (1.0, 1.0), "", True)
     kernel = kernel_of_sample(Sample("conv", 64, (14, 14), 64), GPU.machine)
     assert kernel is not None
-    assert costs.of([kernel], 0) == costs.of([kernel], 1) == 7
+    assert costs.sum([kernel], 0) == costs.sum([kernel], 1) == 7
     near = replace(kernel, round_bytes=24_000_000 + kernel.weight_bytes)
     assert seen == [kernel, near] and near.far_weight_bytes == 0

@@ -39,7 +39,7 @@ def test_an_engine_that_computes_another_network(answer: list[float], wrong: str
     if not wrong:
         assert wrong_answer is None
         return
-    assert wrong_answer is not None and wrong in wrong_answer.said
+    assert wrong_answer is not None and wrong in wrong_answer.message
     assert wrong_answer.processor is engine
 
 

@@ -1,8 +1,8 @@
 """``compile()`` and ``plan_for()``: from a trained network to a model, or to a plan alone.
 
-    Request ──> Site ──> canonical Relax ──choose()──> Decision ──build()──> Model
+    Options ──> Site ──> canonical Relax ──choose()──> Decision ──build()──> Model
 
-Each station explains itself: request.py, plan/search/site.py, make/reading.py,
+Each station explains itself: options.py, plan/search/site.py, make/reading.py,
 plan/search/choose.py and plan/search/decision.py.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import tvm
 
-from tvm_stretch.api.request import Request
+from tvm_stretch.api.options import Options, read_options
 from tvm_stretch.base.compiling import compiling
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path, check_place, write_whole, writing
@@ -23,7 +23,6 @@ from tvm_stretch.base.progress import Progress, reporting
 from tvm_stretch.make.branching import branch
 from tvm_stretch.make.onnx_file import onnx_file
 from tvm_stretch.make.pipeline import Observer
-from tvm_stretch.make.precision import read_precision
 from tvm_stretch.make.reading import Reader
 from tvm_stretch.network.properties.integer_summary import has_integers
 from tvm_stretch.passes.carry_states import States
@@ -70,6 +69,7 @@ def compile(
     scheduler: SchedulerLike | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
+    options: Options | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Compile a trained network for the given processors, without changing what it computes.
@@ -133,6 +133,8 @@ def compile(
             `plan` that ``ts.problems.network_problem(...).plan(result)`` makes of it.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
+        options: all of these but the source as one value, for several compiles; arguments that are
+            given, too, go first.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
             a terminal shows the last line.
 
@@ -148,50 +150,31 @@ def compile(
         ...
     """
     require_file(source)
-    request = Request(
-        targets=targets,
-        device=device,
-        plan=plan,
-        plans=plans,
-        shapes=shapes,
-        lengths=lengths,
-        states=states,
-        cpu_threads=cpu_threads,
-        spare=spare,
-        streams=streams,
-        max_share=max_share,
-        share_parts=share_parts,
-        objective=objective,
-        effort=effort,
-        precision=read_precision(precision),
-        scheduler=scheduler,
-        dump_dir=dump_dir,
-        debug=debug,
-    )
+    options = read_options(options, locals())
     with reporting(progress), compiling():
-        site = request.site()
-        limits = request.limits(site)
+        site = options.site()
+        limits = options.limits(site)
         site = site.limited(limits.caps)
-        widen = site.without_float16 or request.precision != "float32"
-        given = request.shapes, request.precision, request.states, widen, site.multiplies_integers
+        widen = site.without_float16 or options.precision != "float32"
+        given = options.shapes, options.precision, options.states, widen, site.multiplies_integers
         reader = Reader(source, *given)
-        networks, spans = sized_networks(request.lengths, reader, site)
-        site = site.in_precision(request.precision, has_integers(networks[0].mod["main"]))
-        observer = Observer(request.dump_dir, site.processors if request.debug else None)
+        networks, spans = sized_networks(options.lengths, reader, site)
+        site = site.in_precision(options.precision, has_integers(networks[0].mod["main"]))
+        observer = Observer(options.dump_dir, site.processors if options.debug else None)
         while True:
             try:
-                decisions = choose_each(networks, site, limits, request.first_plan, observer)
-                if request.plans and len(decisions[0].site.placeable) > 1:
-                    decisions = [with_plans(decisions[0], request.named_plans, limits)]
+                decisions = choose_each(networks, site, limits, options.first_plan, observer)
+                if options.plans and len(decisions[0].site.placeable) > 1:
+                    decisions = [with_plans(decisions[0], options.named_plans, limits)]
                 decisions = [
-                    one.noted(*network.notes, site.note, limits.said)
+                    one.noted(*network.notes, site.note, limits.text)
                     for one, network in zip(decisions, networks, strict=True)
                 ]
-                if request.lengths is None:
-                    model = decisions[0].build(request.spare, request.streams, reader.name)
+                if options.lengths is None:
+                    model = decisions[0].build(options.spare, options.streams, reader.name)
                 else:
-                    model = build_each(networks, decisions, spans, request.spare, reader.name)
-                return request.checked(model, limits)
+                    model = build_each(networks, decisions, spans, options.spare, reader.name)
+                return options.checked(model, limits)
             except RegionError:
                 continue  # its operators go elsewhere in the next plan
             except WrongAnswerError as error:
@@ -320,7 +303,7 @@ def to_onnx(
     check_place(place, "the network")
     with reporting(progress), compiling(), writing("the network", InputError):
         if targets is None and device is None and plan is None:
-            write_whole(place, onnx_file(Reader(source, shapes).at({}).mod, None))
+            write_whole(place, onnx_file(Reader(source, shapes).sized({}).mod, None))
             return None
         mod, _, site = to_predict(source, targets, device, shapes)
         job = site.job(mod)
@@ -341,6 +324,6 @@ def to_predict(
 ) -> tuple[tvm.IRModule, list[str], Site]:
     """The network, remarks for people, and where it would run; nothing is built or measured."""
     site = site_of(device, targets, cpu_threads, may_drop=True, built=as_built)
-    read = Reader(source, shapes, widen=site.without_float16).at({})
+    read = Reader(source, shapes, widen=site.without_float16).sized({})
     site = site.in_precision("float32", has_integers(read.mod["main"]), as_built)
     return read.mod, [*read.notes], site

@@ -175,7 +175,7 @@ def _with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
     weights = {tensor.name for tensor in model.graph.initializer}
     computed = {info.name for info in model.graph.input} - weights
     outputs = {output.name: output for output in model.graph.output}
-    found = []
+    shown = []
     for node in model.graph.node:
         if not computed.intersection(node.input):
             continue  # constants, which both fold
@@ -183,13 +183,13 @@ def _with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
         for name in node.output:
             kind = kinds.get(name, onnx.TensorProto.UNDEFINED)
             if kind != onnx.TensorProto.UNDEFINED and np.dtype(dtype_of(kind)).kind in _KINDS:
-                found.append(outputs.pop(name, None) or onnx.ValueInfoProto(name=name))
-    if not found:
+                shown.append(outputs.pop(name, None) or onnx.ValueInfoProto(name=name))
+    if not shown:
         raise ModelError(
             "expected a network that computes numbers for source, got none; see its nodes"
         )
     del model.graph.output[:]
-    model.graph.output.extend(found)
+    model.graph.output.extend(shown)
     types = {info.name: info for info in inferred.graph.value_info}
     for output in model.graph.output:
         if not output.HasField("type"):

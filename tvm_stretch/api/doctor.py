@@ -98,19 +98,19 @@ def _cores(machine: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _processors() -> Iterator[Finding]:
-    for kind, found in processors_here():
-        if isinstance(found, StretchError):
+    for kind, processor in processors_here():
+        if isinstance(processor, StretchError):
             cost = kind_of({"kind": kind}).cost
-            said = f"{found}; {cost}" if cost else str(found)
-            yield Finding("missing" if cost else "note", kind, said)
+            text = f"{processor}; {cost}" if cost else str(processor)
+            yield Finding("missing" if cost else "note", kind, text)
         else:
-            yield Finding("ok", kind, describe(found))
+            yield Finding("ok", kind, describe(processor))
 
 
 def _drivers(machine: Mapping[str, Any]) -> Iterator[Finding]:
     """Oddities of OpenCL devices."""
-    for name, said in oddities(machine):
-        yield Finding("note" if said else "ok", "OpenCL", "; ".join([name, *said]))
+    for name, oddity in oddities(machine):
+        yield Finding("note" if oddity else "ok", "OpenCL", "; ".join([name, *oddity]))
 
 
 def _tools() -> Iterator[Finding]:
@@ -132,11 +132,11 @@ def _tools() -> Iterator[Finding]:
     }
     for name, (find, purpose) in checks.items():
         try:
-            found, reason = find(), ""
+            tool, reason = find(), ""
         except StretchError as error:
-            found, reason = None, f"{error}; "
-        state: Literal["ok", "missing"] = "ok" if found else "missing"
-        yield Finding(state, name, str(found) if found else f"{reason}for {purpose}")
+            tool, reason = None, f"{error}; "
+        state: Literal["ok", "missing"] = "ok" if tool else "missing"
+        yield Finding(state, name, str(tool) if tool else f"{reason}for {purpose}")
 
 
 def _room(machine: Mapping[str, Any]) -> Iterator[Finding]:

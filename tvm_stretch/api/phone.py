@@ -120,9 +120,9 @@ def prepare(
     _ensure_tracker(tracker)
     _serve(adb, name, tracker)
     with connect(tracker, name, wait=_START) as phone:
-        found = phone.describe()
+        description = phone.describe()
         tried = [_try(phone, processor) for processor in _processors(phone)]
-    return Ready(name, tracker, sent, found, tried, _advice(adb, found))
+    return Ready(name, tracker, sent, description, tried, _advice(adb, description))
 
 
 def clean_up(serial: str | None = None) -> str:
@@ -156,15 +156,15 @@ def _properties(adb: Adb) -> dict[str, str]:
 
 def _folder(adb: Adb, folder: Path | None, abis: str) -> Path:
     """The files for a phone's instruction sets."""
-    known = [abi for abi in abis.split(",") if abi in _FILES]
-    if not known:
+    supported = [abi for abi in abis.split(",") if abi in _FILES]
+    if not supported:
         raise failed(
             adb.serial,
             f"to run programs of {' or '.join(_FILES)}",
             abis or "none",
             "phones of 32 bits have no kernels here; use another phone",
         )
-    folder = folder or Path("build/phone/android", _FILES[known[0]])
+    folder = folder or Path("build/phone/android", _FILES[supported[0]])
     if not (folder / "tvm_stretch_rpc").is_file():
         raise InputError(
             f"expected a folder with tvm_stretch_rpc for --folder, got {str(folder)!r}; call "
@@ -190,14 +190,14 @@ def _serve(adb: Adb, name: str, tracker: str) -> None:
     deadline = Deadline(_START)
     with contextlib.suppress(TimeoutError):
         while deadline.left():
-            said = adb.shell("to start the server", f"cat {FOLDER}/server.log", check=False)
-            if "offered as" in said:
+            log = adb.shell("to start the server", f"cat {FOLDER}/server.log", check=False)
+            if "offered as" in log:
                 return
             alive = adb.shell("", f"kill -0 $(cat {FOLDER}/server.pid) && echo yes", check=False)
             if "yes" not in alive:
-                raise adb.refused("to start the server", said)
+                raise adb.refused("to start the server", log)
             time.sleep(0.2)
-    raise adb.refused("to start the server", said)
+    raise adb.refused("to start the server", log)
 
 
 def _end_server(adb: Adb) -> None:
@@ -205,10 +205,10 @@ def _end_server(adb: Adb) -> None:
     adb.shell("", f"test -f {pid} && kill $(cat {pid}); rm -f {pid}", check=False)
 
 
-def _advice(adb: Adb, found: Description) -> list[str]:
+def _advice(adb: Adb, description: Description) -> list[str]:
     """What the owner should know of the driver and of heat."""
     lines = []
-    if found.opencl:
+    if description.opencl:
         public = adb.shell("", "cat /vendor/etc/public.libraries.txt", check=False)
         lines.append(
             "apps may load OpenCL if their manifest says "
@@ -313,9 +313,9 @@ def _ensure_tracker(where: str) -> None:
         deadline = Deadline(_START)
         while not _answers(address):
             if process.poll() is not None:
-                said = os.pread(log.fileno(), 1 << 16, 0).decode(errors="replace").strip()
+                output = os.pread(log.fileno(), 1 << 16, 0).decode(errors="replace").strip()
                 hint = "pip install cloudpickle, or choose another --tracker"
-                raise failed("TVM's tracker", "to start", repr(said.splitlines()[-1:]), hint)
+                raise failed("TVM's tracker", "to start", repr(output.splitlines()[-1:]), hint)
             deadline.left()
             time.sleep(0.1)
 

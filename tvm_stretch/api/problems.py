@@ -57,14 +57,14 @@ class NetworkProblem:
             ScheduleError: the result is no schedule of the problem, or its parts have no plan.
         """
         check_schedule(self.problem, result)
-        found = carried_out(self.network, self.costs, result)
-        if isinstance(found, str):
+        planned = carried_out(self.network, self.costs, result)
+        if isinstance(planned, str):
             raise ScheduleError(
-                f"expected a schedule that a plan can carry out, got one where {found}; leave that "
-                "operator whole, or place it elsewhere"
+                f"expected a schedule that a plan can carry out, got one where {planned}; leave "
+                "that operator whole, or place it elsewhere"
             )
-        says = f"{found.what}, which counts {result.makespan / 1e6:.6f} ms"
-        return replace(found.plan, reason=says)
+        says = f"{planned.what}, which counts {result.makespan / 1e6:.6f} ms"
+        return replace(planned.plan, reason=says)
 
 
 def network_problem(

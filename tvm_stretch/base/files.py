@@ -131,12 +131,12 @@ def named_folder(part: str) -> Path | None:
 def as_path(path: object, what: str) -> Path:
     """The path that a user gave."""
     if isinstance(path, str | os.PathLike):
-        found = Path(path)
-        if "\0" in str(found):
+        place = Path(path)
+        if "\0" in str(place):
             raise InputError(
-                f"expected the path of {what}, got {str(found)!r}; no path has a null character"
+                f"expected the path of {what}, got {str(place)!r}; no path has a null character"
             )
-        return found
+        return place
     raise InputError(
         f"expected the path of {what}, got {type(path).__name__}; give a string or a pathlib.Path"
     )
@@ -182,8 +182,8 @@ def reason_of(error: OSError) -> str:
     path = error.filename
     if error.errno == errno.ENOENT:
         return f"no file at {path}"
-    said = error.strerror or str(error)
-    return f"{said[:1].lower()}{said[1:]}" + (f" at {path}" if path else "")
+    reason = error.strerror or str(error)
+    return f"{reason[:1].lower()}{reason[1:]}" + (f" at {path}" if path else "")
 
 
 def read_text(path: Path, what: str, error: type[StretchError], encoding: str = "utf-8") -> str:
@@ -314,11 +314,11 @@ def writing(what: str, error: type[StretchError]) -> Iterator[None]:
     try:
         yield
     except OSError as caught:
-        said = reason_of(caught)
+        reason = reason_of(caught)
         if caught.errno == errno.ENOENT and caught.filename is not None:
-            said = f"no folder for {caught.filename}"
+            reason = f"no folder for {caught.filename}"
         raise error(
-            f"expected a place to write {what} to, got {said}; check the path, or make room"
+            f"expected a place to write {what} to, got {reason}; check the path, or make room"
         ) from caught
 
 

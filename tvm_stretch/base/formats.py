@@ -144,19 +144,19 @@ class Format:
         """
         types, needed = _fields(kind)  # type: ignore[arg-type]
         if not isinstance(data, Mapping) or not needed <= set(data) <= set(types):
-            known = [name for name in types if name in needed]
+            read = [name for name in types if name in needed]
             more = [name for name in types if name not in needed]
-            words = " and perhaps ".join(filter(None, (_listed(known), _listed(more))))
+            words = " and perhaps ".join(filter(None, (_listed(read), _listed(more))))
             got = f"{data!r:.200}"
             if isinstance(data, Mapping):
-                missing = (f"no {name}" for name in known if name not in data)
+                missing = (f"no {name}" for name in read if name not in data)
                 got = ", ".join([*missing, *(f"{n!r} too" for n in data if n not in types)])
             raise self.error(f"expected the fields {words} for {where}, got {got}; {self.again}")
         return kind(**{key: self.value(types[key], v, key, where) for key, v in data.items()})
 
     def within(
         self,
-        found: Kind,
+        record: Kind,
         where: str,
         least: float = 0.0,
         most: float = _MOST,
@@ -164,7 +164,7 @@ class Format:
         **limits: tuple[float, float],  # ranges of single fields
     ) -> Kind:
         """Refuse a dataclass with a number outside of a range, also in its lists and mappings."""
-        for name, value in vars(found).items():
+        for name, value in vars(record).items():
             low, high = limits.get(name, (least, most))
             parts = value if isinstance(value, tuple) else (value,)
             numbers = [(name, part) for part in parts]
@@ -173,7 +173,7 @@ class Format:
             for key, number in numbers:
                 if isinstance(number, int | float) and not low <= number <= high:
                     raise self._refusal(f"a number from {low:g} to {high:g}", number, key, where)
-        return found
+        return record
 
     def value(self, kind: Any, data: Any, key: str, where: str) -> Any:
         """A value of a type, from the field ``key`` of parsed JSON."""
@@ -202,10 +202,10 @@ class Format:
         """A value that may be None, or one of dataclasses that differ in ``by``."""
         if not all(map(is_dataclass, kinds)):
             return None if data is None else self.value(kinds[0], data, key, where)
-        known = {kind.by: kind for kind in kinds}
+        kind_of = {kind.by: kind for kind in kinds}
         values = dict(data) if isinstance(data, Mapping) else {}
-        if (kind := known.get(str(values.pop("by", None)))) is None:
-            raise self._refusal(f"an object with by = {' or '.join(known)}", data, key, where)
+        if (kind := kind_of.get(str(values.pop("by", None)))) is None:
+            raise self._refusal(f"an object with by = {' or '.join(kind_of)}", data, key, where)
         return self.build(kind, values, f"{key} of {where}")
 
     def _refusal(self, words: str, data: Any, key: str, where: str) -> StretchError:

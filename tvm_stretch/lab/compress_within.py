@@ -106,11 +106,11 @@ def compress_within(
             return _predicted(network, objective, targets, device, cpu_threads)
 
         judge = _Judge(mod, images, price)
-        found = climb(objective, quantize, judge.cost, judge.error)
-        levels = found[-1].levels
+        best = climb(objective, quantize, judge.cost, judge.error)
+        levels = best[-1].levels
         say(f"fitting the network with {levels}")
         network = judge.network(levels, images, steps)
-        return Compression(network, found, judge.distance(network))
+        return Compression(network, best, judge.distance(network))
 
 
 class _Judge:

@@ -139,7 +139,7 @@ def _name_kernels(
     A kernel exists once for each set of strides of its tensors; `prepare` belongs to the CPU.
     """
     kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in processors]
-    known: dict[tuple[Any, ...], str] = {}
+    names: dict[tuple[Any, ...], str] = {}
 
     def renamed(node: Node, place: int) -> Node:
         processor = processors[place]
@@ -147,7 +147,7 @@ def _name_kernels(
             return node
         strides = tuple(graph.tensors[i].strides for i in (*node.inputs, *node.outputs))
         key = (node.kernel, place, strides if any(strides) else ())
-        if key not in known:
+        if key not in names:
             function = functions[node.kernel]
             if any(strides):
                 function = with_strides(function, strides)
@@ -155,9 +155,9 @@ def _name_kernels(
             is_apart = processor.code.runs_host_code and processor.target != processors[0].target
             hint = str(processor.target) if is_apart else ""
             named = named_kernel(node.kernel, function, processor.code.schedule, hint)
-            known[key] = str(named.attrs["global_symbol"])
-            kernels[place][known[key]] = named
-        return replace(node, kernel=known[key])
+            names[key] = str(named.attrs["global_symbol"])
+            kernels[place][names[key]] = named
+        return replace(node, kernel=names[key])
 
     owner = {node: region.processor for region in graph.regions for node in region.nodes}
     nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
@@ -203,11 +203,11 @@ def with_rectangles(
     rewritten = {name: _with_rectangle(kernel, machine) for name, kernel in kernels.items()}
     tensors, nodes, end = list(graph.tensors), [], align(graph.arena_bytes)
     for node in graph.nodes:
-        known = rewritten.get(node.kernel)
-        if known is None:
+        rectangle_kernel = rewritten.get(node.kernel)
+        if rectangle_kernel is None:
             nodes.append(node)
             continue
-        nodes.append(_asking(node, len(tensors), known[1]))
+        nodes.append(_asking(node, len(tensors), rectangle_kernel[1]))
         tensors.append(Tensor((4,), "int64", "arena", 0, end, _RECTANGLE_BYTES))
         end += align(_RECTANGLE_BYTES)
     marked = {name: pair[0] for name, pair in rewritten.items() if pair is not None}
@@ -238,7 +238,7 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
     if not devices:
         return graph, kernels
     tensors, nodes, regions = list(graph.tensors), list(graph.nodes), list(graph.regions)
-    made, end = dict(kernels), graph.arena_bytes
+    all_kernels, end = dict(kernels), graph.arena_bytes
     for node in graph.nodes:
         ids = (*node.inputs, *node.outputs[:-1])
         if not node.reach or any(tensors[i].dtype != "float32" for i in ids):
@@ -248,7 +248,7 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
         own = replace(node, kernel=f"{node.kernel}_areas", reach=())
         outputs = (*node.outputs[:-1], len(tensors))
         tensors.append(areas)
-        made[own.kernel] = _with_last_parameter(kernels[node.kernel], areas)
+        all_kernels[own.kernel] = _with_last_parameter(kernels[node.kernel], areas)
         for place in range(1, devices + 1):
             regions.append(Region(f"areas of {node.name}", place, (len(nodes),), (), (), ()))
             nodes.append(replace(own, outputs=outputs))
@@ -260,7 +260,7 @@ def with_areas(graph: Graph, kernels: Kernels, devices: int) -> tuple[Graph, Ker
         regions=tuple(regions),
         arena_bytes=end,
         plans=(plan,),
-    ), made
+    ), all_kernels
 
 
 def _with_last_parameter(func: tirx.PrimFunc, tensor: Tensor) -> tirx.PrimFunc:

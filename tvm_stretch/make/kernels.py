@@ -112,8 +112,8 @@ def _described(
     walk = Walk(lowered, [p.name for p in processors], weights=UnreadWeights())
     walk.visit_main(relax.analysis.remove_all_unused(lowered["main"]))
     functions = {var.name_hint: function for var, function in lowered.functions.items()}
-    known: dict[tuple[str, int], GroupKernel] = {}
-    found: list[tuple[tuple[str, ...], bool, GroupKernel]] = []
+    priced: dict[tuple[str, int], GroupKernel] = {}
+    entries: list[tuple[tuple[str, ...], bool, GroupKernel]] = []
     for region in walk.regions:
         for step in region.steps:
             machine = machines[region.processor]
@@ -121,15 +121,15 @@ def _described(
                 kernel = GroupKernel(describe_copy(step.inputs[0].bytes, machine))
             else:
                 key = (step.kernel, region.processor)
-                if key not in known:
+                if key not in priced:
                     function = functions[step.kernel]
                     described = describe_apart(function, machine)
-                    known[key] = GroupKernel(*described, result_shape(function))
-                kernel = known[key]
+                    priced[key] = GroupKernel(*described, result_shape(function))
+                kernel = priced[key]
             inside = tuple(name for name in step.provenance.served if name in operators)
             if inside:
-                found.append((inside, bool(step.provenance.operators), kernel))
-    return _grouped(lowered, operators, found)
+                entries.append((inside, bool(step.provenance.operators), kernel))
+    return _grouped(lowered, operators, entries)
 
 
 def _grouped(
@@ -137,22 +137,22 @@ def _grouped(
     operators: Operators,  # of the canonical module
     # in execution order, the operators of each kernel, whether it computes them or only helps, and
     # the kernel
-    found: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
+    entries: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
 ) -> KernelLevel:
     """Groups of the operators that kernels compute; helping kernels join their operator's group.
 
     So do operators that are part of a reader's kernel: scores and shares of an attention.
     """
-    computed = {name for inside, computes, _ in found if computes for name in inside}
+    computed = {name for inside, computes, _ in entries if computes for name in inside}
     members: dict[tuple[str, ...], None] = {}
-    for inside, computes, _ in found:
+    for inside, computes, _ in entries:
         if computes or not computed.issuperset(inside):
             members.pop(inside, None)  # a result that copies assemble is complete after the last
             members[inside] = None
     graph = OperatorGraph(operators, _with_inner(operators, list(members)))
     group_of = {op.name: group.name for group in graph.groups for op in group.operators}
     kernels: dict[str, list[GroupKernel]] = {group.name: [] for group in graph.groups}
-    for inside, computes, kernel in found:
+    for inside, computes, kernel in entries:
         kernels[group_of[inside[-1]]].append(replace(kernel, computes=computes))
     return KernelLevel(mod, graph, {name: tuple(listed) for name, listed in kernels.items()})
 

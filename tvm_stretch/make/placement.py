@@ -26,15 +26,15 @@ def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Process
     Raises:
         PlanError: a region, a share or a split is for another processor.
     """
-    known = [processor.name for processor in placeable]
+    names_here = [processor.name for processor in placeable]
     for region in plan.regions:
-        _require_known(region.processor, known, f"region {region.name!r} of the plan")
+        _require_known(region.processor, names_here, f"region {region.name!r} of the plan")
 
     def ordered(numbers: Sequence[Any], where: str) -> tuple[Any, ...]:
         by_name = dict(zip(plan.processors, numbers, strict=True))
         for name, number in by_name.items():
             if number:
-                _require_known(name, known, where)
+                _require_known(name, names_here, where)
         return tuple(by_name.get(name, 0) for name in names)
 
     shares = {n: ordered(widths, f"shares of {n!r}") for n, widths in plan.shares.items()}
@@ -112,10 +112,10 @@ def _on_one_processor(
     )
 
 
-def _require_known(name: str, known: Sequence[str], where: str) -> None:
-    if name not in known:
+def _require_known(name: str, names: Sequence[str], where: str) -> None:
+    if name not in names:
         raise PlanError(
-            f"expected one of the processors {known} for {where}, got {name!r}; add its target, "
+            f"expected one of the processors {names} for {where}, got {name!r}; add its target, "
             "or place it elsewhere"
         )
 

@@ -39,13 +39,13 @@ _SHORT = {
 def read_precision(precision: str) -> str:
     """The one of `PRECISIONS` that is meant: ``fp16`` or ``half`` is ``float16``."""
     types = str(precision).lower().split("+")
-    found = "+".join(_SHORT.get(name, name) for name in types)
-    if found not in PRECISIONS:
+    full_name = "+".join(_SHORT.get(name, name) for name in types)
+    if full_name not in PRECISIONS:
         listed = ", ".join(map(repr, PRECISIONS))
         raise InputError(
             f"expected one of {listed} for precision, got {precision!r}; see ts.compile"
         )
-    return found
+    return full_name
 
 
 def processors_in(

@@ -146,7 +146,7 @@ def _as_onnx(source: Any) -> str | Path | bytes | onnx.ModelProto:
     if (is_onnx or isinstance(source, bytes | onnx.ModelProto)) and not is_tflite(source):
         return cast("str | Path | bytes | onnx.ModelProto", source)
     with compiling():
-        return onnx_file(Reader(source).at({}).mod, None)
+        return onnx_file(Reader(source).sized({}).mod, None)
 
 
 def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
@@ -185,9 +185,9 @@ def _plain_biases(path: Path) -> None:
     for node in list(graph.node):
         if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:]} <= {*values}:
             continue
-        said = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        bias, beta = numpy_helper.to_array(values[node.input[2]]), said.get("beta", 1.0)
-        count = values[node.input[1]].dims[0 if said.get("transB") else 1]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        bias, beta = numpy_helper.to_array(values[node.input[2]]), attributes.get("beta", 1.0)
+        count = values[node.input[1]].dims[0 if attributes.get("transB") else 1]
         if bias.shape == (count,) and beta == 1:
             continue
         name, numbers = f"{node.output[0]}.plain_bias", beta * bias
@@ -217,10 +217,10 @@ def _with_room_for_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     channel could overflow, for which no integer operator is formed. Larger scales prevent that.
     """
     values = {value.name: value for value in model.graph.initializer}
-    made = {node.output[0]: node for node in model.graph.node}
+    makers = {node.output[0]: node for node in model.graph.node}
     readers = Counter(name for node in model.graph.node for name in node.input)
     for node in model.graph.node:
-        both = [made.get(name) for name in node.input[1:3]]
+        both = [makers.get(name) for name in node.input[1:3]]
         if node.op_type not in ("Conv", "Gemm") or len(both) < 2 or None in both:
             continue
         names = [name for dequantise in both for name in dequantise.input[:2]]  # type: ignore[union-attr]

@@ -60,7 +60,7 @@ class Reader:
         """What a network is called, for people: the name of its file, if it comes from one."""
         return Path(self.source).stem if isinstance(self.source, str | Path) else self._name
 
-    def at(self, sizes: Mapping[str, int]) -> SizedNetwork:
+    def sized(self, sizes: Mapping[str, int]) -> SizedNetwork:
         """The network as canonical Relax.
 
         Raises:

@@ -9,15 +9,12 @@ WIDENED = "widened"  # there if an ONNX network of float16 is computed in float3
 
 # of blocks, because FuseTIR drops attributes of functions
 ANNOTATION = "tvm_stretch.kernel"  # an anchor's template and configuration (`Template`)
-MEANING = "tvm_stretch.integer"  # the `Integer` of the block that writes a kernel's result
+MEANING = "tvm_stretch.integer"  # the `Integer` of a result's block; a DSP's template reads it
 FIXED = "tvm_stretch.fixed_point"  # the `FixedPoint` by which the last block of a layer rounds
 
 # of kernels
 ONCE = "tvm_stretch.once"  # it only reads constants, and runs when an artifact is loaded
 RECTANGLE = "tvm_stretch.rectangle"  # its last parameter is the rectangle that it computes
-STEPS = "tvm_stretch.steps"  # units of a recurrence without padding (`recurrent_nest.py`)
-NIBBLES = "tvm_stretch.nibbles"  # its `Nibbles`
-WORDS = "tvm_stretch.nibble_words"  # its `Nibbles`, if inputs are rounded to 8 bits
 WRITES_PLACES = "tvm_stretch.writes_places"  # it copies a tensor, then writes rows at places of it
 WHOLE_QUADS = "tvm_stretch.whole_quads"  # vectors of four numbers start where such a vector may
 IMAGES = "tvm_stretch.images"  # positions of parameters that are read as images, quads as pixels

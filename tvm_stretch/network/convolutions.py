@@ -83,7 +83,7 @@ def conv2d_like(
         top, left, bottom, right = pads
         changed = replace(integer, padding=(top, left, bottom, right), groups=groups)
         return integer_call(builder, changed, *args)
-    made = relax.op.nn.conv2d(
+    conv = relax.op.nn.conv2d(
         *args,
         strides=strides,
         padding=pads,
@@ -94,8 +94,8 @@ def conv2d_like(
         out_layout=str(attrs.out_layout),
         out_dtype=attrs.out_dtype,
     )
-    if (made.attrs.data_layout, made.attrs.kernel_layout, made.attrs.out_layout) != _PLAIN:
-        return made
+    if (conv.attrs.data_layout, conv.attrs.kernel_layout, conv.attrs.out_layout) != _PLAIN:
+        return conv
     (batch, _, *size), (channels, _, *kernel) = shape_of(args[0]), shape_of(args[1])
     out = [
         (extent + pads[axis] + pads[axis + 2] - (taps - 1) * dilation[axis] - 1) // strides[axis]
@@ -103,7 +103,7 @@ def conv2d_like(
         for axis, (extent, taps) in enumerate(zip(size, kernel, strict=True))
     ]
     result = relax.TensorType([batch, channels, *out], call.ty.dtype)
-    return relax.Call(made.op, made.args, made.attrs, ret_ty=result)
+    return relax.Call(conv.op, conv.args, conv.attrs, ret_ty=result)
 
 
 _PLAIN = ("NCHW", "OIHW", "NCHW")

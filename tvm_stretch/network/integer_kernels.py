@@ -55,7 +55,7 @@ def in_float32(rounding: Rounding, products: Sequence[Product], offset: float | 
     for number, factor in reversed(products):
         product = number.astype("float32") * factor
         total = product if total is None else product + total
-    return rounding.of(total)
+    return rounding.round(total)
 
 
 @functools.cache  # making a kernel takes milliseconds, and layers repeat within networks
@@ -246,7 +246,7 @@ def averages(sums: te.Tensor, counts: te.Tensor, scale: float, rounding: Roundin
 
     def element(*place: Expr) -> Expr:
         count = counts[0, 0, place[2], place[3]] if by_pixel else counts[0, 0, 0, 0]
-        return replace(rounding, zero=0).of(sums[place] / count / of_result + zero)
+        return replace(rounding, zero=0).round(sums[place] / count / of_result + zero)
 
     return te.compute(sums.shape, element, name="average")
 
@@ -312,7 +312,7 @@ def _softmax(kernel: _Kernel, data: te.Tensor, powers: te.Tensor) -> te.Tensor:
 
     def element(*place: Expr) -> Expr:
         *i, j = place
-        return rounding_of(kernel.integer).of(power(i, j) * factor / total[tuple(i)])
+        return rounding_of(kernel.integer).round(power(i, j) * factor / total[tuple(i)])
 
     return kernel.result(data.shape, element, "integer_softmax")
 

@@ -39,7 +39,7 @@ class Rounding:
     low: int  # the least result; after an activation it may be above the type's
     high: int  # the greatest result
 
-    def of(self, value: Expr) -> Expr:
+    def round(self, value: Expr) -> Expr:
         """``value`` as an integer: rounded to even, plus `zero`, limited to `low`..`high`.
 
         Adding `_MAGIC` to a number below 2**22 rounds it: this needs no rounding instruction of the

@@ -305,11 +305,11 @@ class Operators:
 
 def remember(function: Callable[..., Result]) -> Callable[..., Result]:
     """Cache results of a function of an operator or of `Operators` while that object lives."""
-    known: WeakKeyDictionary[object, dict[object, Result]] = WeakKeyDictionary()
+    cache: WeakKeyDictionary[object, dict[object, Result]] = WeakKeyDictionary()
 
     @wraps(function)
     def remembering(subject: object, *rest: object) -> Result:
-        results = known.setdefault(subject, {})
+        results = cache.setdefault(subject, {})
         if rest not in results:
             results[rest] = function(subject, *rest)
         return results[rest]

@@ -35,8 +35,8 @@ class CallRewriter(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Rewrite the operands, then the call."""
         call = self.visit_expr_post_order(call)
-        made = self.rewrite(call)
-        return call if made is None else made
+        rewritten = self.rewrite(call)
+        return call if rewritten is None else rewritten
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """The replacement of a call whose operands are rewritten; None if the call stays."""

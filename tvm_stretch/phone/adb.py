@@ -63,14 +63,14 @@ class Adb:
         Raises:
             DeviceError: it fails, or takes too long.
         """
-        code, said = _run([self.program, "-s", self.serial, *words])
+        code, output = _run([self.program, "-s", self.serial, *words])
         if code and check:
-            raise self.refused(what, said)
-        return "" if code else said
+            raise self.refused(what, output)
+        return "" if code else output
 
-    def refused(self, what: str, said: str) -> DeviceError:
+    def refused(self, what: str, output: str) -> DeviceError:
         """The error for what the phone said, with what helps."""
-        lines = [line for line in said.strip().splitlines() if line.strip()] or ["nothing"]
+        lines = [line for line in output.strip().splitlines() if line.strip()] or ["nothing"]
         signs = [
             (line, way) for line in lines for sign, way in _WAYS_OUT.items() if sign in line.lower()
         ]
@@ -104,10 +104,10 @@ def connected(serial: str | None) -> Adb:
         DeviceError: there is no adb, no such phone, or it does not let us in.
     """
     program = find_adb()
-    code, said = _run([program, "devices"])
+    code, output = _run([program, "devices"])
     if code:
-        raise failed("adb", "to list phones", repr(said.strip()[-200:]), "adb kill-server")
-    pairs = (line.split(None, 1) for line in said.splitlines()[1:] if "* daemon" not in line)
+        raise failed("adb", "to list phones", repr(output.strip()[-200:]), "adb kill-server")
+    pairs = (line.split(None, 1) for line in output.splitlines()[1:] if "* daemon" not in line)
     states = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
     wanted = serial or os.environ.get("ANDROID_SERIAL")
     if wanted is None and len(states) == 1:
@@ -131,13 +131,13 @@ def find_adb() -> str:
     """The path of adb: in ``$PATH``, or in Android's SDK."""
     homes = [os.environ.get("ANDROID_HOME", ""), str(Path.home() / "Android/Sdk")]
     places = [os.environ.get("PATH", ""), *(f"{home}/platform-tools" for home in homes if home)]
-    found = shutil.which("adb", path=os.pathsep.join(places))
-    if found is None:
+    path = shutil.which("adb", path=os.pathsep.join(places))
+    if path is None:
         raise DeviceError(
             "expected adb in $PATH or $ANDROID_HOME/platform-tools, got none; install Android's "
             "platform tools (Debian: apt-get install adb)"
         )
-    return found
+    return path
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:

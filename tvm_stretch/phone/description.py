@@ -207,24 +207,24 @@ class Description:
         return "\n".join(lines)
 
 
-def _require_numbers(found: Description, where: str) -> None:
+def _require_numbers(phone: Description, where: str) -> None:
     """Refuse negative numbers, and a device without cores; a device's answer is not trusted."""
-    numbers: list[object] = [found.memory, found.free, found.dsp.soc]
-    for core in found.cores:
+    numbers: list[object] = [phone.memory, phone.free, phone.dsp.soc]
+    for core in phone.cores:
         numbers += (core.number, core.mhz, core.capacity, core.l1, core.l2)
-    numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)
-    if not found.cores or not all(isinstance(n, int) and n >= 0 for n in numbers):
+    numbers += (device.get("max_buffer_bytes", 0) for device in phone.opencl)
+    if not phone.cores or not all(isinstance(n, int) and n >= 0 for n in numbers):
         raise DeviceError(f"expected cores and sizes for {where}, got others; {FORMAT.again}")
 
 
-def _require_known(found: Description, where: str) -> None:
+def _require_known(phone: Description, where: str) -> None:
     """Refuse a device that the compiler has no kernels for."""
-    if found.triple.partition("-")[0] not in _MACHINES:
+    if phone.triple.partition("-")[0] not in _MACHINES:
         raise DeviceError(
-            f"expected a machine of {' or '.join(_MACHINES)} for {where}, got {found.triple!r}; "
+            f"expected a machine of {' or '.join(_MACHINES)} for {where}, got {phone.triple!r}; "
             "kernels are made for no other"
         )
-    unknown = set(found.features) - CHECKED_CPU_FEATURES
+    unknown = set(phone.features) - CHECKED_CPU_FEATURES
     if unknown:
         raise DeviceError(
             f"expected features that kernels may use for {where}, got {sorted(unknown)[0]!r}; "

@@ -292,7 +292,7 @@ def _of_session(session: rpc.RPCSession, name: str, timeout: float) -> Device:
     def begin() -> Link:
         if next(number):
             raise failed(name, "to go on", "the end of its session", "open another, and connect")
-        return Link.of(session, timeout, name)
+        return Link.wrap(session, timeout, name)
 
     return Device(name, timeout, begin)
 
@@ -328,12 +328,12 @@ _FREE_ONE = "start a server with that key, wait longer, or let whoever has it cl
 
 def _why_none(address: Address, name: str) -> str:
     try:
-        known = offered(address, Deadline(_SUMMARY_SECONDS))
+        offers = offered(address, Deadline(_SUMMARY_SECONDS))
     except (OSError, ValueError, TypeError, KeyError):
         return "no answer"
-    if name in known:
-        return f"none free of {known[name]}"
-    return f"none of that key; it knows {', '.join(sorted(known)) or 'no device at all'}"
+    if name in offers:
+        return f"none free of {offers[name]}"
+    return f"none of that key; it knows {', '.join(sorted(offers)) or 'no device at all'}"
 
 
 # --- descriptions of earlier devices

@@ -74,21 +74,21 @@ def _as_list(targets: Any) -> list[Any]:
     return [targets] if one else list(targets)
 
 
-def _kinds_of(found: Description) -> list[Any]:
+def _kinds_of(description: Description) -> list[Any]:
     """The CPU, and other processors that the device describes and that are used by default."""
     kinds: list[Any] = [HOST]
-    host = _host(HOST, found, 1)
+    host = _host(HOST, description, 1)
     for name in used_unasked():
         with contextlib.suppress(TargetError):
-            if name != HOST and _on_device({"kind": name}, found, host) is not None:
+            if name != HOST and _on_device({"kind": name}, description, host) is not None:
                 kinds.append(name)
     return kinds
 
 
-def _on_device(target: Attributes, found: Description, host: Processor) -> Processor | None:
+def _on_device(target: Attributes, description: Description, host: Processor) -> Processor | None:
     """The device's processor of a target; None for kinds that devices do not describe."""
     make = kind_of(target).on_device
-    return None if make is None else make(target, vars(found), host)
+    return None if make is None else make(target, vars(description), host)
 
 
 def _is_cpu(item: Any) -> bool:
@@ -97,24 +97,24 @@ def _is_cpu(item: Any) -> bool:
     return bool(attributes(item)["kind"] == HOST)
 
 
-def _host(item: Any, found: Description, threads: int) -> Processor:
+def _host(item: Any, description: Description, threads: int) -> Processor:
     """The CPU as a processor or target describes it; a plain ``llvm`` is the device's CPU."""
     if isinstance(item, Processor):
         return item
     plain = attributes(item) == {"kind": HOST}
-    return cpu_processor(tvm_target(found.target() if plain else item), threads)
+    return cpu_processor(tvm_target(description.target() if plain else item), threads)
 
 
-def _on_device_or_given(item: Any, found: Description, host: Processor) -> Any:
+def _on_device_or_given(item: Any, description: Description, host: Processor) -> Any:
     """The device's processor of a target, or the target if devices do not describe its kind."""
     if isinstance(item, Processor):
         return item
     target = attributes(item)
     try:
-        return _on_device(target, found, host) or item
+        return _on_device(target, description, host) or item
     except TargetError:
         # a target with more attributes than its kind describes the processor that it means
         for name in stand_ins(target["kind"]) if len(target) == 1 else ():
             with contextlib.suppress(TargetError):
-                return _on_device({"kind": name}, found, host)
+                return _on_device({"kind": name}, description, host)
         raise

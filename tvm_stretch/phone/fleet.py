@@ -198,9 +198,9 @@ def carry_out(
                 and time.monotonic() - asked >= _CENSUS_SECONDS
             ):
                 asked = time.monotonic()
-                known = census()
+                counts = census()
                 for crew in crews:
-                    crew.enlist(known.get(crew.key, 0), end, stop)
+                    crew.enlist(counts.get(crew.key, 0), end, stop)
             step()
             time.sleep(_HEARTBEAT if seconds > 1 else 0.01)
     finally:
@@ -259,11 +259,11 @@ class Fleet:
     def count(self) -> dict[str, int]:
         """The number of phones of each key that the tracker knows; 0 if it does not answer."""
         try:
-            known = offered(self._address, Deadline(_CENSUS_SECONDS))
+            offers = offered(self._address, Deadline(_CENSUS_SECONDS))
         except (OSError, ValueError, TypeError, KeyError) as error:
             say(f"no tracker: {last_line(error)}")
-            known = {}
-        return {key: known.get(key, 0) for key in self.keys}
+            offers = {}
+        return {key: offers.get(key, 0) for key in self.keys}
 
 
 @dataclass

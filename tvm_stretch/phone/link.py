@@ -81,7 +81,7 @@ class Link:
         return Link(session, device, name, seat)
 
     @staticmethod
-    def of(session: rpc.RPCSession, seconds: float, name: str) -> Link:
+    def wrap(session: rpc.RPCSession, seconds: float, name: str) -> Link:
         """Wrap a session that the caller has opened.
 
         Raises:
@@ -205,13 +205,13 @@ def _refusal(error: Exception) -> str | None:
 
 def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSession:
     """Make TVM's client use a socket whose handshake with the device is complete."""
-    found: Future[rpc.RPCSession] = Future()
+    opened: Future[rpc.RPCSession] = Future()
 
     def connect(port: int) -> None:
         try:
-            found.set_result(rpc.connect("127.0.0.1", port))
+            opened.set_result(rpc.connect("127.0.0.1", port))
         except BaseException as error:
-            found.set_exception(error)
+            opened.set_exception(error)
 
     with socket.create_server(("127.0.0.1", 0)) as waiting:
         thread = threading.Thread(target=connect, args=(waiting.getsockname()[1],), daemon=True)
@@ -229,13 +229,13 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
             named = key.encode()
             inner.sendall(magic + struct.pack("<i", len(named)) + named)
             _forward(inner, device, thread, deadline)
-            session = found.result()
+            session = opened.result()
         except BaseException as error:
             with contextlib.suppress(OSError):  # the connection is gone
                 inner.shutdown(socket.SHUT_RDWR)
             thread.join(_FAREWELL)
             with contextlib.suppress(OSError):  # TVM's client leaves its socket open if it fails
-                if found.done() and found.exception() and os.fstat(other).st_ino == socket_of_tvm:
+                if opened.done() and opened.exception() and os.fstat(other).st_ino == socket_of_tvm:
                     os.close(other)
             if isinstance(error, RuntimeError):  # of TVM's client
                 raise ConnectionError(last_line(error)) from error
@@ -273,12 +273,12 @@ def _descriptor(inner: socket.socket) -> int:
 
 
 def _sockets() -> list[int]:
-    found = []
+    sockets = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
             if str(entry.readlink()).startswith("socket:"):
-                found.append(int(entry.name))
-    return found
+                sockets.append(int(entry.name))
+    return sockets
 
 
 def _socket_of(session: rpc.RPCSession, seconds: float, name: str) -> socket.socket | None:
@@ -295,8 +295,8 @@ def _socket_of(session: rpc.RPCSession, seconds: float, name: str) -> socket.soc
     asked.start()
     if not ended(asked, seconds):
         raise failed(name, "to answer", f"nothing for {seconds:g} s")
-    found = [fd for fd, count in _bytes_received().items() if count > before.get(fd, count)]
-    return socket.socket(fileno=os.dup(found[0])) if len(found) == 1 else None
+    changed = [fd for fd, count in _bytes_received().items() if count > before.get(fd, count)]
+    return socket.socket(fileno=os.dup(changed[0])) if len(changed) == 1 else None
 
 
 def _bytes_received() -> dict[int, int]:

@@ -169,10 +169,10 @@ class RemoteExecutor:
                         done = module.method("invoke")(*buffers) or 0
                 return done, [buffer.copyto(tvm.cpu()) for buffer in buffers[len(inputs) :]]
 
-            found: tuple[int, list[tvm.runtime.Tensor]] = self.device.ask(
+            answer: tuple[int, list[tvm.runtime.Tensor]] = self.device.ask(
                 "to run the model", action, session=module.session
             )
-            return found
+            return answer
 
     def feed(self, values: tvm.runtime.Tensor, outputs: int) -> list[tvm.runtime.Tensor]:
         """Let the model read values in pieces; returns its first outputs, this number of them."""
@@ -275,14 +275,14 @@ class RemoteModel(Model):
     def create_instance(self) -> Model:
         """Another model on the device with the same weights and its own scratch memory."""
         parent = self.module
-        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
-        return RemoteModel(made, **vars(self.origin))
+        executor = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
+        return RemoteModel(executor, **vars(self.origin))
 
     def fork(self) -> Model:
         """See `Model.fork`; a fork that has lost its session begins with the present states."""
         parent = self.module
-        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
-        return RemoteModel(made, **vars(self.origin))
+        executor = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"](True))
+        return RemoteModel(executor, **vars(self.origin))
 
     def _load(self) -> None:
         self.module.now()
@@ -301,9 +301,9 @@ class RemoteModel(Model):
     def _run_steps(
         self, count: int, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, stops: str
     ) -> tuple[int, list[tvm.runtime.Tensor]]:
-        found = self.module.invoke(inputs, graph, steps=count, stops=stops)
+        answer = self.module.invoke(inputs, graph, steps=count, stops=stops)
         self._warn_once()
-        return found
+        return answer
 
     def _feed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
         outputs = self.module.feed(values, len(self.graph.outputs))
@@ -326,7 +326,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         parts = model.parts
         require_fitting(device, parts.graph)
         executor = RemoteExecutor(device, lambda: _open_parts(device, parts))
-        made = RemoteModel(executor, parts=parts)
+        remote = RemoteModel(executor, parts=parts)
     else:
         artifact = (
             model.origin.artifact
@@ -336,9 +336,9 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         assert artifact is not None  # a loaded model has one
         _require_machine(device, machine_of(artifact))
         executor = RemoteExecutor(device, lambda: _open_artifact(device, artifact))
-        made = RemoteModel(executor, artifact=artifact)
+        remote = RemoteModel(executor, artifact=artifact)
     executor.now()
-    return made
+    return remote
 
 
 def require_fitting(device: Device, graph: Graph) -> None:

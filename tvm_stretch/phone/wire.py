@@ -200,11 +200,11 @@ def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
 
 def readable(sources: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
     """The sockets that become readable, or end, in time; unlike select, for large descriptors."""
-    known = {source.fileno(): source for source in sources}
+    socket_of = {source.fileno(): source for source in sources}
     poll = select.poll()
-    for number in known:
+    for number in socket_of:
         poll.register(number, select.POLLIN)
-    return [known[number] for number, _ in poll.poll(1000 * seconds)]
+    return [socket_of[number] for number, _ in poll.poll(1000 * seconds)]
 
 
 def _number(source: socket.socket, deadline: Deadline) -> int:

@@ -136,7 +136,7 @@ class Design:
                 f"expected depths and widths for each of {len(segments)} segments, got "
                 f"{len(depths)} and {len(widths)}; give one list per segment"
             )
-        found = []
+        stretches = []
         for index, ((start, end), deep, wide) in enumerate(
             zip(segments, depths, widths, strict=True)
         ):
@@ -146,8 +146,8 @@ class Design:
                     f"{len(processors)}, got {list(deep)} and {list(wide)}; correct the lists"
                 )
             each = zip(processors, deep, wide, strict=False)
-            found.append(StretchedSegment(start, end, tuple(Branch(*b) for b in each), merge))
-        return Design(tuple(found))
+            stretches.append(StretchedSegment(start, end, tuple(Branch(*b) for b in each), merge))
+        return Design(tuple(stretches))
 
     @staticmethod
     def read(source: DesignLike) -> Design:

@@ -232,12 +232,12 @@ def _split_text(split: Split) -> str:
 
 def _region_data(region: PlannedRegion) -> dict[str, Any]:
     data = {"name": region.name, "processor": region.processor, "operators": region.operators}
-    known = {
+    fields = {
         "predicted_ns": region.predicted_ns,
         "predicted_mj": region.predicted_mj,
         "why": region.why,
     }
-    return {**data, **{key: value for key, value in known.items() if value}}
+    return {**data, **{key: value for key, value in fields.items() if value}}
 
 
 def _considered_data(one: Considered) -> dict[str, Any]:

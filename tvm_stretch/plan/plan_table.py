@@ -79,8 +79,8 @@ class PlanTable(Generic[Planned]):
                 "-" if seconds is None or cost is None else f"{seconds * 1e3:.2f} ms  x{cost:.2f}"
                 for seconds, cost in zip(self.seconds[name], costs, strict=True)
             ]
-            known = [cost for cost in costs if cost is not None]
-            worst = f"x{max(known):.2f}" if len(known) == len(costs) else "-"
+            predicted = [cost for cost in costs if cost is not None]
+            worst = f"x{max(predicted):.2f}" if len(predicted) == len(costs) else "-"
             rows.append([name, *cells, worst])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -92,9 +92,9 @@ class PlanTable(Generic[Planned]):
         except DeviceError:
             return "best for all: none runs everywhere"
         costs = zip(self.devices, self.costs[best], strict=True)
-        said = [
+        notes = [
             f"{f'{100 * (cost - 1):.0f} %' if cost > 1.005 else 'nothing'} on {device}"
             for device, cost in costs
             if cost is not None
         ]
-        return f"best for all: {best}, which costs {', '.join(said)}"
+        return f"best for all: {best}, which costs {', '.join(notes)}"

@@ -90,9 +90,9 @@ def require_file(source: object) -> None:
         try:
             open_regular(Path(source)).close()
         except (OSError, ValueError) as error:
-            said = reason_of(error) if isinstance(error, OSError) else str(error)
+            reason = reason_of(error) if isinstance(error, OSError) else str(error)
             raise ModelError(
-                f"expected a file with a network, got {said}; check the path"
+                f"expected a file with a network, got {reason}; check the path"
             ) from error
 
 

@@ -50,15 +50,15 @@ class Constants:
 
     def __init__(self, weight_elements: int) -> None:
         self.most = MOST_CONSTANT_ELEMENTS + 8 * weight_elements
-        self.made = 0
+        self.numbers = 0
 
     def add(self, what: str, shape: Sequence[int]) -> None:
         """Refuse one constant too many."""
-        self.made += math.prod(shape)
-        if self.made > self.most:
+        self.numbers += math.prod(shape)
+        if self.numbers > self.most:
             raise UnsupportedError(
                 f"expected at most {self.most} elements for all constants that the network "
-                f"computes, got {self.made} up to {what}; make this part of the model smaller"
+                f"computes, got {self.numbers} up to {what}; make this part of the model smaller"
             )
 
 

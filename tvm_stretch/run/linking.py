@@ -122,15 +122,15 @@ def _run(command: Sequence[str], triple: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.returncode:
         return
-    said = (done.stderr or done.stdout).strip()
-    lacking = sorted(set(re.findall(r"undefined symbol: (\S+)", said)))
+    output = (done.stderr or done.stdout).strip()
+    lacking = sorted(set(re.findall(r"undefined symbol: (\S+)", output)))
     if lacking and "android" in triple:
         raise TargetError(
             f"expected symbols that Android's C library has at API {ANDROID_API} for {triple}, got "
             f"{', '.join(lacking)}; plan the operators that need them for another processor, or "
             "give export a function for fcompile that links a library with them"
         )
-    lines = said.splitlines() or [f"status {done.returncode}"]
+    lines = output.splitlines() or [f"status {done.returncode}"]
     fault = next((line for line in lines if "error" in line), lines[-1])
     raise TargetError(
         f"expected {' '.join(command[:4])} to link the library, got {fault.strip()!r}; give export "

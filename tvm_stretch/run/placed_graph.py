@@ -32,7 +32,7 @@ def model_explorer_graph(data: Mapping[str, Any]) -> str:
             {
                 "id": str(index),
                 "label": node["kind"],
-                "namespace": _part(f"{names[node['region']]} on {processor}"),
+                "namespace": f"{names[node['region']]} on {processor}".replace("/", "_"),
                 "attrs": [{"key": k, "value": v} for k, v in _attributes(node, processor).items()],
                 "incomingEdges": [{"sourceNodeId": str(source)} for source in node["after"]],
                 "outputsMetadata": [
@@ -84,7 +84,7 @@ def netron_network(data: Mapping[str, Any]) -> ModelProto:
 
 def _attributes(node: Mapping[str, Any], processor: str) -> dict[str, str]:
     """The known facts of a kernel, as words."""
-    known = {
+    facts = {
         "processor": processor,
         "operators": ", ".join(node["operators"]),
         "kernel": node["kernel"],
@@ -94,9 +94,4 @@ def _attributes(node: Mapping[str, Any], processor: str) -> dict[str, str]:
         "microseconds": "" if node["ns"] is None else f"{node['ns'] / 1e3:.1f}",
         "limited_by": node["limit"][0] if node["limit"] else "",
     }
-    return {name: value for name, value in known.items() if value}
-
-
-def _part(name: str) -> str:
-    """A name as one part of a namespace."""
-    return name.replace("/", "_")
+    return {name: value for name, value in facts.items() if value}

@@ -60,14 +60,14 @@ def find_edges(graph: Graph) -> dict[int, list[int]]:
     edges = {}
     for node in running_order(graph):
         call = graph.nodes[node]
-        found: set[int] = set()
+        sources: set[int] = set()
         for tensor in (graph.tensors[i] for i in call.inputs):
             if tensor.kind in written and 0 not in tensor.shape:
-                found.update(np.unique(_window(owners[tensor.kind, tensor.buffer], tensor)))
+                sources.update(np.unique(_window(owners[tensor.kind, tensor.buffer], tensor)))
         for tensor in (graph.tensors[i] for i in call.outputs):
             if 0 not in tensor.shape:
                 _window(owners[tensor.kind, tensor.buffer], tensor)[...] = node
-        edges[node] = sorted(int(other) for other in found - {_NOBODY, node})
+        edges[node] = sorted(int(other) for other in sources - {_NOBODY, node})
     return edges
 
 

@@ -138,19 +138,19 @@ def _kernels(data: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
     kernels: dict[tuple[str, ...], float | None] = {}
     for node in data["nodes"]:  # a layer in shares is several kernels of the same operators
         key, ns = tuple(node["operators"]), node["ns"]
-        known = kernels.get(key)
-        kernels[key] = ns if known is None else known + (ns or 0)
+        entry = kernels.get(key)
+        kernels[key] = ns if entry is None else entry + (ns or 0)
     return kernels
 
 
 def _places(data: Mapping[str, Any]) -> dict[str, str]:
     """The processors of each operator, in words."""
-    found: dict[str, set[str]] = {}
+    processors: dict[str, set[str]] = {}
     for node in data["nodes"]:
         processor = data["processors"][data["regions"][node["region"]]["processor"]]
         for operator in node["operators"]:
-            found.setdefault(operator, set()).add(processor)
-    return {operator: " and ".join(sorted(places)) for operator, places in found.items()}
+            processors.setdefault(operator, set()).add(processor)
+    return {operator: " and ".join(sorted(places)) for operator, places in processors.items()}
 
 
 def _only(

@@ -54,8 +54,8 @@ class Worth:
         if whole:
             self._whole = min(1.02 * self._whole, seconds)
         else:
-            known = self._parts.get(int(8 * changed), math.inf)
-            self._parts[int(8 * changed)] = min(1.02 * known, seconds)
+            least = self._parts.get(int(8 * changed), math.inf)
+            self._parts[int(8 * changed)] = min(1.02 * least, seconds)
 
     def prefers_whole(self, changed: float) -> bool:
         """Whether to compute the whole next frame, of which as much may have changed.

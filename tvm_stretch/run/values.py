@@ -165,10 +165,10 @@ def true_sizes(names: Sequence[str]) -> dict[int, tuple[int, int]]:
 
     Rows of `boxes` that count are as many as the number in `boxes:size0`.
     """
-    found = ((place, _SIZE.fullmatch(name)) for place, name in enumerate(names))
+    matches = ((place, _SIZE.fullmatch(name)) for place, name in enumerate(names))
     return {
         place: (names.index(match[1]), int(match[2]))
-        for place, match in found
+        for place, match in matches
         if match and match[1] in names
     }
 

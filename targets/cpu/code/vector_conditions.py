@@ -34,8 +34,8 @@ def same_for_all_lanes(
         analyzer, lanes = Analyzer(), int(loop.extent)
 
         def is_multiple(x: tvm.ir.Expr) -> bool:
-            found = analyzer.modular_set(x)
-            return found.coeff % lanes == 0 and found.base % lanes == 0
+            modular = analyzer.modular_set(x)
+            return modular.coeff % lanes == 0 and modular.base % lanes == 0
 
         def begin(var: tirx.Var) -> tvm.ir.Expr:
             return loop.min if var.same_as(loop.loop_var) else var

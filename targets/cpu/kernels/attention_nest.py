@@ -315,7 +315,7 @@ class Band:
             products = acc.add_products(
                 range(rows), lambda p, k: left(row + p, k), operand, depth, self.by_element
             )
-            return within(acc.buffers, *acc.start(), products, *acc.each(result))
+            return within(acc.buffers, *acc.start(), products, *acc.for_each(result))
 
         def group(first: Expr, vectors: int, ends: bool) -> tirx.Stmt:
             runs = tile_runs(self.rows, most, lambda *_: None)

@@ -219,12 +219,12 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
 
         return loop(run.count, rows, "block")
 
-    def some(image: Expr, row: Expr | None = None) -> tirx.Stmt:
+    def pixels(image: Expr, row: Expr | None = None) -> tirx.Stmt:
         return block(*(of_run(run, image, row) for run in runs))
 
     if machine.threads > 1 and n * blocks * height * width * cfg.lanes >= _WORTH_THREADS:
-        return loop(n * height, lambda r: some(*unravelled(r, (n, height))), "rows", PARALLEL)
-    return loop(n, some, "image")
+        return loop(n * height, lambda r: pixels(*unravelled(r, (n, height))), "rows", PARALLEL)
+    return loop(n, pixels, "image")
 
 
 def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Expr:

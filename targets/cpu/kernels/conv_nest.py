@@ -122,14 +122,14 @@ class ConvNest:
             first, count = part.rows(first, count, *cut.joined)
 
         def tiles(y: Expr, run_of: RunOfTiles) -> tirx.Stmt:
-            def at(t: Expr, r: TileRun[Taps], before: int) -> Tile:
+            def tile_at(t: Expr, r: TileRun[Taps], before: int) -> Tile:
                 x, turn = t * r.width + r.start, (y - first) * per_row + before + t
                 return Tile(n, g, y, x, blocks, r.work, turn)
 
             def run(r: TileRun[Taps], before: int) -> tirx.Stmt:
                 if part is None or cut.chunks > 1 or cut.joined != (1, 1):
-                    return run_of(r.count, lambda t: at(t, r, before))
-                return part.tiles(r, lambda n, of: run_of(n, lambda t: at(of(t), r, before)))
+                    return run_of(r.count, lambda t: tile_at(t, r, before))
+                return part.tiles(r, lambda n, of: run_of(n, lambda t: tile_at(of(t), r, before)))
 
             return block(*(run(r, before) for r, before in zip(runs, starts, strict=True)))
 
@@ -274,7 +274,7 @@ class ConvNest:
         self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
         """Finish all sums."""
-        return acc.each(finish)
+        return acc.for_each(finish)
 
     def reduction(
         self, tile: Tile, reduce: Sequence[Reduction], acc: Accumulators

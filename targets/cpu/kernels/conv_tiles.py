@@ -211,11 +211,11 @@ def _pieces(
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
 
     def group(piece: Expr, g: Expr, blocks: int) -> tirx.Stmt:
-        def at(t: Expr) -> Tile:
+        def tile_at(t: Expr) -> Tile:
             x = (piece * tiles + first + t) * run.width + run.start
             return Tile(n, g, const(0), x, blocks, run.work, t)
 
-        return nest.run(tiles, at)
+        return nest.run(tiles, tile_at)
 
     def groups(first: int, count: int, blocks: int) -> tirx.Stmt:
         if nest.machine.threads > 1:

@@ -82,7 +82,7 @@ def integer_convolution(
         config = replace(config, outside=zero)
     # the contribution of the zero point to every sum
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
-    scale = _Scale.of(machine, integer.rounding, factor)
+    scale = _Scale.choose(machine, integer.rounding, factor)
     per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
     packing = "pack_integer_window" if shape.is_depthwise else "pack_integer_weight"
     packed = bb.emit(kernel_call(bb, packing, config, config.pack, relax.const(weight)))
@@ -130,7 +130,7 @@ class _Scale:
     rounder: Rounder = in_float32  # of products with float32
 
     @staticmethod
-    def of(
+    def choose(
         machine: VectorMachine, rounding: Rounding | None, factors: Sequence[np.ndarray]
     ) -> _Scale:
         """The scale in fixed point if the machine rounds in integers."""
@@ -210,7 +210,7 @@ def float_convolution(
                 value = value + part[n, b, y, x, lane].astype("int32")
             if rounding is None:
                 return value
-            return rounding.of(value.astype("float32") * factor[0][0, b, 0, 0, lane])
+            return rounding.round(value.astype("float32") * factor[0][0, b, 0, 0, lane])
 
         return te.compute(sums[0].shape, element, name="finished")
 

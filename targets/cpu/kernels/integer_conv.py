@@ -46,7 +46,7 @@ class IntegerNest(ConvNest):
         self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
         """Finish all sums; words without loops, so that stores of neighbours can be packed."""
-        return acc.written_out(finish) if self.cfg.way.words else acc.each(finish)
+        return acc.written_out(finish) if self.cfg.way.words else acc.for_each(finish)
 
     def tap(self, acc: Accumulators, tile: Tile, run: ChannelRun, ic: Expr, tap: Tap) -> tirx.Stmt:
         """Add the products of the words of a run of channels under one tap."""
@@ -69,7 +69,7 @@ class IntegerNest(ConvNest):
                 return one.set(lane, way.add(one.value(lane), piece, weight, count))
 
             def every_lane(part: int, one: Sum) -> tirx.Stmt:
-                return way.each(cfg.lanes, partial(step, part, one))
+                return way.apply(cfg.lanes, partial(step, part, one))
 
             vectors = range(*run.vectors)
             parts = [acc.sums(partial(every_lane, i), active, vectors) for i in range(way.parts)]
@@ -126,7 +126,7 @@ class IntegerConvConfig(OfWords, ConvConfig):
         if dot is None:
             return []
         config = cls.smallest(shape, machine, block, dot=dot)
-        return [found for found in config.tiled(config.tiles(machine)) if found.is_useful]
+        return [tiling for tiling in config.tiled(config.tiles(machine)) if tiling.is_useful]
 
     @classmethod
     def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:

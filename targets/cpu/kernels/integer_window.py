@@ -167,11 +167,11 @@ class _Nest(RowNest[bool]):
             own = words[group * len(run.work) :]
 
             def fetch(i: int, column: int) -> tirx.Stmt:
-                return way.each(cfg.lanes, partial(fill, own[i], column, group))
+                return way.apply(cfg.lanes, partial(fill, own[i], column, group))
 
             def use(i: int, p: int, kx: int) -> list[tirx.Stmt]:
                 parts = range(way.parts)
-                return [way.each(cfg.lanes, partial(add, own[i], p, kx, group, k)) for k in parts]
+                return [way.apply(cfg.lanes, partial(add, own[i], p, kx, group, k)) for k in parts]
 
             return each_read(run.work, use, fetch)
 

@@ -249,4 +249,4 @@ class _MatmulNest:
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             return self.epilogue.store((*stack, row + p, start(o) + v), value)
 
-        return within(acc.buffers, *acc.start(), products, *acc.each(finish))
+        return within(acc.buffers, *acc.start(), products, *acc.for_each(finish))

@@ -31,13 +31,13 @@ from tvm_stretch.targets.kernels.layers import IntegerConvShape
 from tvm_stretch.targets.kernels.loops import (
     block,
     const,
-    each,
     fenced_span,
     lanes,
     load,
     scratch,
     span,
     store,
+    unroll,
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -52,7 +52,7 @@ _MATRIX_OPERANDS = 4
 """Registers besides sums and pairs of pixels: weights, and pixels before they are zipped."""
 
 _EVEN, _ODD = (0, 1, 4, 5), (2, 3, 6, 7)
-"""Elements of two results, 2 x 2 each, that belong to the first and to the second pixel."""
+"""Elements of two results, 2 x 2 unroll, that belong to the first and to the second pixel."""
 
 _KIND = f"int32x{GROUP}"
 
@@ -76,7 +76,7 @@ class MatrixNest(IntegerNest):
         done = [scratch(f"done{p}", *shape, dtype="int32") for p in range(GROUP)]
 
         def of_all(body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
-            return each(range(tile.blocks), body)
+            return unroll(range(tile.blocks), body)
 
         products = partial(self._products, tile, starts, sums)
         # as in `ConvNest`: if it were unrolled, LLVM would keep shared pixels in registers and
@@ -139,7 +139,7 @@ class MatrixNest(IntegerNest):
                     steps.append(_store(of_pair, o, _product(self.cfg.way.intrinsic, *operands)))
             return block(*steps)
 
-        return each(range(tile.blocks), of_outputs)
+        return unroll(range(tile.blocks), of_outputs)
 
     def _pairs(self, tile: Tile, ic: Expr, tap: tuple[Expr, Expr, Expr]) -> tuple[Expr, Expr]:
         """Two pairs of neighbouring pixels with the channels of two blocks."""

@@ -113,10 +113,10 @@ class ProductNest(ABC):
         def keep(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             return self.keep(value, tile.row + p, *self.place(tile, o, v), tile.kept)
 
-        whole, rest = divmod(own.depth, own.block)
-        parts = [loop(whole, lambda i: part(i, own.block), "part")] if whole else []
+        whole, rest = divmod(own.depth, own.size)
+        parts = [loop(whole, lambda i: part(i, own.size), "part")] if whole else []
         parts += [part(const(whole), rest)] if rest else []
-        return within(total.buffers, *total.start(), *parts, *total.each(keep))
+        return within(total.buffers, *total.start(), *parts, *total.for_each(keep))
 
     def place(self, tile: Tile, o: Expr, v: Expr) -> tuple[Expr, Expr]:
         """The block of outputs, and the output in it, of a lane of a tile's vector."""
@@ -223,7 +223,7 @@ class BlockProducts:
 
     def added(self, first: Expr) -> list[tirx.Stmt]:
         """Add the products of the words from ``first`` on."""
-        dot, count = self.dot, self.own.block // word_size(self.own)
+        dot, count = self.dot, self.own.size // word_size(self.own)
         adds_words = dot.intrinsic and dot.parts == 1 and not dot.words and not dot.is_matrix
         if not adds_words and not self.is_narrow:
             return [loop(count, lambda j: self.plainly(first + j), "word")]

@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from tvm import relax, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.attributes import WORDS
-from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.dots import WORD, number
+from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     PARALLEL,
     SERIAL,
@@ -43,11 +43,9 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
 
 from .nibble_dots import BlockProducts, ProductNest, Tile, runs, whole_input, word_size
 from .nibbles import (
-    KERNELS,
     MINIMA,
     Nibbles,
     Shapes,
@@ -57,6 +55,39 @@ from .nibbles import (
     product_call,
     summed,
 )
+
+
+@dataclass(frozen=True)
+class Words(Nibbles):
+    """One product with rounded inputs."""
+
+    template: ClassVar[str] = "words"
+
+    def kernel(self) -> tirx.PrimFunc:
+        size = word_size(self)
+        inputs: Shapes = {
+            "q": ((self.rows, self.parts * self.depth), "int8"),
+            "factor": ((self.rows, self.blocks), "float32"),
+            "weight": ((self.units, self.depth // size, UNITS * WORD), "uint8"),
+        }
+
+        def given(tensors: Tensors, row: Expr, part: Expr, k: Expr) -> Expr:
+            q = whole_input(self, lambda i: tensors["q"][row, i * self.depth + k].astype("float32"))
+            return tensors["factor"][row, part] * q
+
+        def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
+            both = tensors["weight"][unit, k // size, lane * WORD + k % WORD].astype("int32")
+            if self.bits == 4:
+                both = tirx.if_then_else(k % size < WORD, both & 15, both >> 4)
+            return both.astype("float32")
+
+        return summed(self, inputs, given, bits)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        q, factor, weight, scale, *zero, y = fused.func.params
+        width = min(machine.plain.lanes, UNITS)
+        middle = zero[0] if zero else None
+        return _Nest(self, width, machine, q, weight, scale, middle, y, factor).written()
 
 
 def pack_words(values: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -82,33 +113,10 @@ def words_call(
 ) -> relax.Call:
     """``(factor * q) @ (scale * (values - zero)).T``, by a kernel that is added to ``bb``."""
     (rows, wide), (outputs, depth) = (int(d) for d in q.ty.shape.values), values.shape
-    own = Nibbles(rows, depth, outputs, size, *kinds_of(zero, scale), bits, wide // depth)
+    own = Words(rows, depth, outputs, size, *kinds_of(zero, scale), bits, wide // depth)
     weights = operands_of(own, pack_words(values, bits), scale, zero)
-    return product_call(bb, "matmul.words", own, [q, factor, *weights])
+    return product_call(bb, own, [q, factor, *weights])
 
-
-def _kernel(own: Nibbles) -> tirx.PrimFunc:
-    size = word_size(own)
-    inputs: Shapes = {
-        "q": ((own.rows, own.parts * own.depth), "int8"),
-        "factor": ((own.rows, own.blocks), "float32"),
-        "weight": ((own.units, own.depth // size, UNITS * WORD), "uint8"),
-    }
-
-    def given(tensors: Tensors, row: Expr, part: Expr, k: Expr) -> Expr:
-        q = whole_input(own, lambda i: tensors["q"][row, i * own.depth + k].astype("float32"))
-        return tensors["factor"][row, part] * q
-
-    def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
-        both = tensors["weight"][unit, k // size, lane * WORD + k % WORD].astype("int32")
-        if own.bits == 4:
-            both = tirx.if_then_else(k % size < WORD, both & 15, both >> 4)
-        return both.astype("float32")
-
-    return summed(own, WORDS, inputs, given, bits)
-
-
-KERNELS["matmul.words"] = _kernel
 
 # --- the loop nest --------------------------------------------------------------------------------
 
@@ -120,16 +128,6 @@ _MANY = 3
 
 _VECTORS = 8
 """Vectors of sums of a tile of few rows: enough for the latency of the instruction."""
-
-
-@writes(WORDS, "core", "dsp")
-def write_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The scheduled body of a PrimFunc of this file."""
-    own = from_text(Nibbles, str(func.attrs[WORDS]))
-    q, factor, weight, scale, *zero, y = func.params
-    width = min(machine.plain.lanes, UNITS)
-    middle = zero[0] if zero else None
-    return _Nest(own, width, machine, q, weight, scale, middle, y, factor).written()
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class _Nest(ProductNest):
 
     def input_sums(self, sums: tirx.Buffer) -> tirx.Stmt:
         """``sums[row, part] = sum of the inputs of the part``."""
-        one, total, size = self.own, scratch("total", 1, dtype="int32"), self.own.block
+        one, total, size = self.own, scratch("total", 1, dtype="int32"), self.own.size
 
         def part(row: Expr, index: Expr) -> tirx.Stmt:
             def add(k: Expr) -> tirx.Stmt:
@@ -220,7 +218,7 @@ class _Nest(ProductNest):
         tensors = self.x, self.weight, own.bits == 4 or self.unit is not None, acc
         places = (lambda p: tile.row + p), (lambda o: self.place(tile, o, const(0)))
         products = BlockProducts(own, self.machine, self.width, *tensors, *places)
-        return products.added(part * (own.block // word_size(own)))
+        return products.added(part * (own.size // word_size(own)))
 
     def rescaled(self, value: Expr, row: Expr, part: Expr) -> Expr:
         return load(self.factor, row, part) * value

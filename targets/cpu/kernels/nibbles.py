@@ -16,7 +16,7 @@ bytes, or a constant of the kernel if all weights have the same one. Zero points
 blocks are minima, ``scale * value + minimum``, in float16. Weights lie as the kernel reads them, in
 blocks of `UNITS` outputs, padded with zeros.
 
-The PrimFunc consists of plain loops, which stock TVM can run; `write_nibbles` schedules it.
+The PrimFunc consists of plain loops, which stock TVM can run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from tvm import relax, tirx
@@ -31,12 +32,13 @@ from tvm.ir import Expr, GenericConst
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.network.attributes import NIBBLES
-from tvm_stretch.network.codec import from_text, to_text
+from tvm_stretch.network.attributes import ANNOTATION
+from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.expressions import constant, shape_of
 from tvm_stretch.network.operators import operands
-from tvm_stretch.network.steps import KIND, UNITS, steps_call
+from tvm_stretch.network.steps import UNITS, steps_call
 from tvm_stretch.targets.kernels.accumulators import Accumulators
+from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.halves import HALVES, are_halves, float_of, half_bits
 from tvm_stretch.targets.kernels.loops import (
     as_type,
@@ -50,7 +52,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
+from tvm_stretch.targets.kernels.template import Template, read_template
 
 from .nibble_dots import ProductNest, Tile, runs
 
@@ -59,13 +61,16 @@ MINIMA = "minima"
 
 
 @dataclass(frozen=True)
-class Nibbles:
+class Nibbles(Template):
     """One product: its rows, inputs and outputs, and how many inputs share a scale."""
+
+    template: ClassVar[str] = "nibbles"
+    takes_epilogue: ClassVar[bool] = False
 
     rows: int
     depth: int  # even for 4 bits
     outputs: int
-    block: int
+    size: int
     zero: int | None = None  # the zero point of all weights; None if the kernel reads them
     zeros: str = "uint8"  # otherwise their type; `HALVES` and `MINIMA` are minima
     scales: str = "float32"  # their type; `HALVES` if that is exact
@@ -80,7 +85,7 @@ class Nibbles:
     @property
     def blocks(self) -> int:
         """Blocks of inputs; the last one may be shorter."""
-        return -(-self.depth // self.block)
+        return -(-self.depth // self.size)
 
     @property
     def units(self) -> int:
@@ -118,6 +123,31 @@ class Nibbles:
             word = word >> 4 if which else word & 15
         return word.astype("float32")
 
+    def kernel(self) -> tirx.PrimFunc:
+        """The product in plain loops."""
+        inputs: Shapes = {
+            "x": ((self.rows, self.depth), "float32"),
+            "weight": ((self.units, self.depth // self.packed, UNITS), "uint8"),
+        }
+
+        def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
+            pair = tensors["weight"][unit, k // self.packed, lane].astype("int32")
+            if self.bits == 8:
+                return pair.astype("float32")
+            return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
+
+        return summed(self, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
+
+    def on(self, machine: VectorMachine) -> Template | None:
+        if machine.kind != "gpu":
+            return self
+        return read_template(f"group_{self.template} {to_text(self)}")
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        x, weight, scale, *zero, y = fused.func.params
+        width = min(machine.plain.lanes, UNITS)
+        return _Nest(self, width, machine, x, weight, scale, zero[0] if zero else None, y).written()
+
 
 def pack(values: np.ndarray, bits: int = 4) -> np.ndarray:
     """Weights of (outputs, inputs), each of so few bits, as the kernel reads them."""
@@ -149,19 +179,13 @@ def nibbles_call(
     rows, depth = (int(d) for d in x.ty.shape.values)
     own = Nibbles(rows, depth, len(values), size, *kinds_of(zero, scale), bits)
     weights = operands_of(own, pack(values, bits), scale, zero)
-    return product_call(bb, "matmul.nibbles", own, [x, *weights])
+    return product_call(bb, own, [x, *weights])
 
 
-KERNELS: dict[str, Callable[[Nibbles], tirx.PrimFunc]] = {}
-"""What makes the kernel of each kind of product."""
-
-
-def product_call(
-    bb: relax.BlockBuilder, kind: str, own: Nibbles, given: Sequence[relax.Expr]
-) -> relax.Call:
+def product_call(bb: relax.BlockBuilder, own: Nibbles, given: Sequence[relax.Expr]) -> relax.Call:
     """The call of a product, which knows its `Nibbles`."""
     result = relax.TensorType((own.rows, own.outputs), "float32")
-    return steps_call(bb, kind, KERNELS[kind](own), given, result, **{NIBBLES: to_text(own)})
+    return steps_call(bb, f"matmul.{own.template}", own.kernel(), given, result, **own.annotation)
 
 
 def product_like(
@@ -171,14 +195,15 @@ def product_like(
     outputs: slice = slice(None),  # beginning at a multiple of `UNITS`
 ) -> relax.Call:
     """A product with the same weights, of other rows or for some of its outputs."""
-    own = from_text(Nibbles, str(call.attrs[NIBBLES]))
+    own = read_template(str(call.attrs[ANNOTATION]))
+    assert isinstance(own, Nibbles)
     begin, end, _ = outputs.indices(own.outputs)
     units = slice(begin // UNITS, -(-end // UNITS))
     weights = [one for one in operands(call) if isinstance(one, GenericConst)]
     if (begin, end) != (0, own.outputs):
         weights = [constant(one.value.numpy()[units]) for one in weights]
     own = replace(own, rows=shape_of(data[0])[0], outputs=end - begin)
-    return product_call(bb, str(call.attrs[KIND]), own, [*data, *weights])
+    return product_call(bb, own, [*data, *weights])
 
 
 def kinds_of(zero: np.ndarray, scale: np.ndarray) -> tuple[int | None, str, str]:
@@ -228,7 +253,6 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def summed(
     own: Nibbles,
-    mark: str,  # the attribute by which the kernel is scheduled
     inputs: Shapes,  # the tensors before the scales; the last one holds the weights
     given: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the input of a row, a block and a number
     bits: Callable[[Tensors, Expr, Expr, Expr], Expr],  # the weight of a unit, a lane and a number
@@ -246,33 +270,17 @@ def summed(
         }
         y = tensors["y"]
         with T.grid(*long(own.rows, own.outputs, own.depth)) as axes, T.sblock("product"):
+            T.sblock_attr(own.annotation)
             row, n, k = T.axis.remap("SSR", list(axes))
             with T.init():
                 T.buffer_store(y, tirx.const(0, "float32"), [row, n])
-            unit, lane, part = n // UNITS, n % UNITS, k // own.block
+            unit, lane, part = n // UNITS, n % UNITS, k // own.size
             middle = own.zero_of(tensors.get("zero"), unit, part, lane)
             factor = own.scale_of(tensors["scale"], unit, part, lane)
             weight = own.shifted(factor, bits(tensors, unit, lane, k), middle)
             T.buffer_store(y, y[row, n] + given(tensors, row, part, k) * weight, [row, n])
-    return builder.get().with_attr(mark, to_text(own))
+    return builder.get()
 
-
-def _kernel(own: Nibbles) -> tirx.PrimFunc:
-    inputs: Shapes = {
-        "x": ((own.rows, own.depth), "float32"),
-        "weight": ((own.units, own.depth // own.packed, UNITS), "uint8"),
-    }
-
-    def bits(tensors: Tensors, unit: Expr, lane: Expr, k: Expr) -> Expr:
-        pair = tensors["weight"][unit, k // own.packed, lane].astype("int32")
-        if own.bits == 8:
-            return pair.astype("float32")
-        return tirx.if_then_else(k % 2 == 0, pair & 15, pair >> 4).astype("float32")
-
-    return summed(own, NIBBLES, inputs, lambda tensors, row, _, k: tensors["x"][row, k], bits)
-
-
-KERNELS["matmul.nibbles"] = _kernel
 
 # --- the loop nest --------------------------------------------------------------------------------
 
@@ -284,15 +292,6 @@ _SHARING = 6
 
 _VECTORS = 8
 """Vectors of sums of a tile: enough for the latency of multiply-adds, few enough for registers."""
-
-
-@writes(NIBBLES, "core", "dsp")
-def write_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The scheduled body of a PrimFunc of this file."""
-    own = from_text(Nibbles, str(func.attrs[NIBBLES]))
-    x, weight, scale, *zero, y = func.params
-    width = min(machine.plain.lanes, UNITS)
-    return _Nest(own, width, machine, x, weight, scale, zero[0] if zero else None, y).written()
 
 
 @dataclass(frozen=True)
@@ -320,7 +319,7 @@ class _Nest(ProductNest):
         floats = scratch("floats", own.depth, UNITS)
 
         def both(pair: Expr) -> tirx.Stmt:
-            part = pair // (own.block // own.packed)
+            part = pair // (own.size // own.packed)
 
             def vector(o: Expr, which: int) -> tirx.Stmt:
                 def lane(v: Expr) -> tirx.Stmt:
@@ -347,7 +346,7 @@ class _Nest(ProductNest):
                 own.depth,
                 self.machine.broadcast_operand,
             )
-            stores = acc.each(
+            stores = acc.for_each(
                 lambda p, o, v, y: self.keep(y, start + p, unit, o * self.width + v, kept)
             )
             return within(acc.buffers, *acc.start(), products, *stores)
@@ -364,15 +363,15 @@ class _Nest(ProductNest):
             begin = store(sums, tirx.const(0, "float32"), *place)
 
             def add(k: Expr) -> tirx.Stmt:
-                read = load(self.x, row, const(index) * self.own.block + k)
+                read = load(self.x, row, const(index) * self.own.size + k)
                 return store(sums, load(sums, *place) + read, *place)
 
             return block(begin, loop(count, add, "k"))
 
-        whole, rest = divmod(self.own.depth, self.own.block)
+        whole, rest = divmod(self.own.depth, self.own.size)
 
         def row(r: Expr) -> tirx.Stmt:
-            parts = [loop(whole, lambda i: part(r, i, self.own.block), "part")] if whole else []
+            parts = [loop(whole, lambda i: part(r, i, self.own.size), "part")] if whole else []
             return block(*(parts + ([part(r, whole, rest)] if rest else [])))
 
         return loop(self.own.rows, row, "row")
@@ -381,11 +380,11 @@ class _Nest(ProductNest):
         own = self.own
 
         def pair(j: Expr) -> tirx.Stmt:
-            k = part * own.block + own.packed * j
+            k = part * own.size + own.packed * j
 
             def product(p: Expr, o: Expr, v: Expr, which: int) -> Expr:
                 unit, lane = self.place(tile, o, v)
-                byte = load(self.weight, unit, part * (own.block // own.packed) + j, lane)
+                byte = load(self.weight, unit, part * (own.size // own.packed) + j, lane)
                 return load(self.x, tile.row + p, k + which) * own.number_of(byte, which)
 
             each = (partial(product, which=which) for which in range(own.packed))

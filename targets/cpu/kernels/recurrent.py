@@ -27,9 +27,10 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.codec import to_text
 from tvm_stretch.network.steps import ATTRIBUTE, UNITS, Recurrence, steps_call
+
+from .recurrent_nest import Steps
 
 FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,
@@ -77,7 +78,7 @@ def recurrent_kernel(layer: Recurrence, dtype: str) -> tirx.PrimFunc:
             reset = T.sblock_alloc_buffer(_long((layer.batch, layer.padded)), dtype)
         for direction in range(len(layer.backwards)):
             _Direction(layer, direction, tensors, sums, reset).write()
-    return builder.get().with_attr(STEPS, layer.hidden)
+    return builder.get()
 
 
 def _long(shape: Sequence[int]) -> list[Expr]:
@@ -115,16 +116,16 @@ class _Direction:
         first = {"h0": self.h, "c0": self.c}
         for name in ("h0", "c0")[: layer.states]:
             given = self.tensors[name]
-            self.each(
+            self.emit(
                 f"first_{name}", None, first[name], lambda at, g=given: g[self.index, at.b, at.j]
             )
         with T.serial(*_long((0, layer.steps))) as step:
             t = layer.steps - 1 - step if layer.backwards[self.index] else step
             getattr(self, layer.kind)(t)
-            self.each("keep", t, self.h, self.y, self.lasts)
+            self.emit("keep", t, self.h, self.y, self.lasts)
             if layer.lengths:
                 nothing = tirx.const(0, self.dtype)
-                self.each("end", t, self.y, lambda _: nothing, lambda at: tirx.Not(self.lasts(at)))
+                self.emit("end", t, self.y, lambda _: nothing, lambda at: tirx.Not(self.lasts(at)))
 
     # --- the tensors ---
 
@@ -164,7 +165,7 @@ class _Direction:
 
     # --- statements ---
 
-    def each(
+    def emit(
         self,
         name: str,
         t: Expr | None,
@@ -193,6 +194,7 @@ class _Direction:
         blocks = layer.padded // UNITS
         extents = _long((layer.batch, len(gates), blocks, UNITS, layer.hidden))
         with T.grid(*extents) as loops, T.sblock("products"):
+            T.sblock_attr(Steps(layer.hidden).annotation)
             step = T.axis.opaque(*_long((layer.steps,)), t)
             b, g, block, lane, k = T.axis.remap("SSSSR", list(loops))
             gate, at = g + gates.start, _At(step, b, block * UNITS + lane)
@@ -210,7 +212,7 @@ class _Direction:
     def rnn(self, t: Expr) -> None:
         """``h = f(x + h R)``."""
         self.products(t, range(1), self.h, self.given)
-        self.each("hidden", t, self.y, lambda at: self.function(0)(self.gate(0)(at)))
+        self.emit("hidden", t, self.y, lambda at: self.function(0)(self.gate(0)(at)))
 
     def lstm(self, t: Expr) -> None:
         """Gates i, o, f, c; peepholes read the cell state."""
@@ -234,8 +236,8 @@ class _Direction:
             staying = one - entering if self.layer.input_forget else f(peeping(2, 2)(at))
             return staying * self.c(at) + entering * g(self.gate(3)(at))
 
-        self.each("cell", t, self.c, cell, self.lasts)
-        self.each("hidden", t, self.y, lambda at: f(peeping(1, 1)(at)) * h(self.c(at)))
+        self.emit("cell", t, self.c, cell, self.lasts)
+        self.emit("hidden", t, self.y, lambda at: f(peeping(1, 1)(at)) * h(self.c(at)))
 
     def gru(self, t: Expr) -> None:
         """Gates z, r, h; the new state is ``(1 - z) * n + z * h``."""
@@ -254,7 +256,7 @@ class _Direction:
                 return reset[at.b, at.j]
 
             self.products(t, range(2), self.h, self.given)
-            self.each("reset", t, kept, lambda at: f(self.gate(1)(at)) * self.h(at))
+            self.emit("reset", t, kept, lambda at: f(self.gate(1)(at)) * self.h(at))
             self.products(t, range(2, 3), kept, self.given)
 
         def hidden(at: _At) -> Expr:
@@ -264,4 +266,4 @@ class _Direction:
             new = g(self.clipped(candidate))
             return new + f(self.gate(0)(at)) * (self.h(at) - new)
 
-        self.each("hidden", t, self.y, hidden)
+        self.emit("hidden", t, self.y, hidden)

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.attributes import STEPS
 from tvm_stretch.network.rewriting import rewrite
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.cycles import register_tiles, step_cycles, tile_counts
+from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     block,
     const,
@@ -36,17 +36,22 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
+from tvm_stretch.targets.kernels.template import Template
 
 
-@writes(STEPS, "core", "dsp")
-def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The scheduled body of a PrimFunc of `recurrent.py`."""
-    root = func.body.block
-    width = min(machine.plain.lanes, UNITS)
-    vectors = -(-int(func.attrs[STEPS]) // width)
-    body = _Nest(machine.plain, width, vectors).written(root.body)
-    return within(list(root.alloc_buffers), body)
+@dataclass(frozen=True)
+class Steps(Template):
+    """All steps of a recurrent layer, a PrimFunc of `recurrent.py`."""
+
+    template: ClassVar[str] = "steps"
+    takes_epilogue: ClassVar[bool] = False
+    units: int  # hidden units, without padding
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        root = fused.func.body.block
+        width = min(machine.plain.lanes, UNITS)
+        body = _Nest(machine.plain, width, -(-self.units // width)).written(root.body)
+        return within(list(root.alloc_buffers), body)
 
 
 @dataclass(frozen=True)
@@ -148,15 +153,15 @@ class _Product:
     width: int  # the number of lanes of a vector
     by_element: bool  # see `Accumulators.add_products`
 
-    def at(self, value: Any, *places: Expr) -> Any:
+    def placed(self, value: Any, *places: Expr) -> Any:
         """An expression of the block with values for its axes; the step is already known."""
         axes = self.statement.iter_vars[1:]
-        known = {axis.var: place for axis, place in zip(axes, places, strict=False)}
-        return _replaced(value, {**self.realized, **known})
+        values = {axis.var: place for axis, place in zip(axes, places, strict=False)}
+        return _replaced(value, {**self.realized, **values})
 
     def load(self, element: Any, *places: Expr) -> Expr:
         """A load at these places; it loads a vector if one of them is a ramp."""
-        return load(element.source, *(self.at(index, *places) for index in element.indices))
+        return load(element.source, *(self.placed(index, *places) for index in element.indices))
 
     def tile(self, sequences: tuple[Expr, int], units: tuple[Expr, int]) -> tirx.Stmt:
         """The sums of a tile; sequences and vectors of units are given as (start, count)."""
@@ -172,13 +177,13 @@ class _Product:
             return row + p, o // vectors, vector // each_block, lane
 
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
-            sums = self.at(total.a, *place(p, o, v))
+            sums = self.placed(total.a, *place(p, o, v))
             return store(sums.source, value, *sums.indices)
 
         start = self.statement.init.value
         return within(
             acc.buffers,
-            *acc.start(lambda p, o, v: self.at(start, *place(p, o, v))),
+            *acc.start(lambda p, o, v: self.placed(start, *place(p, o, v))),
             acc.add_products(
                 range(rows),
                 lambda p, k: self.load(state, row + p, zero, zero, zero, k),
@@ -186,7 +191,7 @@ class _Product:
                 depth,
                 self.by_element,
             ),
-            *acc.each(finish),
+            *acc.for_each(finish),
         )
 
     @property

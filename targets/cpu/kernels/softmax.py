@@ -222,7 +222,7 @@ class _Row:
         pieces = _pieces(count, width)
         x = self.fused.operands[0]
 
-        each = partial(self.each, pieces)
+        every = partial(self.for_vectors, pieces)
 
         def raise_top(_: _Place, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
             return store(top, tirx.max(load(top, v), load(x, *at, column)), v)
@@ -246,17 +246,17 @@ class _Row:
         return within(
             [top, total, *(powers for powers, _, _ in pieces)],
             lanes(width, lambda v: store(top, load(x, *at, v), v)),
-            *([each(raise_top, 1)] if count > 1 else []),
+            *([every(raise_top, 1)] if count > 1 else []),
             store(top, joined(top, width, tirx.max), 0),
             lanes(width, lambda v: store(total, f32(0.0), v)),
-            each(exponential),
+            every(exponential),
             store(total, joined(total, width, lambda a, b: a + b), 0),
             *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
             store(total, f32(1.0) / load(total, 0), 0),
-            each(finish),
+            every(finish),
         )
 
-    def each(self, pieces: Sequence[_Piece], vector: _Vector, first: int = 0) -> tirx.Stmt:
+    def for_vectors(self, pieces: Sequence[_Piece], vector: _Vector, first: int = 0) -> tirx.Stmt:
         """``vector(place, column, lane, again)`` for every vector of the row."""
         cfg, width = self.cfg, self.cfg.lanes
         count = -(-cfg.shape[-1] // width)

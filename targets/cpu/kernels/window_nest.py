@@ -37,7 +37,6 @@ from tvm_stretch.targets.kernels.loops import (
     TileRun,
     block,
     const,
-    each,
     fenced_span,
     lanes,
     load,
@@ -45,6 +44,7 @@ from tvm_stretch.targets.kernels.loops import (
     span,
     store,
     tile_runs,
+    unroll,
     vectors,
     within,
 )
@@ -232,7 +232,7 @@ class _Nest(RowNest[tuple[Index, Index]]):
             steps = kernel_row(const(low)) if count else []
             if count > 1 and steps:
                 rest = range(low + 1, low + count)
-                steps.append(each(rest, lambda ky: block(*kernel_row(ky))))
+                steps.append(unroll(rest, lambda ky: block(*kernel_row(ky))))
             reduction = steps + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))

@@ -28,7 +28,6 @@ from tvm_stretch.targets.kernels.loops import (
     balanced,
     block,
     const,
-    each,
     fenced_span,
     lanes,
     load,
@@ -36,6 +35,7 @@ from tvm_stretch.targets.kernels.loops import (
     scratch,
     span,
     store,
+    unroll,
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -299,7 +299,7 @@ class WinogradNest:
             acc.buffers,
             *acc.start(),
             *(apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c") for run in runs),
-            *acc.each(
+            *acc.for_each(
                 lambda p, o, z, value: store(
                     m, value, k, (g * cfg.oc_blocks + o) * count + t + p, z
                 )
@@ -363,4 +363,4 @@ class WinogradNest:
         if cfg.out_size[0] % size or cfg.out_size[1] % size:
             whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
             tile = tirx.IfThenElse(whole, tile, pixels(False))
-        return within(half.buffers, each(range(a), column), tile)
+        return within(half.buffers, unroll(range(a), column), tile)

@@ -114,25 +114,25 @@ def _versions(model: bytes) -> str:
     A context of ``v2:6:2.51.0:5.51.0:73:0:0:0`` was made by version 2.51.0 of QNN for HTP v73.
     """
     properties = onnx.load_model_from_string(model).metadata_props
-    said = [entry.value for entry in properties if entry.key.startswith("ep_compatibility_info.")]
-    return " ".join(" ".join(said).split()) or "no version of its libraries"
+    tags = [entry.value for entry in properties if entry.key.startswith("ep_compatibility_info.")]
+    return " ".join(" ".join(tags).split()) or "no version of its libraries"
 
 
 def compiled(engine: Engine, model: bytes) -> bytes:
     """A model as the provider compiled it: an ONNX file with the provider's own code in it."""
     key = digest(b"engine context", describe(engine).encode(), engine.code([model]))
-    known = kernel_cache().find(key)
-    if known is not None:
-        return known
+    cached = kernel_cache().find(key)
+    if cached is not None:
+        return cached
     with tempfile.TemporaryDirectory() as folder:
         reason = _ask(engine, "contexts", engine.code([model]), f"{folder}/context").reason
-        made = Path(folder) / "context0.onnx"
-        if reason or not made.is_file():
+        written = Path(folder) / "context0.onnx"
+        if reason or not written.is_file():
             raise UnsupportedError(
                 f"expected operators that {engine.device} takes, got a region that it refuses: "
                 f"{reason or 'it wrote no context'}; place its operators elsewhere"
             )
-        code = made.read_bytes()
+        code = written.read_bytes()
     kernel_cache().store(key, code)
     return code
 
@@ -159,17 +159,17 @@ def why_refused(engine: Engine, models: Sequence[bytes]) -> list[str]:
     for key in keys:
         if key in reasons:
             continue
-        if (known := kept.find(key)) is not None:
-            reasons[key] = known[1:].decode()
+        if (cached := kept.find(key)) is not None:
+            reasons[key] = cached[1:].decode()
     left = [pair for pair in dict(zip(keys, models, strict=True)).items() if pair[0] not in reasons]
     while left:
         answer = _ask(engine, "check", engine.code([model for _, model in left]))
-        said = [line for line in answer.printed.splitlines() if line.startswith(_VERDICT)]
-        for (key, _), line in zip(left, said, strict=False):
+        verdicts = [line for line in answer.printed.splitlines() if line.startswith(_VERDICT)]
+        for (key, _), line in zip(left, verdicts, strict=False):
             reason = line.removeprefix(_VERDICT)
             reasons[key] = "" if reason == "takes" else reason
             kept.store(key, b"=" + reasons[key].encode())
-        left = left[len(said) :]
+        left = left[len(verdicts) :]
         if left:  # it ended at this model
             reasons[left.pop(0)[0]] = answer.reason or "it gave no answer"
     return [reasons[key] for key in keys]
@@ -233,9 +233,9 @@ def _ask(engine: Engine, word: str, code: bytes, *more: str) -> _Answer:
             return _Answer(printed, f"no answer within {_LONGEST_S:.0f} s")
     if done.returncode == 0:
         return _Answer(done.stdout)
-    said = done.stderr.strip().splitlines()
+    errors = done.stderr.strip().splitlines()
     if done.returncode < 0:
-        last = said[-1] if said else ""
+        last = errors[-1] if errors else ""
         return _Answer(done.stdout, f"it was killed by signal {-done.returncode}: {last}")
-    reason = said[-1] if said else f"it ended with code {done.returncode}"
+    reason = errors[-1] if errors else f"it ended with code {done.returncode}"
     return _Answer(done.stdout, reason)

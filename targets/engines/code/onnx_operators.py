@@ -49,8 +49,8 @@ def why_not_onnx(call: relax.Call) -> str | None:
     integer = integer_of(call)
     if integer is not None:
         if integer.kind == "table":
-            known = function_of(call) is not None
-            return None if known else f"{kind}: a function that ONNX has no operator for"
+            is_function = function_of(call) is not None
+            return None if is_function else f"{kind}: a function that ONNX has no operator for"
         if integer.rounding is None:
             return f"{kind}: its sums have no scale of 8 bits"
         constants = operands_of(call)[1:] if kind in _LAYERS else []
@@ -164,17 +164,17 @@ def _of_integers(kind: str) -> Rule:
 
 def _table(graph: Graph, var: relax.Var, call: relax.Call) -> str:
     """A table as the function whose results it has."""
-    found, data = function_of(call), graph.real(operands_of(call)[0])
-    assert found is not None
-    function, dtype = found.function, str(var.ty.dtype)
+    tabulated, data = function_of(call), graph.real(operands_of(call)[0])
+    assert tabulated is not None
+    function, dtype = tabulated.function, str(var.ty.dtype)
     if function.operator:
         attributes = {**function.attributes, "domain": function.domain}
-        made = graph.node(function.operator, [data], **attributes)
+        result = graph.node(function.operator, [data], **attributes)
     else:  # limits without effect, too: the HTP refuses a region that returns a mere rounding
-        made = graph.limited(var, data, found.low, found.high)
+        result = graph.limited(var, data, tabulated.low, tabulated.high)
     if not function.gates:
-        return made
-    gate = graph.rounded(made, (1 / 256, int(np.iinfo(dtype).min)), dtype)
+        return result
+    gate = graph.rounded(result, (1 / 256, int(np.iinfo(dtype).min)), dtype)
     return graph.node("Mul", [data, gate])
 
 

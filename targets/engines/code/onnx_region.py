@@ -147,8 +147,8 @@ class Graph:
                 operands = (one[0], np.float32(abs(number)), one[1])
                 constant = self.node("DequantizeLinear", [*map(self.constant, operands)])
                 encoding = self._scale((scale, zero_after), dtype)
-                made = self.node(kind, [real, constant])
-                self.names[var] = self.node("QuantizeLinear", [made, *encoding])
+                scaled = self.node(kind, [real, constant])
+                self.names[var] = self.node("QuantizeLinear", [scaled, *encoding])
                 real = self.node("DequantizeLinear", [self.names[var], *encoding])
 
     def _scale(self, scale: tuple[float, int], dtype: str) -> tuple[str, str]:
@@ -200,11 +200,11 @@ def written(
                     f"expected an operator that ONNX has for an engine, got {kind_of(value)} "
                     f"({var.name}); place it elsewhere"
                 )
-            made, integer = rule(graph, var, value), integer_of(value)
+            result, integer = rule(graph, var, value), integer_of(value)
             if var in graph.scales and var not in graph.names:  # by a rule that writes integers
-                graph.store(var, made, integer)
+                graph.store(var, result, integer)
             else:
-                graph.names[var] = made
+                graph.names[var] = result
             if var in graph.scales and integer is None:
                 graph.move(var, value)
         yield var, graph.nodes[before:]
@@ -221,31 +221,31 @@ def model_of(
     results = results_of(function)
     for name, result in zip(outputs, results, strict=True):
         graph.nodes.append(helper.make_node("Identity", [graph.names[result]], [name], name))
-    made = helper.make_graph(
+    onnx_graph = helper.make_graph(
         _without_copies(graph.nodes),
         "region",
         [_info(name, param) for name, param in zip(inputs, function.params, strict=True)],
         [_info(name, result) for name, result in zip(outputs, results, strict=True)],
         list(graph.constants.values()),
     )
-    domains = {"": _OPSET} | {node.domain: 1 for node in made.node if node.domain}
+    domains = {"": _OPSET} | {node.domain: 1 for node in onnx_graph.node if node.domain}
     opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
-    return helper.make_model(made, opset_imports=opsets, ir_version=ir_version)
+    return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=ir_version)
 
 
 def _without_copies(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes, with the copies to outputs joined to the nodes whose only result they are."""
-    made = list(nodes)
-    final = {n.input[0]: n.output[0] for n in made if n.op_type == "Identity"}
-    readers = [name for n in made if n.op_type != "Identity" for name in n.input]
-    sources = [n.input[0] for n in made if n.op_type == "Identity"]
-    produced = {name for n in made for name in n.output}
+    left = list(nodes)
+    final = {n.input[0]: n.output[0] for n in left if n.op_type == "Identity"}
+    readers = [name for n in left if n.op_type != "Identity" for name in n.input]
+    sources = [n.input[0] for n in left if n.op_type == "Identity"]
+    produced = {name for n in left for name in n.output}
     joined = {
         name: output
         for name, output in final.items()
         if name in produced and sources.count(name) == 1
     }
-    kept = [n for n in made if n.op_type != "Identity" or n.input[0] not in joined]
+    kept = [n for n in left if n.op_type != "Identity" or n.input[0] not in joined]
     for node in kept:
         node.output[0] = joined.get(node.output[0], node.output[0])
         if readers:

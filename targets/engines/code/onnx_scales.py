@@ -63,8 +63,8 @@ def _part(split: relax.Call, index: int) -> relax.Call:
     types, axis = list(split.ty.fields), int(split.attrs.axis)
     sizes = [int(ty.shape.values[axis]) for ty in types]
     begin = sum(sizes[:index])
-    made = relax.op.strided_slice(split.args[0], [axis], [begin], [begin + sizes[index]])
-    return relax.Call(made.op, made.args, made.attrs, made.ty_args, ret_ty=types[index])
+    piece = relax.op.strided_slice(split.args[0], [axis], [begin], [begin + sizes[index]])
+    return relax.Call(piece.op, piece.args, piece.attrs, piece.ty_args, ret_ty=types[index])
 
 
 def with_copies(function: relax.Function) -> tuple[Bindings, dict[relax.Var, tuple[float, int]]]:
@@ -76,7 +76,7 @@ def with_copies(function: relax.Function) -> tuple[Bindings, dict[relax.Var, tup
     bound, repaired = bindings(function), set[relax.Var]()
     while True:
         try:
-            return bound, QuantisedTensors(function.params, bound).found()
+            return bound, QuantisedTensors(function.params, bound).encodings()
         except UnsupportedError:
             place = _first_contradiction(function.params, bound)
             var, value = bound[place]
@@ -93,7 +93,7 @@ def _first_contradiction(params: Sequence[relax.Var], bound: Bindings) -> int:
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            QuantisedTensors(params, bound[:middle]).found()
+            QuantisedTensors(params, bound[:middle]).encodings()
             good = middle
         except UnsupportedError:
             bad = middle
@@ -202,7 +202,7 @@ class QuantisedTensors:
             "ones; place its operators elsewhere"
         )
 
-    def found(self) -> dict[relax.Var, tuple[float, int]]:
+    def encodings(self) -> dict[relax.Var, tuple[float, int]]:
         """Scale and zero point of each tensor."""
         zeros = self._all_zeros()
         for one, other in self.equal:
@@ -210,8 +210,8 @@ class QuantisedTensors:
                 self._contradicts(other)
         scales = self._solve()
         for result, terms, offset in self.sums:
-            found = offset + sum(factor * zeros[term] for term, factor in terms)
-            if abs(found - zeros[result]) > _MOST_OFF:
+            total = offset + sum(factor * zeros[term] for term, factor in terms)
+            if abs(total - zeros[result]) > _MOST_OFF:
                 self._contradicts(result)
         for var, zero in zeros.items():
             limits = np.iinfo(str(var.ty.dtype))
@@ -264,10 +264,10 @@ class QuantisedTensors:
         *others, last = dict.fromkeys(self._unknown(result, terms))
         limits = [np.iinfo(str(var.ty.dtype)) for var in (*others, last)]
         ranges = [np.arange(limit.min, limit.max + 1) for limit in limits[:-1]]
-        known: dict[relax.Var, np.ndarray | int] = dict(self.zeros)
-        known.update(zip(others, np.meshgrid(*ranges, indexing="ij"), strict=True))
-        rest = sum((f * known[t] for t, f in terms if t is not last), offset)
-        value = np.asarray((known[result] - rest) / sum(f for t, f in terms if t is last))
+        zeros: dict[relax.Var, np.ndarray | int] = dict(self.zeros)
+        zeros.update(zip(others, np.meshgrid(*ranges, indexing="ij"), strict=True))
+        rest = sum((f * zeros[t] for t, f in terms if t is not last), offset)
+        value = np.asarray((zeros[result] - rest) / sum(f for t, f in terms if t is last))
         outside = (value.round() < limits[-1].min) | (value.round() > limits[-1].max)
         best = np.unravel_index(np.argmin(abs(value - value.round()) + outside), value.shape)
         self.zeros.update((var, int(r[i])) for var, r, i in zip(others, ranges, best, strict=True))
@@ -379,7 +379,7 @@ def _most_and_mean_off(
 ) -> tuple[float, float]:
     """By how much a function's results are beside those of a table: at most, and in the mean."""
     with np.errstate(all="ignore"):
-        made = np.rint(tabulated.function.values(x) / integer.factors[1]) + integer.zeros[1]
-    made[np.isnan(made)] = tabulated.low
-    off = np.abs(np.clip(made, tabulated.low, tabulated.high) - results)
+        exact = np.rint(tabulated.function.values(x) / integer.factors[1]) + integer.zeros[1]
+    exact[np.isnan(exact)] = tabulated.low
+    off = np.abs(np.clip(exact, tabulated.low, tabulated.high) - results)
     return float(off.max()), float(off.mean())

@@ -83,13 +83,13 @@ def again(words: Sequence[Expr]) -> Expr:
 
     LLVM shuffles signed bytes wrongly in this case, so it must not see a shuffle.
     """
-    made = every(0)
+    vector = every(0)
     for one in reversed(words):
-        made = hvx("vinsertwr", hvx("vror", made, word(VECTOR - 4)), one)
+        vector = hvx("vinsertwr", hvx("vror", vector, word(VECTOR - 4)), one)
     size = 4 * len(words)
     while size < VECTOR:
-        made, size = hvx("vor", made, hvx("vror", made, word(VECTOR - size))), 2 * size
-    return made
+        vector, size = hvx("vor", vector, hvx("vror", vector, word(VECTOR - size))), 2 * size
+    return vector
 
 
 def word(value: int) -> Expr:

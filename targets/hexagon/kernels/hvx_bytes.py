@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.attributes import MEANING
-from tvm_stretch.network.integers import meaning_of, rounding_of
+from tvm_stretch.network.integers import Integer, meaning_of, rounding_of
 from tvm_stretch.targets.hexagon.kernels.hvx import (
     LANES,
     VECTOR,
@@ -50,7 +50,7 @@ from tvm_stretch.targets.hexagon.kernels.hvx import (
     word,
 )
 from tvm_stretch.targets.kernels.fixed_point import FixedPoint, mantissas, narrowing_call
-from tvm_stretch.targets.kernels.fused import Epilogue, blocks_of
+from tvm_stretch.targets.kernels.fused import Epilogue, FusedKernel, blocks_of
 from tvm_stretch.targets.kernels.loops import (
     block,
     const,
@@ -64,7 +64,7 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
+from tvm_stretch.targets.kernels.template import Template
 
 _PIXELS = VECTOR // LANES
 _TOGETHER = 4
@@ -77,13 +77,23 @@ _BOTH = tirx.Ramp(const(0), const(1), 2 * LANES)
 _ONES = 0x01010101
 
 
-@writes(MEANING, "dsp")
-def mean_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
+@dataclass(frozen=True)
+class HvxInteger(Template, Integer):
+    """An integer mean or table; the other integer operators are no templates of their own."""
+
+    template: ClassVar[str] = "integer"
+    machines: ClassVar[tuple[str, ...]] = ("dsp",)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt | None:
+        return _mean_nest(self, fused.func) or _table_nest(fused.func)
+
+
+def _mean_nest(integer: Integer, func: tirx.PrimFunc) -> tirx.Stmt | None:
     """The loop nest of an integer mean of pixels in blocks of channels; None for other kernels."""
-    found = _mean_of(func)
-    if found is None:
+    mean = _mean_of(integer, func)
+    if mean is None:
         return None
-    nest = _Mean(*found)
+    nest = _Mean(*mean)
     images, blocks = (int(extent) for extent in nest.data.shape[:2])
     full, rest = divmod(blocks, _TOGETHER)
 
@@ -95,20 +105,20 @@ def mean_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
     return loop(images, image, "image")
 
 
-def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
+def _mean_of(integer: Integer, func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
     """The input of the mean, and the rounding of its sums."""
-    integer, blocks = meaning_of(func), blocks_of(func)
-    if integer is None or integer.kind != "mean" or len(blocks) != 2 or len(func.params) != 2:
+    blocks = blocks_of(func)
+    if integer.kind != "mean" or len(blocks) != 2 or len(func.params) != 2:
         return None
     sums, rounded = blocks
     data, out = func.params
     axes = tuple(axis.var for axis in rounded.iter_vars)
     total, value = sums.writes[0].source, rounded.body.value
-    found = mantissas(np.array(integer.factors, "float32"))
-    if found is not None:
+    numbers = mantissas(np.array(integer.factors, "float32"))
+    if numbers is not None:
         zeros = integer.zeros[0] * int(data.shape[2]) * int(data.shape[3])
-        fixed = FixedPoint(found[1], rounding_of(integer))
-        value = narrowing_call(load(total, *axes) - word(zeros), word(int(found[0][0])), fixed)
+        fixed = FixedPoint(numbers[1], rounding_of(integer))
+        value = narrowing_call(load(total, *axes) - word(zeros), word(int(numbers[0][0])), fixed)
     epilogue = Epilogue(total, out, axes, value)
     return (data, epilogue) if _is_image(data) else None
 
@@ -214,21 +224,20 @@ def lookup_of(func: tirx.PrimFunc) -> Lookup | None:
     return Lookup(*func.params) if len(blocks_of(func)) == 1 else None
 
 
-@writes(MEANING, "dsp")
-def table_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
+def _table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
     """The loop nest of a lookup in tensors with contiguous vectors; None for other kernels."""
-    found = lookup_of(func)
-    if found is None:
+    lookup = lookup_of(func)
+    if lookup is None:
         return None
-    shape = [int(extent) for extent in found.out.shape]
-    dense = min(dense_axes(buffer) for buffer in (found.data, found.out))
+    shape = [int(extent) for extent in lookup.out.shape]
+    dense = min(dense_axes(buffer) for buffer in (lookup.data, lookup.out))
     outer, run = shape[: len(shape) - dense], prod(shape[len(shape) - dense :])
     if run < VECTOR:
         return None
     halves = vectors("table", 2, LANES, dtype="int32")
-    order = halves if str(found.data.dtype) == "uint8" else halves[::-1]
+    order = halves if str(lookup.data.dtype) == "uint8" else halves[::-1]
     shuffled = [
-        keep(half, hvx("vshuffb", bytes_at(found.table, number * VECTOR)))
+        keep(half, hvx("vshuffb", bytes_at(lookup.table, number * VECTOR)))
         for number, half in enumerate(order)
     ]
     inside = [const(0)] * (dense - 1)
@@ -238,7 +247,8 @@ def table_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
             # the last vector ends with the run, so some numbers are looked up twice
             at = tirx.min(v * VECTOR, const(run - VECTOR)) if run % VECTOR else v * VECTOR
             place = (*unravelled(i, outer), *inside, at)
-            return keep_bytes(found.out, _looked_up(bytes_at(found.data, *place), halves), *place)
+            values = _looked_up(bytes_at(lookup.data, *place), halves)
+            return keep_bytes(lookup.out, values, *place)
 
         return loop(-(-run // VECTOR), some, "v")
 
@@ -247,8 +257,8 @@ def table_nest(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt | None:
 
 def _looked_up(numbers: Expr, halves: list[tirx.Buffer]) -> Expr:
     """The results for a vector of bytes."""
-    found = hvx("vlutvvbi", numbers, whole(halves[0]), word(0))
+    results = hvx("vlutvvbi", numbers, whole(halves[0]), word(0))
     for part in range(1, 2 * _OF_VECTOR):
         half = whole(halves[part // _OF_VECTOR])
-        found = hvx("vlutvvb.oracci", found, numbers, half, word(part))
-    return found
+        results = hvx("vlutvvb.oracci", results, numbers, half, word(part))
+    return results

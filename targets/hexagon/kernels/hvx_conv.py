@@ -270,7 +270,7 @@ class PixelSums:
     def _first(self, n: Expr, number: Expr) -> Expr:
         return (n * self.sets + number) * self.image
 
-    def at(self, n: Expr, number: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
+    def sum_at(self, n: Expr, number: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
         """The sum of a pixel, or of several pixels of a row."""
         inside = (row * self.cfg.in_size[1] + column) * self.words
         place = self._first(n, number) + inside
@@ -313,7 +313,7 @@ class TapSums:
         def add(x: Expr, ky: Expr, kx: int) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             column = x * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
-            value = load(total, ramp) + self.pixels.at(const(0), n, row, column, lanes)
+            value = load(total, ramp) + self.pixels.sum_at(const(0), n, row, column, lanes)
             return store(total, value, ramp)
 
         def some(x: Expr) -> tirx.Stmt:
@@ -333,7 +333,7 @@ class TapSums:
         height, width = self.cfg.out_size
         return (n * height + y) * width + x
 
-    def at(self, n: Expr, number: Expr, y: Expr, x: Expr) -> Expr:
+    def sum_at(self, n: Expr, number: Expr, y: Expr, x: Expr) -> Expr:
         """The sum of an output pixel."""
         return load(self.buffer, self._place(n * sum_sets(self.cfg) + number, y, x))
 
@@ -374,6 +374,6 @@ class _WordNest(IntegerNest):
 
         def of_pixel(p: Expr, o: Expr, _lane: Expr) -> Expr:
             number = const(0) if self.cfg.groups == 1 else tile.group * self.cfg.oc_blocks + o
-            return self.sums.at(tile.n, number, *self.pixel(tile.y, tile.x + p))
+            return self.sums.sum_at(tile.n, number, *self.pixel(tile.y, tile.x + p))
 
         return of_pixel

@@ -40,13 +40,13 @@ def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> t
     body = write_out(rewrite(func.body, (tirx.SeqStmt, _packed)))
     if body.same_as(func.body) and not constants:
         return func
-    known: dict[tirx.Var, tirx.Var] = {}
+    packed: dict[tirx.Var, tirx.Var] = {}
 
     def aligned(var: tirx.Var) -> tirx.Var:
         stays = any(var.same_as(p) for p in func.params) and not any(map(var.same_as, constants))
         if stays or not is_buffer_var(var):
             return var
-        return known.setdefault(var, _aligned(var))
+        return packed.setdefault(var, _aligned(var))
 
     params = [aligned(param) for param in func.params]
     body = rewrite(body, (tirx.Var, aligned))
@@ -118,7 +118,7 @@ def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 def _pack_run(run: Sequence[_Store]) -> list[tirx.Stmt]:
     analyzer = Analyzer()
-    left, made = list(run), []
+    left, stores = list(run), []
     while left:
         row = [left.pop(0)]
         while True:
@@ -127,8 +127,8 @@ def _pack_run(run: Sequence[_Store]) -> list[tirx.Stmt]:
             if not after:
                 break
             row.append(left.pop(after[0]))
-        made.append(_pack(row))
-    return made
+        stores.append(_pack(row))
+    return stores
 
 
 def _pack(row: Sequence[_Store]) -> tirx.Stmt:

@@ -124,7 +124,7 @@ class _Bases:
 
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors
-        self.found: dict[_Key, _Base] = {}
+        self.bases: dict[_Key, _Base] = {}
         self.bound: list[tirx.Stmt] = []
 
     def count(self, body: tirx.Stmt) -> None:
@@ -133,7 +133,7 @@ class _Bases:
             tensor = access.source if isinstance(access, TensorLoad) else access.buffer
             key, terms, offset = self._key(tensor, access.indices)
             if key is not None:
-                base = self.found.setdefault(key, _Base(terms))
+                base = self.bases.setdefault(key, _Base(terms))
                 base.accesses += 1
                 base.offsets.add(offset)
                 base.lanes = math.gcd(base.lanes, _lanes(access.indices[0]))
@@ -168,7 +168,7 @@ class _Bases:
 
     def _folded(self, tensor: Any, indices: Any) -> Expr | None:
         key, _, offset = self._key(tensor, indices)
-        base = self.found.get(key) if key is not None else None
+        base = self.bases.get(key) if key is not None else None
         if base is None or not base.is_worth_it:
             return None
         index = indices[0]

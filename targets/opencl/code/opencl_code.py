@@ -198,7 +198,7 @@ def compile_opencl(
 
     codes = generate(kernels, schedule, target, code_of, options=f"on_cpu={on_cpu}")
     launches = {name: from_text(tuple[Launch, ...], code) for name, code in codes.items()}
-    data = {name: [entry.to_data() for entry in found] for name, found in launches.items()}
+    data = {name: [entry.to_data() for entry in entries] for name, entries in launches.items()}
     texts = [launch.text for listed in launches.values() for launch in listed]
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
@@ -374,8 +374,8 @@ def _gathered(load: TensorLoad) -> tvm.ir.Expr:
         tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Shuffle([places], [lane])])
         for lane in range(int(lanes))
     ]
-    made = tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
-    return tirx.Let(places, last, made)
+    vector = tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
+    return tirx.Let(places, last, vector)
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:

@@ -42,7 +42,7 @@ def place_temporaries(
         ("shared", bytes for each group). OpenCL declares the latter only in kernels, not in the
         functions that they call.
     """
-    temporaries = [made.buffer for made in nodes_of(function.body, tirx.AllocBuffer)]
+    temporaries = [allocation.buffer for allocation in nodes_of(function.body, tirx.AllocBuffer)]
     moved: dict[Var, Var] = {}
     pointers: dict[Var, Var] = {}
     memory: list[tuple[str, int]] = []

@@ -97,7 +97,7 @@ class GpuConvConfig(TunedTemplate, ConvConfig):
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
         if machine.gpu is None:
             return super().cycles(machine, step)
-        return row_cycles(Sizes.of(self)) * machine.gpu.cores
+        return row_cycles(Sizes.read(self)) * machine.gpu.cores
 
     def in_rows(self) -> ConvConfig | None:
         return None

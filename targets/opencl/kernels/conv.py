@@ -136,7 +136,7 @@ class GroupConvConfig(GpuConvConfig):
         plain = super().work(epilogue, machine, item)
         if machine.gpu is None:
             return plain
-        sizes, tile = Sizes.of(self), tile_of(self)
+        sizes, tile = Sizes.read(self), tile_of(self)
         cycles = tile_cycles(sizes, tile, machine.gpu)
         groups = group_count(sizes, tile)
         return GroupConvFeatures(
@@ -188,7 +188,7 @@ class GroupConvConfig(GpuConvConfig):
             all(number in numbers for number, numbers in zip(tile, TILE_NUMBERS, strict=True))
             and tiled(layer, tile, self.images) == self
             and self.images in image_counts(gpu)
-            and covers(layer, Sizes.of(layer), tile.across * tile.quads, tile.down * tile.pixels)
+            and covers(layer, Sizes.read(layer), tile.across * tile.quads, tile.down * tile.pixels)
             and fits(tile, gpu)
         )
 
@@ -276,7 +276,7 @@ def group_conv_candidates(
 
 def group_conv_cycles(config: GroupConvConfig, gpu: GpuMachine) -> float:
     """Cycles by the model; what measured best is as good as the model's best."""
-    sizes = Sizes.of(config)
+    sizes = Sizes.read(config)
     cycles = tile_cycles(sizes, tile_of(config), gpu).total
     layer = config.bare()
     if gpu.winners.find(layer) != config:

@@ -233,14 +233,14 @@ class Products:
                 )
                 for i in range(cfg.pixels)
             ]
-            found = pixels
+            stmts = pixels
             for number in range(QUAD):
                 row = (place * QUAD + number) * whole + across
-                found += [
+                stmts += [
                     store(self.b, load(self.factors, half, row + j * cfg.items[1]), j)
                     for j in range(wide)
                 ]
-                found += [
+                stmts += [
                     store(
                         self.acc,
                         load(self.acc, i * wide + j)
@@ -250,7 +250,7 @@ class Products:
                     for i in range(cfg.pixels)
                     for j in range(wide)
                 ]
-            return block(*found)
+            return block(*stmts)
 
         return loop(cfg.depth, quad, "step")
 

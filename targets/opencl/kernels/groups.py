@@ -115,18 +115,18 @@ def shares(
 
 
 def join_items(
-    found: tirx.Buffer,  # each item's own number, then that of all
+    number: tirx.Buffer,  # each item's own number, then that of all
     shared: tirx.Buffer,  # local memory of one number for each item; their count is a power of two
     item: Expr,
     join: Callable[[Expr, Expr], Expr],
 ) -> list[tirx.Stmt]:
     """All items get what ``join`` makes of their numbers: halved again and again."""
-    steps, half = [store(shared, load(found, 0), item), barrier()], int(shared.shape[0]) // 2
+    steps, half = [store(shared, load(number, 0), item), barrier()], int(shared.shape[0]) // 2
     while half:
         both = join(load(shared, item), load(shared, item + half))
         steps += [when(item < half, store(shared, both, item)), barrier()]
         half //= 2
-    return [*steps, store(found, load(shared, 0), 0), barrier()]
+    return [*steps, store(number, load(shared, 0), 0), barrier()]
 
 
 def finish_quad(

@@ -144,7 +144,7 @@ class _Nest:
             return self.epilogue.store((n, g * cfg.oc_blocks + o, y, first + p, v), value)
 
         inside = first + p < cfg.out_size[1] if self.overhangs else None
-        return when(inside, block(*self.acc.each(finish, [p])))
+        return when(inside, block(*self.acc.for_each(finish, [p])))
 
 
 def _inside(cfg: ConvConfig, row: Expr, column: Expr, may_overhang: bool = False) -> Expr | None:

@@ -26,16 +26,16 @@ class Winners:
     The table never changes; it can be a part of keys of caches.
     """
 
-    def __init__(self, found: Mapping[Any, Any] | None = None) -> None:
-        self._found = dict(found or {})
-        self._hash = hash(frozenset(self._found.items()))
+    def __init__(self, winners: Mapping[Any, Any] | None = None) -> None:
+        self._winners = dict(winners or {})
+        self._hash = hash(frozenset(self._winners.items()))
 
     def find(self, layer: Hashable) -> Any:
         """The configuration of a layer; None if none was measured."""
-        return self._found.get(layer)
+        return self._winners.get(layer)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Winners) and self._found == other._found
+        return isinstance(other, Winners) and self._winners == other._winners
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,16 +44,16 @@ class Winners:
 class WinnersWithGaps(Winners):
     """A table that notes for which layers it has no configuration."""
 
-    def __init__(self, found: Mapping[Any, Any]) -> None:
-        super().__init__(found)
+    def __init__(self, winners: Mapping[Any, Any]) -> None:
+        super().__init__(winners)
         self.unknown: dict[Any, None] = {}
 
     def find(self, layer: Hashable) -> Any:
         """As of `Winners`; without a configuration the layer is one of `unknown` from now on."""
-        known = super().find(layer)
-        if known is None:
+        winner = super().find(layer)
+        if winner is None:
             self.unknown[layer] = None
-        return known
+        return winner
 
     def __eq__(self, other: object) -> bool:
         return self is other  # caches must ask each table

@@ -22,12 +22,12 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from tvm_stretch.network.attributes import NIBBLES, WORDS
-from tvm_stretch.network.codec import from_text
 from tvm_stretch.network.steps import UNITS
 from tvm_stretch.targets.cpu.kernels.nibble_dots import whole_input, word_size
+from tvm_stretch.targets.cpu.kernels.nibble_words import Words
 from tvm_stretch.targets.cpu.kernels.nibbles import Nibbles
 from tvm_stretch.targets.kernels.dots import WORD, number
+from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     as_type,
     block,
@@ -41,7 +41,6 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.template import writes
 
 from .groups import QUAD, barrier, element, launch, load_quad, load_words, quads, splat, when
 from .machine import GpuMachine
@@ -56,23 +55,27 @@ _RUN = 4
 """Most times that an item reads 16 bytes for one scale of each output."""
 
 
-@writes(NIBBLES, "gpu")
-def write_group_nibbles(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The body of a PrimFunc of `nibbles.py` on a GPU."""
-    own = from_text(Nibbles, str(func.attrs[NIBBLES]))
-    x, weight, scale, *zero, y = func.params
-    assert machine.gpu is not None
-    return _Bytes(own, machine.gpu, x, weight, scale, zero[0] if zero else None, y).written()
+class GroupNibbles(Nibbles):
+    """A product of `cpu/kernels/nibbles.py` on a GPU."""
+
+    template: ClassVar[str] = "group_nibbles"
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        x, weight, scale, *zero, y = fused.func.params
+        assert machine.gpu is not None
+        return _Bytes(self, machine.gpu, x, weight, scale, zero[0] if zero else None, y).written()
 
 
-@writes(WORDS, "gpu")
-def write_group_words(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The body of a PrimFunc of `nibble_words.py` on a GPU."""
-    own = from_text(Nibbles, str(func.attrs[WORDS]))
-    q, factor, weight, scale, *zero, y = func.params
-    assert machine.gpu is not None
-    rest = (q, weight, scale, zero[0] if zero else None, y)
-    return _Words(own, machine.gpu, *rest, factor).written()
+class GroupWords(Words):
+    """A product of `cpu/kernels/nibble_words.py` on a GPU."""
+
+    template: ClassVar[str] = "group_words"
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        q, factor, weight, scale, *zero, y = fused.func.params
+        assert machine.gpu is not None
+        rest = (q, weight, scale, zero[0] if zero else None, y)
+        return _Words(self, machine.gpu, *rest, factor).written()
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class _Bytes(_Nest):
     def run(self) -> int:
         """Bytes of each output that an item reads at once; one scale is theirs."""
         packed = self.own.packed
-        return gcd(self.own.block // packed, self.own.depth // packed, _RUN)
+        return gcd(self.own.size // packed, self.own.depth // packed, _RUN)
 
     @property
     def steps(self) -> int:
@@ -189,7 +192,7 @@ class _Bytes(_Nest):
     def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
         unit, _, first = place
         begin = step * self.run
-        part = begin // (self.own.block // self.own.packed)
+        part = begin // (self.own.size // self.own.packed)
         words = quads("words", self.run, dtype="int32")
         scales, middles = quads("scales", self.sums), quads("middles", self.sums)
         quad = [tirx.Ramp(const(i * QUAD), const(1), QUAD) for i in range(self.sums)]
@@ -250,13 +253,13 @@ class _Bytes(_Nest):
         return [(lane * QUAD + i, element(sums[i], lane)) for i, lane in places]
 
 
-def _every_fourth(made: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
+def _every_fourth(target: tirx.Buffer, neighbours: list[Expr]) -> tirx.Stmt:
     """Quads of every fourth number, from quads of neighbours."""
     near = quads("near", QUAD)
     kept = [store(near, value, i) for i, value in enumerate(neighbours)]
     loaded = [load(near, i) for i in range(QUAD)]
     picked = [[i + QUAD * lane for lane in range(QUAD)] for i in range(QUAD)]
-    turned = [store(made, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
+    turned = [store(target, tirx.Shuffle(loaded, lanes), i) for i, lanes in enumerate(picked)]
     return within([near], *kept, *turned)
 
 
@@ -275,7 +278,7 @@ class _Words(_Nest):
     def step(self, acc: tirx.Buffer, place: tuple[Expr, Expr, Expr], step: Expr) -> tirx.Stmt:
         unit, column, first = place
         own = self.own
-        part = step // (own.block // word_size(own))
+        part = step // (own.size // word_size(own))
         weights = quads("weights", own.packed)
         bits = as_type(load_quad(self.weight, unit, step, column * QUAD), "int32")
         digits = [bits]

@@ -55,7 +55,7 @@ def write_group_norm(cfg: GroupNormConfig, fused: FusedKernel) -> tirx.Stmt:
     """The kernel of a normalisation."""
     items, extent, x = cfg.items, cfg.shape[-1], fused.operands[0]
     values = scratch("values", -(-extent // items), scope="local")
-    found = scratch("found", 1, scope="local")
+    joined = scratch("joined", 1, scope="local")
     shared = scratch("shared", items, scope="shared")
 
     def body(row: Expr, item: Expr) -> tirx.Stmt:
@@ -65,33 +65,33 @@ def write_group_norm(cfg: GroupNormConfig, fused: FusedKernel) -> tirx.Stmt:
             """All items get the mean of a function of the row's numbers."""
 
             def add(i: int, _: Expr) -> tirx.Stmt:
-                return store(found, load(found, 0) + value(load(values, i)), 0)
+                return store(joined, load(joined, 0) + value(load(values, i)), 0)
 
             return [
-                store(found, f32(0.0), 0),
+                store(joined, f32(0.0), 0),
                 *shares(extent, items, item, add),
-                *join_items(found, shared, item, lambda a, b: a + b),
-                store(found, load(found, 0) / f32(float(extent)), 0),
+                *join_items(joined, shared, item, lambda a, b: a + b),
+                store(joined, load(joined, 0) / f32(float(extent)), 0),
             ]
 
         def read(i: int, place: Expr) -> tirx.Stmt:
             return store(values, load(x, *at, place), i)
 
         def shift(i: int, _: Expr) -> tirx.Stmt:
-            return store(values, load(values, i) - load(found, 0), i)
+            return store(values, load(values, i) - load(joined, 0), i)
 
         def finish(i: int, place: Expr) -> tirx.Stmt:
-            return fused.epilogue.store((*at, place), load(values, i) / load(found, 0))
+            return fused.epilogue.store((*at, place), load(values, i) / load(joined, 0))
 
         return within(
-            [values, found, shared],
+            [values, joined, shared],
             *shares(extent, items, item, read),
             *(
                 (*mean_of(lambda value: value), *shares(extent, items, item, shift))
                 * cfg.is_centred
             ),
             *mean_of(lambda value: value * value),
-            store(found, tirx.sqrt(load(found, 0) + f32(cfg.epsilon)), 0),
+            store(joined, tirx.sqrt(load(joined, 0) + f32(cfg.epsilon)), 0),
             *shares(extent, items, item, finish),
         )
 

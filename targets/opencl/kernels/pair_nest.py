@@ -50,7 +50,7 @@ def inner_kernel(fused: FusedKernel) -> FusedKernel:
     epilogue = elementwise(between, anchor.writes[0].source)
     assert epilogue is not None  # `passes/join_depthwise.py` looked
     config, blocks = str(anchor.annotations[ANNOTATION]), fused.blocks[: first + 1]
-    return FusedKernel(config, fused.operands[:-1], blocks, epilogue)
+    return FusedKernel(fused.func, config, fused.operands[:-1], blocks, epilogue)
 
 
 class PairNest:
@@ -67,7 +67,7 @@ class PairNest:
         self.pixel = quads("pixel", 1, dtype=self.sums)
 
     def launch(self) -> tirx.Stmt:
-        """All of it."""
+        """The work-groups: one for each tile of pixels and column of channels."""
         return launch(self.cfg.tiles * self.cfg.columns, self.cfg.group_items, self._group)
 
     def _group(self, group: Expr, item: Expr) -> tirx.Stmt:

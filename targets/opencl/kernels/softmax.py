@@ -62,42 +62,42 @@ def write_group_softmax(cfg: GroupSoftmaxConfig, fused: FusedKernel) -> tirx.Stm
     items, extent, x = cfg.items, cfg.extent, fused.operands[0]
     count = -(-extent // items)
     values = scratch("values", count, scope="local")
-    found, top = (scratch(name, 1, scope="local") for name in ("found", "top"))
+    joined, top = (scratch(name, 1, scope="local") for name in ("joined", "top"))
     shared = scratch("shared", items, scope="shared")
 
     def body(row: Expr, item: Expr) -> tirx.Stmt:
         at = unravelled(row, cfg.outer)
 
-        def each(one: Callable[[int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
+        def shared_out(one: Callable[[int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
             return shares(extent, items, item, one)
 
         def read(i: int, place: Expr) -> tirx.Stmt:
             value = load(values, i)
             return block(
                 store(values, load(x, *at, place), i),
-                store(found, tirx.max(load(found, 0), value), 0),
+                store(joined, tirx.max(load(joined, 0), value), 0),
             )
 
         def power(i: int, _: Expr) -> tirx.Stmt:
             return block(
                 store(values, tirx.exp(load(values, i) - load(top, 0)), i),
-                store(found, load(found, 0) + load(values, i), 0),
+                store(joined, load(joined, 0) + load(values, i), 0),
             )
 
         def finish(i: int, place: Expr) -> tirx.Stmt:
-            return fused.epilogue.store((*at, place), load(values, i) * load(found, 0))
+            return fused.epilogue.store((*at, place), load(values, i) * load(joined, 0))
 
         return within(
-            [values, found, top, shared],
-            store(found, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
-            *each(read),
-            *join_items(found, shared, item, tirx.max),
-            store(top, load(found, 0), 0),
-            store(found, f32(0.0), 0),
-            *each(power),
-            *join_items(found, shared, item, lambda a, b: a + b),
-            store(found, f32(1.0) / load(found, 0), 0),
-            *each(finish),
+            [values, joined, top, shared],
+            store(joined, load(x, *at, tirx.min(item, tirx.const(extent - 1, "int64"))), 0),
+            *shared_out(read),
+            *join_items(joined, shared, item, tirx.max),
+            store(top, load(joined, 0), 0),
+            store(joined, f32(0.0), 0),
+            *shared_out(power),
+            *join_items(joined, shared, item, lambda a, b: a + b),
+            store(joined, f32(1.0) / load(joined, 0), 0),
+            *shared_out(finish),
         )
 
     return launch(prod(cfg.outer), items, body)

@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
     has_window: bool  # pixels are read at several taps
 
     @staticmethod
-    def of(layer: ConvConfig) -> Sizes:
+    def read(layer: ConvConfig) -> Sizes:
         """Output pixels of a convolution, its quads of channels, and the quads that a sum adds."""
         height, width = layer.out_size
         rows = layer.reduce_blocks * layer.kernel[0] * layer.kernel[1] * layer.data_block
@@ -91,7 +91,7 @@ def tiles_of(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
 @lru_cache(maxsize=64)
 def _sorted_tiles(layer: ConvConfig, gpu: GpuMachine) -> tuple[Tile, ...]:
     """The same for a GPU without winners, which change with each trial of `ts.tune.measure`."""
-    sizes = Sizes.of(layer)
+    sizes = Sizes.read(layer)
     tiles = _tiles(layer, sizes, gpu)
     return tuple(sorted(tiles, key=lambda tile: tile_cycles(sizes, tile, gpu).total))
 

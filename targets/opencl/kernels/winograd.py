@@ -254,8 +254,8 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         if layer.exact or machine.half or not suits_winograd(layer, machine.lanes, block):
             return []
         plain = ConvConfig.smallest(layer, machine, block, exact=False)
-        known = gpu.winners.find(plain) is not None
-        return [] if known else [*group_winograd_candidates(plain, gpu, 1)]
+        is_measured = gpu.winners.find(plain) is not None
+        return [] if is_measured else [*group_winograd_candidates(plain, gpu, 1)]
 
     def bare(self) -> ConvConfig:
         return taken(ConvConfig, self, data_block=self.lanes, oc_blocks=1, pixels=1)
@@ -268,7 +268,7 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         candidates = group_winograd_candidates(layer, gpu, count // 4)
         if not candidates:
             return []
-        direct = tile_cycles(Sizes.of(layer), tiles_of(layer, gpu)[0], gpu).total
+        direct = tile_cycles(Sizes.read(layer), tiles_of(layer, gpu)[0], gpu).total
         return [one for one in candidates if group_winograd_cycles(one, gpu) < _WORTH * direct]
 
     def cycles(self, machine: VectorMachine, step: Step | None = None) -> float:
@@ -288,7 +288,7 @@ class GroupWinogradConfig(TunedTemplate, WinogradConfig):
         if machine.gpu is None:
             return plain
         product = self.product
-        cycles = tile_cycles(Sizes.of(product), tile_of(product), machine.gpu)
+        cycles = tile_cycles(Sizes.read(product), tile_of(product), machine.gpu)
         moved = numbers_of(self)
         return GroupWinogradFeatures(
             **vars(plain),
@@ -365,11 +365,11 @@ def group_winograd_cycles(config: GroupWinogradConfig, gpu: GpuMachine) -> float
     if gpu.winners.find(layer) == config:  # as good as the best direct sums by the model
         direct = group_conv_candidates(layer, gpu, 1)[0]
         assert isinstance(direct, GroupConvConfig)
-        return tile_cycles(Sizes.of(layer), tile_of(direct), gpu).total
+        return tile_cycles(Sizes.read(layer), tile_of(direct), gpu).total
     product = config.product
     tile = tile_of(product)
     # what the products write is counted as what the last launch reads
-    sums_of_planes = tile_cycles(Sizes.of(product), tile, gpu)
+    sums_of_planes = tile_cycles(Sizes.read(product), tile, gpu)
     multiply = sums_of_planes._replace(split_numbers=0.0, written_bytes=0.0).total
     planes, sums = numbers_of(config)
     image = config.batch * config.in_channels * prod(config.in_size)

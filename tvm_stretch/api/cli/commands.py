@@ -122,8 +122,8 @@ def compile(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run a model once."""
     arrays = [arrays_of(name, path) for name, path in args.inputs]
-    unnamed = [array for found in arrays for name, array in found if not name]
-    named = by_name([pair for found in arrays for pair in found if pair[0]], "--input")
+    unnamed = [array for pairs in arrays for name, array in pairs if not name]
+    named = by_name([pair for pairs in arrays for pair in pairs if pair[0]], "--input")
     model = _opened(args)
     result = model(*unnamed, **named)
     values = result if isinstance(result, tuple) else (result,)
@@ -327,14 +327,14 @@ def devices(args: argparse.Namespace) -> None:
 
     data: dict[str, Any] = {}
     lines = []
-    for kind, found in processors_here():
-        if isinstance(found, StretchError):
-            data[kind] = {"absent": str(found)}
-            lines.append(f"{kind:13}absent: {found}")
+    for kind, processor in processors_here():
+        if isinstance(processor, StretchError):
+            data[kind] = {"absent": str(processor)}
+            lines.append(f"{kind:13}absent: {processor}")
             continue
-        name = found.hardware.driver or str(found.target.attrs.get("mcpu", kind))
-        data[kind] = {"name": name, "threads": found.threads, "lanes": found.machine.lanes}
-        lines.append(f"{kind:13}{describe(found)}")
+        name = processor.hardware.driver or str(processor.target.attrs.get("mcpu", kind))
+        data[kind] = {"name": name, "threads": processor.threads, "lanes": processor.machine.lanes}
+        lines.append(f"{kind:13}{describe(processor)}")
     _show(args, data, "\n".join(lines))
 
 
@@ -351,8 +351,8 @@ def phone(args: argparse.Namespace) -> None:
     from tvm_stretch.api.phone import clean_up, prepare
 
     if args.stop:
-        said = clean_up(args.serial)
-        _show(args, {"stopped": said}, said)
+        report = clean_up(args.serial)
+        _show(args, {"stopped": report}, report)
         return
     ready = prepare(args.serial, args.folder, args.name, args.tracker)
     _show(args, asdict(ready), str(ready))
@@ -362,9 +362,9 @@ def chat(args: argparse.Namespace) -> None:
     """Talk with a language model; the answers are written as they are made."""
     from tvm_stretch.api.cli.talking import talk
 
-    said = talk(args)
+    status = talk(args)
     if args.json:
-        _show(args, said, "")
+        _show(args, status, "")
 
 
 def where(args: argparse.Namespace) -> None:

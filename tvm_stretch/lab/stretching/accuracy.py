@@ -74,7 +74,7 @@ class AccuracyTarget:
             )
 
 
-def with_accuracy(found: Stretching, target: AccuracyTarget) -> Stretching:
+def with_accuracy(result: Stretching, target: AccuracyTarget) -> Stretching:
     """The stretching in which a design that loses more than the target allows is pruned.
 
     Raises:
@@ -82,25 +82,25 @@ def with_accuracy(found: Stretching, target: AccuracyTarget) -> Stretching:
         InstallError: torch is not installed.
         TrainingError: training ends at NaN.
     """
-    kept = [candidate for candidate in found.candidates if candidate.kept]
+    kept = [candidate for candidate in result.candidates if candidate.kept]
     if not kept:
-        return found
-    original, *shares = _accuracies(found, kept, target)
+        return result
+    original, *shares = _accuracies(result, kept, target)
     say(f"the original network is right in {original:.1%} of the tests")
     judged = [
         _judged(candidate, share, original, target.loss)
         for candidate, share in zip(kept, shares, strict=True)
     ]
-    others = [candidate for candidate in found.candidates if not candidate.kept]
+    others = [candidate for candidate in result.candidates if not candidate.kept]
     listed = sorted([*judged, *others], key=lambda candidate: not candidate.kept)
-    return replace(found, candidates=Candidates(listed), accuracy=original)
+    return replace(result, candidates=Candidates(listed), accuracy=original)
 
 
-def _accuracies(found: Stretching, kept: list[Candidate], target: AccuracyTarget) -> list[float]:
+def _accuracies(result: Stretching, kept: list[Candidate], target: AccuracyTarget) -> list[float]:
     """The original's accuracy and those of the candidates."""
     from tvm_stretch.lab.training import to_torch
 
-    nets = [to_torch(found.mod), *(found.to_torch(candidate.design) for candidate in kept)]
+    nets = [to_torch(result.mod), *(result.to_torch(candidate.design) for candidate in kept)]
     return _in_supernet(nets, target) if target.training else _by(target.train, nets)
 
 

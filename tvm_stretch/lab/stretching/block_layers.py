@@ -103,8 +103,8 @@ def _template(shape: ConvShape, machine: VectorMachine, block: int) -> Any:
     channels = (shape.in_channels, shape.out_channels)
     if shape.groups > 1 or min(channels) < machine.lanes or shape.is_dense:
         return choose(shape, machine, block)
-    read, made = (1 << (n - 1).bit_length() for n in channels)
-    near = choose(replace(shape, in_channels=read, out_channels=made), machine, block)
+    read, written = (1 << (n - 1).bit_length() for n in channels)
+    near = choose(replace(shape, in_channels=read, out_channels=written), machine, block)
     return replace(near, in_channels=channels[0], out_channels=channels[1])
 
 
@@ -123,8 +123,8 @@ def has_norms(operators: Operators) -> bool:
 def point_conv(shape: Sequence[int], read: int, width: int, norm: bool, stride: int = 1) -> Layer:
     """A 1x1 convolution on an image of this shape."""
     size = (shape[2], shape[3])
-    made = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
-    return Layer(made, has_norm=norm)
+    shape_of_conv = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
+    return Layer(shape_of_conv, has_norm=norm)
 
 
 @remember
@@ -183,7 +183,7 @@ def channels_of(operators: Operators, name: str, widths: Mapping[str, int]) -> i
 
 
 def _add_layer(
-    operators: Operators, member: Operator, found: list[Layer], channels: Channels
+    operators: Operators, member: Operator, layers: list[Layer], channels: Channels
 ) -> None:
     """Append the layer of an operator, or add its cost to the convolution before it."""
     kind, inputs = member.kind, member.inputs
@@ -191,20 +191,20 @@ def _add_layer(
         shape = _shape_of(member)
         if shape is not None:
             changed = _with_channels(shape, channels(inputs[0]), channels(member.name))
-            found.append(Layer(changed))
+            layers.append(Layer(changed))
     elif kind == "matmul" and len(inputs) == 1:
         rows = dense_shape((member.arg_shapes[0][0], channels(inputs[0])), member.shape[-1])
-        found.append(Layer(rows))
-    elif kind == "nn.batch_norm" and found:
-        found[-1] = replace(found[-1], has_norm=True)
+        layers.append(Layer(rows))
+    elif kind == "nn.batch_norm" and layers:
+        layers[-1] = replace(layers[-1], has_norm=True)
     elif kind in ("nn.max_pool2d", "nn.avg_pool2d"):
-        found.append(Layer(pool_shape(member.call)))
+        layers.append(Layer(pool_shape(member.call)))
     elif kind in ("mean", "permute_dims"):
-        found.append(Layer(bytes=_bytes(operators, inputs[0], channels)))
+        layers.append(Layer(bytes=_bytes(operators, inputs[0], channels)))
     elif kind in BINARY and len(inputs) == 2:
-        _add_sum(operators, member, found, channels)
-    elif kind in BINARY and found and _varies(member):
-        found[-1] = replace(found[-1], biases=found[-1].biases + channels(member.name))
+        _add_sum(operators, member, layers, channels)
+    elif kind in BINARY and layers and _varies(member):
+        layers[-1] = replace(layers[-1], biases=layers[-1].biases + channels(member.name))
 
 
 @remember
@@ -220,15 +220,15 @@ def _with_channels(shape: ConvShape, read: int, width: int) -> ConvShape:
 
 
 def _add_sum(
-    operators: Operators, member: Operator, found: list[Layer], channels: Channels
+    operators: Operators, member: Operator, layers: list[Layer], channels: Channels
 ) -> None:
     """Add a residual to the convolution's epilogue; a gate is a kernel of its own."""
     size = _bytes(operators, member.name, channels)
     is_gate = any(operators.shape(n)[2:] != member.shape[2:] for n in member.inputs)
-    if is_gate or not found:
-        found.append(Layer(bytes=size))
-    elif member.kind == "add" and _is_conv(found[-1].shape):
-        found[-1] = replace(found[-1], bytes=found[-1].bytes + size)
+    if is_gate or not layers:
+        layers.append(Layer(bytes=size))
+    elif member.kind == "add" and _is_conv(layers[-1].shape):
+        layers[-1] = replace(layers[-1], bytes=layers[-1].bytes + size)
 
 
 def _is_conv(shape: object) -> bool:

@@ -75,12 +75,12 @@ def judge_on(
 
 def _renamed(design: Design, names: Sequence[str]) -> Design:
     """The design for a device whose processor of the same kind has another name (hexagon, npu)."""
-    known = {
+    renamed = {
         name: next((other for other in (name, *stand_ins(name)) if other in names), name)
         for name in design.processors
     }
     segments = [
-        replace(s, branches=tuple(replace(b, processor=known[b.processor]) for b in s.branches))
+        replace(s, branches=tuple(replace(b, processor=renamed[b.processor]) for b in s.branches))
         for s in design.segments
     ]
     return Design(tuple(segments))

@@ -194,7 +194,7 @@ def find_candidates(
     segmentations = _segmentations(task, able, rules)
     by_design: dict[Design, Candidate] = {}
     for runs in segmentations:
-        own = replace(task, chain=Chain.of(task.chain.operators, runs))
+        own = replace(task, chain=Chain.cut(task.chain.operators, runs))
         for places in sets:
             step()
             search = Search(runs, task.pricing, places, task.home, rules, merge)
@@ -219,9 +219,9 @@ def _segmentations(task: Task, able: Sequence[int], rules: Rules) -> list[tuple[
         alone = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
         latency[block.end] = round(min(alone))
     cut = cut_runs(runs, latency, lambda size: costs.meeting(able, size), rules.alpha)
-    found = [runs] if len(cut) == len(runs) else [runs, cut]
+    segmentations = [runs] if len(cut) == len(runs) else [runs, cut]
     joined: tuple[Run, ...] | None = runs
     while rules.meetings is not None and joined is not None and len(joined) > rules.meetings:
         joined = join_runs(joined, latency)
-        found += [joined] if joined else []
-    return found
+        segmentations += [joined] if joined else []
+    return segmentations

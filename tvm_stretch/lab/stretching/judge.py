@@ -148,7 +148,7 @@ def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Ca
     runs = _runs_of(task.chain.operators, design)
     for listed in design.segments:
         check_segment(listed, runs[listed.start].blocks)
-    chain = Chain.of(task.chain.operators, list(runs.values()))
+    chain = Chain.cut(task.chain.operators, list(runs.values()))
     figures = predict(chain, design, task.pricing, task.home)
     widths: dict[str, int] = {}
     broken: list[str] = []

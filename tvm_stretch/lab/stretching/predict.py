@@ -28,7 +28,7 @@ class Chain:
     between: tuple[tuple[str, ...], ...]
 
     @staticmethod
-    def of(operators: Operators, runs: Sequence[Run]) -> Chain:
+    def cut(operators: Operators, runs: Sequence[Run]) -> Chain:
         """Assign each operator outside of the runs to its gap."""
         position = {m.name: i for i, r in enumerate(runs) for b in r.blocks for m in b.members}
         names: list[list[str]] = [[] for _ in range(len(runs) + 1)]
@@ -130,17 +130,17 @@ class Timeline:
         names = [processor.name for processor in self.pricing.costs.processors]
         widths = [branch.width for branch in segment.branches]
         out = run.out_width(widths, segment.merge)
-        found = []
+        branches = []
         for index, branch in enumerate(segment.branches):
             own = branch.width if segment.merge == "concat" else out // len(widths)
             layers, place = run.layers(segment, index, read), names.index(branch.processor)
-            found.append((str(branch), place, layers, self._size(run.end, own)))
-        self.branches(found)
+            branches.append((str(branch), place, layers, self._size(run.end, own)))
+        self.branches(branches)
         self.widths[run.end] = out
 
-    def branches(self, found: Sequence[tuple[str, int, Sequence[Layer], int]]) -> None:
+    def branches(self, branches: Sequence[tuple[str, int, Sequence[Layer], int]]) -> None:
         """Add jobs that read the same: name, place, layers and bytes of the result of each."""
-        self.heads = tuple(self._job(*branch, alone=len(found) == 1) for branch in found)
+        self.heads = tuple(self._job(*branch, alone=len(branches) == 1) for branch in branches)
 
     def _size(self, name: str, channels: int) -> int:
         shape = self.chain.operators.shape(name)

@@ -178,7 +178,7 @@ def cut_runs(
     alpha: float,  # the most communication per computation
 ) -> tuple[Run, ...]:
     """The runs, cut further where equation 4 allows another meeting point."""
-    found = []
+    result = []
     for run in runs:
         operators = run.operators
 
@@ -195,8 +195,8 @@ def cut_runs(
             pieces[-1].append(block)
             if block.end in worth and block is not run.blocks[-1]:
                 pieces.append([])
-        found += [Run(operators, tuple(piece)) for piece in pieces]
-    return tuple(found)
+        result += [Run(operators, tuple(piece)) for piece in pieces]
+    return tuple(result)
 
 
 def join_runs(runs: Sequence[Run], block_ns: Mapping[str, int]) -> tuple[Run, ...] | None:
@@ -222,8 +222,8 @@ def refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
             continue
         weight = operator.call.args[1].value.numpy()
         key = (weight.shape, weight.reshape(-1)[:16].tobytes())
-        block, name, known = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
-        if block != block_of[operator.name] and np.array_equal(known, weight):
+        block, name, other = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
+        if block != block_of[operator.name] and np.array_equal(other, weight):
             raise UnsupportedError(
                 f"expected weights of their own for all blocks, got {operator.name!r} with those "
                 f"of {name!r}; stretching would make them different"

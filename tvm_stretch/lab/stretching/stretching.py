@@ -335,12 +335,12 @@ def stretch_network(
     say("searching for designs")
     began = time.perf_counter()
     task, able, refused = task_of(mod, costs, places)
-    found, space = find_candidates(task, able, rules, merge)
+    stretched, space = find_candidates(task, able, rules, merge)
     simple = [
         judge_design(task, rules, design, what)
         for what, design in simple_designs(task, able, merge)
     ]
-    by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
+    by_latency = sorted([*stretched, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
     seconds = time.perf_counter() - began
     return Stretching(
@@ -368,12 +368,12 @@ def task_of(
             f"{[costs.processors[p].name for p in able]}; name another target"
             + "".join(f" ({name}: {reason})" for name, reason in refused.items())
         )
-    task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
+    task = Task(Chain.cut(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
     task.pricing.learn(task.chain.layers())
     return task, able, refused
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
     """The place of the fastest processor for operators outside of branches."""
-    outside, pricing = Chain.of(operators, stages).outside(), Pricing(costs)
+    outside, pricing = Chain.cut(operators, stages).outside(), Pricing(costs)
     return min(able, key=lambda place: pricing.nanoseconds(outside, place, together=False))

@@ -55,13 +55,13 @@ class Pricing:
         distinct = dict.fromkeys(layers)
         for place, processor in enumerate(self.costs.processors):
             kernels = dict.fromkeys(layer.features(processor.machine) for layer in distinct)
-            self.costs.of(list(kernels), place)
+            self.costs.sum(list(kernels), place)
 
     def nanoseconds(self, layers: Iterable[Layer], place: int, together: bool = True) -> float:
         """The time of layers in sequence on a processor, while others work if ``together``."""
         machine = self.costs.processors[place].machine
         kernels = [layer.features(machine) for layer in layers]
-        total = self.costs.of(kernels, place)
+        total = self.costs.sum(kernels, place)
         return total * (self.costs.slower(kernels, place) if together else 1.0)
 
     def figures(self, layers: Sequence[Layer], place: int, together: bool = True) -> Array:

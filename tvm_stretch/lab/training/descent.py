@@ -141,13 +141,13 @@ def _endless(images: object) -> Iterator[Tensor]:
                 yield batch
         got = "no such batch"
     else:
-        known = torch.as_tensor(images)
-        while len(known) > 1:
-            order = torch.randperm(len(known)).to(known.device)
-            size = min(BATCH, len(known))
-            for part in range(len(known) // size):
-                yield known[order[part * size : (part + 1) * size]]
-        got = str(len(known))
+        pictures = torch.as_tensor(images)
+        while len(pictures) > 1:
+            order = torch.randperm(len(pictures)).to(pictures.device)
+            size = min(BATCH, len(pictures))
+            for part in range(len(pictures) // size):
+                yield pictures[order[part * size : (part + 1) * size]]
+        got = str(len(pictures))
     raise InputError(
         f"expected batches of at least two images to refine with, got {got}; give some thousands "
         "of images: normalisations and the distance to the teacher need how they differ"
@@ -169,30 +169,30 @@ def _values(
 ) -> dict[str, Tensor]:
     """The values of the named tensors."""
     values, times = net.bound((batch,))
-    found = {}
+    named = {}
     for node in net.graph.nodes:
         values[node.name] = net.compute(node, values, times)
         if node.name in names:
-            found[node.name] = values[node.name]
+            named[node.name] = values[node.name]
         for name in node.inputs:
             if net.graph.last_reader.get(name) == node.name:
                 values.pop(name, None)
-    return found
+    return named
 
 
 def _apart(
     net: TrainableNetwork,
-    found: Mapping[str, Tensor],
+    named: Mapping[str, Tensor],
     wanted: Mapping[str, Tensor],
     counts: Mapping[str, float],
 ) -> Tensor:
     """The mean squared distance of the networks, as a share of the teacher's variance."""
-    total = torch.zeros((), device=next(iter(found.values())).device)
-    for name, value in found.items():
+    total = torch.zeros((), device=next(iter(named.values())).device)
+    for name, value in named.items():
         source, whole = net.sources[name], wanted[net.sources[name].tensor]
         spread = whole.transpose(0, 1).flatten(1).var(1).mean() + 1e-12
         channels = torch.as_tensor(source.channels, device=value.device)
-        known = channels >= 0
-        apart = (value[:, known] - whole[:, channels[known]]).square().mean()
+        has_origin = channels >= 0
+        apart = (value[:, has_origin] - whole[:, channels[has_origin]]).square().mean()
         total = total + counts[name] * apart / spread
     return total

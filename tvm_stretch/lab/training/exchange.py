@@ -119,8 +119,8 @@ class _Reader:
             attrs: dict[str, Any] = {"index": index}
             yield Node(operator.name, operator.kind, (whole,), attrs, operator.shape)
             return
-        known = operator.kind == BATCH_NORM or operator.kind in GRADIENT
-        _require(known, operator, operator.kind)
+        is_trainable = operator.kind == BATCH_NORM or operator.kind in GRADIENT
+        _require(is_trainable, operator, operator.kind)
         attrs = _attrs(operator)
         shape = operator.shape or operator.arg_shapes[0]
         name = layer_name(self.operators, operator)
@@ -184,9 +184,9 @@ def _attrs(operator: Operator) -> dict[str, Any]:
     call = operator.call
     special = _SPECIAL.get(operator.kind, lambda _: {})(operator)
     fields = [f for f in attributes_of(operator.kind) if f not in special and f != "shape"]
-    for field, known in _LAYOUTS.items():
-        layout = getattr(call.attrs, field, known[0])
-        _require(str(layout) in known, operator, f"a layout of {layout}")
+    for field, layouts in _LAYOUTS.items():
+        layout = getattr(call.attrs, field, layouts[0])
+        _require(str(layout) in layouts, operator, f"a layout of {layout}")
     return {field: _plain(getattr(call.attrs, field)) for field in fields} | special
 
 
@@ -299,14 +299,14 @@ def load_torch(source: object, net: object) -> tvm.IRModule:
     """
     mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
     graph, _ = graph_of(mod)
-    known = as_network(net)
-    if known.graph.fingerprint != graph.fingerprint:
+    ours = as_network(net)
+    if ours.graph.fingerprint != graph.fingerprint:
         raise InputError(
-            f"expected the torch module of this network, got one of {_size_text(known)} where this "
+            f"expected the torch module of this network, got one of {_size_text(ours)} where this "
             f"has {len(graph.nodes)} operators and {len(graph.weights)} weights; give what "
             "to_torch made of the same network and design"
         )
-    return with_weights(mod, _weights(known))
+    return with_weights(mod, _weights(ours))
 
 
 def as_network(net: object) -> TrainableNetwork:

@@ -166,9 +166,9 @@ class _Imitation:
         }
         energies: dict[str, Tensor] = {}
         for node in readers:
-            read, made = self.sources[node.inputs[0]], self.sources[node.name]
-            weight = self._scaled(made.tensor)
-            rows = weight if made.tied else weight[self.channels[node.name].clamp_min(0)]
+            read, written = self.sources[node.inputs[0]], self.sources[node.name]
+            weight = self._scaled(written.tensor)
+            rows = weight if written.tied else weight[self.channels[node.name].clamp_min(0)]
             energy = spread[read.tensor] * rows.square().sum((0, 2, 3))
             energies[read.tied] = energies.get(read.tied, torch.zeros(())) + energy
         return energies
@@ -232,17 +232,17 @@ class _Imitation:
 
     def _put(self, fit: _Fit, held: Tensor, weights: Tensor, offsets: Tensor, data: Tensor) -> None:
         """Write the weights. Before a normalisation they keep their norm; its scale compensates."""
-        known = self.channels[fit.result.name] >= 0
+        kept = self.channels[fit.result.name] >= 0
         if fit.result.kind != BATCH_NORM:
-            held[known] = weights[known]
+            held[kept] = weights[kept]
             if fit.result is not fit.layer:
-                self.net.weight_of(fit.result.name, "bias").reshape(-1)[known] = offsets[known]
+                self.net.weight_of(fit.result.name, "bias").reshape(-1)[kept] = offsets[kept]
             return
         sizes = [w.flatten(1).norm(dim=1).clamp_min(1e-6) for w in (held, weights)]
         factor = sizes[0] / sizes[1]
-        held[known] = (weights * _columns(factor, weights))[known]
-        made = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
-        variance, mean = torch.var_mean(self.rows.take(made), 0)
+        held[kept] = (weights * _columns(factor, weights))[kept]
+        output = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
+        variance, mean = torch.var_mean(self.rows.take(output), 0)
         norm = self.net.norm_of(fit.result.name)
         deviation = (variance + norm.eps).sqrt()
         for old, new in (
@@ -252,7 +252,7 @@ class _Imitation:
             (norm.bias.data, offsets + mean / factor),
         ):
             assert old is not None
-            old[known] = new[known]
+            old[kept] = new[kept]
 
 
 def _scale(net: TrainableNetwork, result: Node, weight: Tensor) -> Tensor:
@@ -277,8 +277,8 @@ def find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
             readers[name].append(node)
 
     def only_reader(node: Node, kind: str) -> Node | None:
-        found = readers[node.name]
-        return found[0] if len(found) == 1 and found[0].kind == kind else None
+        readers_of = readers[node.name]
+        return readers_of[0] if len(readers_of) == 1 and readers_of[0].kind == kind else None
 
     for node in net.graph.nodes:
         is_layer = node.kind in ("nn.conv2d", "matmul") and len(node.shape) in (2, 4)
@@ -346,7 +346,7 @@ class _Targets:
         self, teacher: TrainableNetwork, x: Tensor, rows: _Rows, uses: Counter[str]
     ) -> None:
         self.uses, self.rows = uses, rows
-        self.known: dict[str, Tensor] = {}
+        self.taken: dict[str, Tensor] = {}
         self.run = self._computed(teacher, x)
 
     def _computed(self, teacher: TrainableNetwork, x: Tensor) -> Iterator[None]:
@@ -358,18 +358,18 @@ class _Targets:
 
     def _keep(self, values: Mapping[str, Tensor]) -> None:
         for name in values:
-            if self.uses[name] and name not in self.known:
-                self.known[name] = self.rows.take(values[name])
+            if self.uses[name] and name not in self.taken:
+                self.taken[name] = self.rows.take(values[name])
 
     def take(self, name: str) -> Tensor:
         """Sampled rows of a tensor; the caller's use is counted."""
-        while name not in self.known:
+        while name not in self.taken:
             next(self.run)
-        found = self.known[name]
+        rows = self.taken[name]
         self.uses[name] -= 1
         if not self.uses[name]:
-            del self.known[name]
-        return found
+            del self.taken[name]
+        return rows
 
 
 def _least_squares(read: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

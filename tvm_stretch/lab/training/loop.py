@@ -320,8 +320,8 @@ _NAME = b"tvm_stretch.checkpoint 1"
 
 def graph_of_module(net: nn.Module) -> str:
     """A fingerprint of the network; other modules are told apart by names and shapes of weights."""
-    if known := getattr(net, "fingerprint", None):
-        return str(known)
+    if fingerprint := getattr(net, "fingerprint", None):
+        return str(fingerprint)
     shapes = [(key, tuple(value.shape)) for key, value in net.state_dict().items()]
     return hashlib.blake2b(repr(shapes).encode(), digest_size=16).hexdigest()
 

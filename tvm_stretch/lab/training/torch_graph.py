@@ -61,10 +61,10 @@ class Graph:
     @cached_property
     def without_batch(self) -> str:
         """The first node that depends on the inputs and whose first axis is not the batch."""
-        known = set(self.inputs)
+        dependent = set(self.inputs)
         for node in self.nodes:
-            if known.intersection(node.inputs):
-                known.add(node.name)
+            if dependent.intersection(node.inputs):
+                dependent.add(node.name)
                 if node.shape is not None and node.shape[:1] != (self.batch,):
                     return node.name
         return ""

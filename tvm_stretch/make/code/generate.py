@@ -102,8 +102,8 @@ class _Values:
             ((tirx.Let, tirx.Bind), lambda let: self._copy(let.var, let.value)),
         ]
         tvm_ffi.structural_walk(func.body, rules, order="pre")
-        for var, known in self._ranges.items():
-            self._analyzer.bind(var, known)
+        for var, bounds in self._ranges.items():
+            self._analyzer.bind(var, bounds)
 
     def safe_load(self, load: TensorLoad) -> TensorLoad:
         """The load at indices that are in range."""
@@ -209,7 +209,7 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def plain(node: Any) -> Any:
         if isinstance(node, Var):
             if node not in seen:  # making a Var costs more than finding one
-                seen[node] = Var(f"{_letter(node)}{len(seen)}", node.ty)
+                seen[node] = Var(f"{'t' if is_buffer_var(node) else 'i'}{len(seen)}", node.ty)
             return seen[node]
         if node.name_hint == "root":
             return node
@@ -218,10 +218,6 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
     params = [plain(param) for param in function.params]
     body = rewrite(function.body, ((Var, s_tir.SBlock), plain))
     return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
-
-
-def _letter(var: Var) -> str:
-    return "t" if is_buffer_var(var) else "i"
 
 
 def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:
@@ -261,10 +257,10 @@ def generate(
 
     def code(name: str) -> bytes:
         key = digest(compiler, _schedule_key(schedule).encode(), _text(kernels[name]))
-        known = cache.find(key) if cache is not None else None
-        if known is not None:
+        cached = cache.find(key) if cache is not None else None
+        if cached is not None:
             remembered.append(name)
-            return known
+            return cached
         with context, _naming(name):  # contexts are thread-local
             new = code_of(_scheduled(name, kernels[name], schedule, target))
         if cache is not None:

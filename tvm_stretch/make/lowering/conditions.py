@@ -22,7 +22,7 @@ def skip_unread(
     regions: Sequence[RegionSteps],
     inputs: Mapping[str, View],
     results: Sequence[View],
-    known: Mapping[str, Condition],
+    conditions: Mapping[str, Condition],
 ) -> None:
     """Give the steps of the CPU's regions their conditions.
 
@@ -35,7 +35,7 @@ def skip_unread(
     written = {view.buffer.root for view in inputs.values()}
     for region in regions:
         for place, step in enumerate(region.steps):
-            condition = _common(step, known)
+            condition = _common(step, conditions)
             if condition is not None and region.processor == 0:
                 flag = inputs.get(condition.input) or results[condition.result]
                 if flag.buffer.root in written:
@@ -43,7 +43,7 @@ def skip_unread(
             written.update(view.buffer.root for view in step.outputs)
 
 
-def _common(step: DraftNode, known: Mapping[str, Condition]) -> Condition | None:
+def _common(step: DraftNode, condition_of: Mapping[str, Condition]) -> Condition | None:
     """The condition of all operators that a kernel computes; helpers may help others, too."""
-    found = {known.get(name) for name in step.provenance.operators}
-    return found.pop() if len(found) == 1 else None
+    conditions = {condition_of.get(name) for name in step.provenance.operators}
+    return conditions.pop() if len(conditions) == 1 else None

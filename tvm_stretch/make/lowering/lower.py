@@ -199,10 +199,10 @@ class _Draft:
 def _visit(walk: Walk) -> list[View]:
     """Walk over one module; returns its results."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
-    if known := read_conditions(walk.mod["main"]):
+    if conditions := read_conditions(walk.mod["main"]):
         names = [param.name for param in walk.mod["main"].params]
         inputs = dict(zip(names, walk.inputs, strict=False))
-        skip_unread(walk.regions, inputs, outputs, known)
+        skip_unread(walk.regions, inputs, outputs, conditions)
     walk.done.extend(walk.regions)
     return outputs
 

@@ -86,21 +86,21 @@ def _writer(
     """The one step that makes the next state, if it copies the state and writes places."""
     inputs, outputs, regions = plan
     held, present = inputs[place], outputs[state.result]
-    found = []
+    writers = []
     for region in regions:
         for step in region.steps:
             if present.buffer in [view.buffer.root for view in step.outputs]:
-                found.append((region, step))
-    if len(found) != 1:
+                writers.append((region, step))
+    if len(writers) != 1:
         return None
-    step = found[0][1]
+    step = writers[0][1]
     function = kernels.get(step.kernel)
     if function is None or WRITES_PLACES not in (function.attrs or {}) or len(step.inputs) != 3:
         return None
     old, *given = step.inputs
     whole = [(old, held), (step.outputs[0], present)]
     same = all(view.buffer is port.buffer and view.is_whole_buffer for view, port in whole)
-    return found[0] if same and all(view.layout.is_dense for view in given) else None
+    return writers[0] if same and all(view.layout.is_dense for view in given) else None
 
 
 def _row_bytes(step: DraftNode) -> int:
@@ -178,15 +178,15 @@ def slide_states(
     """
     slides = []
     for place, state in enumerate(states):
-        found = []
+        copies_of = []
         for inputs, outputs, regions in plans:
             held = inputs[len(inputs) - len(states) + place].buffer
-            found.append(_copies(held, outputs[state.result].buffer, regions))
-        own = tuple(_distance([step for _, step in copies]) for copies in found)
+            copies_of.append(_copies(held, outputs[state.result].buffer, regions))
+        own = tuple(_distance([step for _, step in copies]) for copies in copies_of)
         if not state.grown or state.result < results or 0 in own:
             slides.append((0,) * len(plans))
             continue
-        for region, step in (one for copies in found for one in copies):
+        for region, step in (one for copies in copies_of for one in copies):
             region.steps.remove(step)
         slides.append(own)
     return slides

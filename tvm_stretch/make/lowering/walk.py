@@ -384,8 +384,8 @@ def _views(values: Iterable[Any]) -> Iterator[View]:
             yield from _views(value)
 
 
-def _refuse(found: str, name: str) -> UnsupportedError:
+def _refuse(what: str, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"expected call_tir, a view, a tuple or a constant for {name}, got {found}; "
+        f"expected call_tir, a view, a tuple or a constant for {name}, got {what}; "
         "legalize it to a kernel before lowering"
     )

@@ -101,8 +101,8 @@ class AttentionReader:
 
     def only(self, x: relax.Expr, kind: str, readers: int = 1) -> relax.Call | None:
         """The call of this kind that computes ``x``, which has so few readers."""
-        made = self.definitions.get(x) if isinstance(x, relax.Var) else None
-        return made if kind_of(made) == kind and self.uses.get(x) == readers else None
+        call = self.definitions.get(x) if isinstance(x, relax.Var) else None
+        return call if kind_of(call) == kind and self.uses.get(x) == readers else None
 
     def scaled(self, x: relax.Expr, readers: int) -> tuple[float, relax.Expr]:
         """A constant factor of all scores, and the scores without it."""
@@ -127,12 +127,12 @@ class AttentionReader:
         attention = Attention((q, k, v, *masks), shape)
         return self.grouped(attention) or attention
 
-    def grouped(self, found: Attention) -> Attention | None:
+    def grouped(self, attention: Attention) -> Attention | None:
         """The attention of heads that share keys and values, which are not repeated for each head.
 
         One query of several heads is several queries of one head.
         """
-        (q, k, v, *masks), own = found.operands, found.shape
+        (q, k, v, *masks), own = attention.operands, attention.shape
         before = k if own.in_place else self.untransposed(k)
         keys, values = self.repeated(before), self.repeated(v)
         if keys is None or values is None or keys[1] != values[1]:

@@ -196,8 +196,8 @@ def becomes_image(
     todo: list[tuple[relax.Call, list[relax.Call]]] = [(product, [])]
     seen: set[relax.Call] = set()
     while todo:
-        made, moves = todo.pop()
-        for reader in readers.get(made, ()):
+        tensor, moves = todo.pop()
+        for reader in readers.get(tensor, ()):
             kind, steps = kind_of(reader), moves
             if reader in seen or kind not in _ROW_BY_ROW:
                 continue

@@ -154,7 +154,7 @@ def on_rows(r: Rewriter, call: relax.Call) -> Made:
             value.plain if i == place else r.bb.emit(relax.op.reshape(other, value.shape))
             for i, other in enumerate(r.plain(call).args)
         ]
-        made = r.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-        r.rows.add(made)
-        return Value(shape, plain=r.bb.emit(relax.op.reshape(made, shape)), named=made)
+        on_matrix = r.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
+        r.rows.add(on_matrix)
+        return Value(shape, plain=r.bb.emit(relax.op.reshape(on_matrix, shape)), named=on_matrix)
     return None

@@ -90,9 +90,9 @@ class Rewriter(Layouts):
             result = Value(static_shape(var), plain=plain)
         else:
             layouts = (result.named, result.blocked, result.plain)
-            made = next(value for value in layouts if value is not None)
-            if isinstance(made, relax.Var):
-                self.names.setdefault(made, var.name)
+            layout = next(value for value in layouts if value is not None)
+            if isinstance(layout, relax.Var):
+                self.names.setdefault(layout, var.name)
         self.values[var] = result
 
     def is_float(self, expr: relax.Expr) -> bool:
@@ -109,8 +109,8 @@ class Rewriter(Layouts):
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
         rule = LAYOUT.get(kind_of(call))
-        made = None if rule is None else rule(self, call)
-        return Value(static_shape(call), blocked=made) if isinstance(made, relax.Expr) else made
+        value = None if rule is None else rule(self, call)
+        return Value(static_shape(call), blocked=value) if isinstance(value, relax.Expr) else value
 
     def half(self, call: relax.Call) -> GenericConst | None:
         """The weights of a call in two bytes, if the kernels may read such weights."""
@@ -207,8 +207,8 @@ def _mean(r: Rewriter, call: relax.Call) -> Made:
 
 @LAYOUT(*_UNARY, "astype")
 def _unary(r: Rewriter, call: relax.Call) -> Made:
-    known = r.is_float(call) and r.is_number(call.args[0])
-    if kind_of(call) == "astype" and not known:
+    is_constant = r.is_float(call) and r.is_number(call.args[0])
+    if kind_of(call) == "astype" and not is_constant:
         return None
     if not r.is_blocked(call.args[0]) or not r.stays_finite(call, shape_of(call)[1]):
         return None

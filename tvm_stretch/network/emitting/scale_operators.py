@@ -122,14 +122,14 @@ class Scaler:
     ) -> Value:
         reads = [values[n] for n in operator.inputs]
         if operator.kind in SCALED:
-            made, channels = SCALED[operator.kind](self, operator, reads, origin)
+            scaled, channels = SCALED[operator.kind](self, operator, reads, origin)
         elif all(self.is_as_before(n, values[n]) for n in operator.inputs):
-            made, channels = self.as_it_was(operator, reads)
+            scaled, channels = self.as_it_was(operator, reads)
         elif len(operator.shape) not in (2, 4) or not reads:
             raise _cannot_scale(operator)
         else:
-            made, channels = _elementwise(operator, values, reads)
-        return Value(self.emitter.emit(name, made), channels)
+            scaled, channels = _elementwise(operator, values, reads)
+        return Value(self.emitter.emit(name, scaled), channels)
 
     def conv_norm(self, source: Value, tensor: str, origin: Origin, name: str) -> Value:
         """A new 1x1 convolution and batch normalisation, without activation.
@@ -214,13 +214,13 @@ def _batch_norm(s: Scaler, norm: Operator, reads: Reads, _: Channels) -> Made:
 def _item(s: Scaler, item: Operator, reads: Reads, _: Channels) -> Made:
     (whole,) = reads
     index, source = int(item.binding.value.index), s.operators[item.inputs[0]]
-    made = relax.TupleGetItem(whole.var, index)
+    field = relax.TupleGetItem(whole.var, index)
     if source.kind != "split":
-        return made, whole.origin
+        return field, whole.origin
     sizes = [int(f.shape.values[1]) for f in source.call.ty.fields]
     ends = np.cumsum([0, *(int(f.shape.values[1]) for f in whole.var.ty.fields)])
     own = whole.origin[ends[index] : ends[index + 1]] - sum(sizes[:index])
-    return made, np.where((own >= 0) & (own < sizes[index]), own, -1)
+    return field, np.where((own >= 0) & (own < sizes[index]), own, -1)
 
 
 @SCALED("split")

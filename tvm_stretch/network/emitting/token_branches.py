@@ -70,17 +70,17 @@ def token_branches(
     """The bindings of the branches (see the module docstring)."""
     plan = plan_token_split(operators, split)
     emitter = Emitter(builder, {}, taken)
-    made = _Branches(operators, plan, emitter, split)
-    made.cut_from_outside()
+    branches = _Branches(operators, plan, emitter, split)
+    branches.cut_from_outside()
     for member in plan.members:
-        made.compute(member)
-    made.join(split.end)
+        branches.compute(member)
+    branches.join(split.end)
     return Replacement(
         end=split.end,
         removed=frozenset(member.name for member in plan.members),
         bindings=tuple(emitter.bindings),
-        branches=tuple(map(tuple, made.names)),
-        joins=tuple(made.whole),
+        branches=tuple(map(tuple, branches.names)),
+        joins=tuple(branches.whole),
         origins=emitter.origins,
     )
 
@@ -139,12 +139,12 @@ class _Branches:
 
     def _emit_all(self, operators: Sequence[Operator], *, whole: bool) -> None:
         """Emit operators in each branch, for all tokens or for those of the branch."""
-        made = self._wholes if whole else self._parts
+        emitted = self._wholes if whole else self._parts
         for index in range(len(self.plan.bands)):
             for operator in operators:
                 value = self._value(index, operator, whole)
                 var = self._emit(index, f"{operator.name}.r{index}", value, operator.name)
-                made[index][operator.name] = var
+                emitted[index][operator.name] = var
 
     def join(self, name: str) -> relax.Var:
         """All rows of a tensor."""

@@ -107,8 +107,8 @@ class Weights:
 
     def per_channel(self, values: Array, origin: Origin, default: float) -> Array:
         """Numbers of a normalisation; those of new channels are ``default``."""
-        known = (origin >= 0) if self.warm else np.zeros(len(origin), bool)
-        return np.where(known, values[origin], default).astype(values.dtype)
+        is_old = (origin >= 0) if self.warm else np.zeros(len(origin), bool)
+        return np.where(is_old, values[origin], default).astype(values.dtype)
 
 
 def cut(arg: GenericConst, origin: Origin, rank: int) -> relax.Expr:
@@ -118,9 +118,9 @@ def cut(arg: GenericConst, origin: Origin, rank: int) -> relax.Expr:
     if axis < 0 or shape[axis] == 1:
         return arg
     values = arg.value.numpy()
-    known = origin >= 0
-    cut = np.take(values, np.where(known, origin, 0), axis)
-    mask = known.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    is_old = origin >= 0
+    cut = np.take(values, np.where(is_old, origin, 0), axis)
+    mask = is_old.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return constant(np.where(mask, cut, 0).astype(values.dtype))
 
 

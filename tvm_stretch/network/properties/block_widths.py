@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.base.errors import PlanError, StretchError, UnsupportedError
@@ -144,7 +143,7 @@ class BlockWidths:
         if source.kind == "nn.batch_norm":
             self._join(item.name, source.name)
         elif source.kind == "split":
-            sizes = tuple(_field_channels(field) for field in source.call.ty.fields)
+            sizes = tuple(int(field.shape.values[1]) for field in source.call.ty.fields)
             self.pieces[item.name] = Piece(source.inputs[0], index, sizes)
         else:
             raise self._not_understood(item, f"it is a part of {source.kind}")
@@ -241,21 +240,21 @@ class BlockWidths:
         self._check_groups(sizes, width)
         return sizes
 
-    def _size_pieces(self, found: dict[str, int]) -> None:
+    def _size_pieces(self, widths: dict[str, int]) -> None:
         for name, piece in self.pieces.items():
-            whole = found.get(self.root(piece.source))
+            whole = widths.get(self.root(piece.source))
             if whole is not None:
-                found.setdefault(self.root(name), _portions(whole, piece.sizes)[piece.index])
+                widths.setdefault(self.root(name), _portions(whole, piece.sizes)[piece.index])
 
-    def _size_parts(self, name: str, found: dict[str, int]) -> None:
+    def _size_parts(self, name: str, widths: dict[str, int]) -> None:
         """Divide the width of a concatenation among its parts."""
-        total = found.get(self.root(name))
+        total = widths.get(self.root(name))
         if total is None:
             return
         parts = self.parts[name]
         shares = _portions(total, [self.channels(part) for part in parts])
         for part, share in zip(parts, shares, strict=True):
-            if found.setdefault(self.root(part), share) != share:
+            if widths.setdefault(self.root(part), share) != share:
                 raise UnequalWidthsError
 
     def _inside(self, root: str, read: int, width: int) -> int:
@@ -267,20 +266,15 @@ class BlockWidths:
             return max(1, round(own * read / before))
         return max(1, round(own * width / after))
 
-    def _check_groups(self, found: Mapping[str, int], width: int) -> None:
+    def _check_groups(self, widths: Mapping[str, int], width: int) -> None:
         told = {name: f"whose groups have {size} channels" for name, size in self._groups.items()}
         told |= {name: f"which shuffles {n} groups" for name, n in self._shuffled.items()}
         for name, unit in (self._groups | self._shuffled).items():
-            if found[self.root(name)] % unit:
+            if widths[self.root(name)] % unit:
                 raise PlanError(
                     f"expected a multiple of {self.unit} for the width of a branch with "
                     f"{name!r}, {told[name]}, got {width}; correct the design"
                 )
-
-
-def _field_channels(field: relax.Type) -> int:
-    """Channels of a field of a tuple."""
-    return int(field.shape.values[1])
 
 
 def _portions(total: int, sizes: Sequence[int]) -> list[int]:

@@ -338,14 +338,14 @@ def _of_parts(operator: Operator, axes: Mapping[str, int]) -> int | None:
 
 def _aligned(operator: Operator, axes: Mapping[str, int], count: int) -> int | None:
     """The axis on which all operands have their tokens; none may be spread along it."""
-    rank, found = len(operator.shape), set()
+    rank, places = len(operator.shape), set()
     for arg in operands(operator.call):
         if isinstance(arg, relax.Var) and arg.name in axes:
             axis = axes[arg.name]
-            found.add(axis + rank - len(shape_of(arg)))
+            places.add(axis + rank - len(shape_of(arg)))
             if shape_of(arg)[axis] != count:
                 return None
-    return found.pop() if len(found) == 1 else None
+    return places.pop() if len(places) == 1 else None
 
 
 def _reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:

@@ -62,8 +62,8 @@ def find_equal_layers(main: relax.Function) -> EqualLayers | None:
         places.setdefault(line.what, []).append(position)
     # an operator that a layer has once is as far from its like in the next one as layers are long
     periods = {b - a for own in places.values() if len(own) >= _LEAST for a, b in pairwise(own)}
-    found = [run for period in periods for run in _runs(lines, period)]
-    return max(found, key=lambda run: (run.period * run.count, -run.period), default=None)
+    runs = [run for period in periods for run in _runs(lines, period)]
+    return max(runs, key=lambda run: (run.period * run.count, -run.period), default=None)
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,16 @@ def with_fewer_layers(mod: tvm.IRModule, run: EqualLayers) -> tvm.IRModule | Non
     for binding in bindings[run.end :]:
         value = with_variables(binding.value, moved)
         kept.append(type(binding)(binding.var, value))
-    known = {*main.params, *(binding.var for binding in kept)}
+    kept_vars = {*main.params, *(binding.var for binding in kept)}
     used = {var for binding in kept for var in variables_of(binding.value)}
     body = main.body.body
     results = [*body.fields] if isinstance(body, relax.Tuple) else [body]
-    if not used <= known or not all(isinstance(result, relax.Var) for result in results):
+    if not used <= kept_vars or not all(isinstance(result, relax.Var) for result in results):
         return None
     chosen: dict[int, relax.Var] = {}
     for index, result in enumerate(results):
         stands = moved(result)
-        if stands in known and stands not in chosen.values():
+        if stands in kept_vars and stands not in chosen.values():
             chosen[index] = stands
     params = [param for param in main.params if param in used or param in chosen.values()]
     fields = [*chosen.values()]

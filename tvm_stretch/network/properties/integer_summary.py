@@ -59,8 +59,8 @@ def describe_integers(main: relax.Function) -> str:
     reasons = from_text(dict[str, tuple[str, ...]], str(attrs.get(FLOATS, "{}")))
     if not has_integers(main) and not reasons:
         return ""
-    known = {name for names in reasons.values() for name in names}
-    rest = tuple(name for name in rest if name not in known)
+    in_float = {name for names in reasons.values() for name in names}
+    rest = tuple(name for name in rest if name not in in_float)
     texts = [f"{formed} integer operators", *([f"in float: {_listed(rest)}"] if rest else [])]
     texts += [f"in float for {why}: {len(of)} ({_listed(of)})" for why, of in reasons.items()]
     return "; ".join(texts)

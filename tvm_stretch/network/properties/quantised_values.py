@@ -157,10 +157,10 @@ def bias_of(
     """A layer's bias as int32 in units of ``scale``; None if it is not one number per channel."""
     if bias is None:
         return np.zeros(len(scale), "int32")
-    found, shape = numbers_of(bias, definition), shape_of(call)
-    if found is None or found[0].ndim > len(shape):
+    scaled, shape = numbers_of(bias, definition), shape_of(call)
+    if scaled is None or scaled[0].ndim > len(shape):
         return None
-    numbers, scales = found
+    numbers, scales = scaled
     full = [1] * (len(shape) - numbers.ndim) + list(numbers.shape)
     if numbers.size not in (1, full[axis]):
         return None
@@ -246,12 +246,12 @@ def tabulated(
 ) -> tuple[Given, np.ndarray] | None:
     """The one tensor that ``x`` is computed from, and the 256 results; None for anything else."""
     sources: dict[relax.Expr, Given] = {}
-    known: dict[relax.Expr, np.ndarray | None] = {}
+    values_of: dict[relax.Expr, np.ndarray | None] = {}
 
     def value(part: relax.Expr, depth: int) -> np.ndarray | None:
-        if part not in known:
-            known[part] = computed(part, depth)
-        return known[part]
+        if part not in values_of:
+            values_of[part] = computed(part, depth)
+        return values_of[part]
 
     def computed(part: relax.Expr, depth: int) -> np.ndarray | None:
         call = definition(part)
@@ -260,11 +260,11 @@ def tabulated(
             return array.reshape(()) if array.size == 1 else None
         kind = kind_of(call)
         if kind == "dequantize":
-            found = tensor(part)
-            if found is None:
+            source = tensor(part)
+            if source is None:
                 return None
-            sources[call.args[0]] = found
-            return _numbers(found.scale)
+            sources[call.args[0]] = source
+            return _numbers(source.scale)
         if depth > _DEEPEST or kind not in (*_FUNCTIONS, "clip", "nn.leakyrelu"):
             return None
         operands = call.args[:1] if kind in ("clip", "nn.leakyrelu") else call.args[:]
@@ -292,5 +292,5 @@ def _results(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
         return np.clip(values[0], low, high)
     if kind == "nn.leakyrelu":
         return np.where(values[0] < 0, values[0] * np.float32(call.attrs.alpha), values[0])
-    made = np.asarray(_FUNCTIONS[kind](*values))
-    return made if made.dtype == bool else made.astype("float32")
+    results = np.asarray(_FUNCTIONS[kind](*values))
+    return results if results.dtype == bool else results.astype("float32")

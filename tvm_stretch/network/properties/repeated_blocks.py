@@ -98,8 +98,8 @@ class _Unit:
     body: str = ""  # letters along the longest path of a residual fork
 
 
-def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
-    for segment in found.segments:
+def _units(operators: Operators, points: MeetingPoints) -> Iterator[_Unit]:
+    for segment in points.segments:
         members = [operators[name] for name in segment.operators]
         core = members[: segment.core]
         cells = _split_into_cells(operators, core)

@@ -41,21 +41,21 @@ def chosen_folder(folder: str | os.PathLike[str] | None, host: Processor) -> Pat
     """The folder that a user named, or the default."""
     if folder is not None:
         return as_path(folder, "the folder for measurements")
-    found = default_folder(host)
-    if found is None:
+    path = default_folder(host)
+    if path is None:
         raise InputError(
             "expected a folder for measurements, got none, nor a cache to keep them in "
             "(TVM_STRETCH_CACHE_DIR is empty, or HOME is not set); name a folder"
         )
-    return found
+    return path
 
 
-def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
+def check_device(device: Any, expected: Mapping[str, Any], where: str) -> None:
     """Refuse measurements of another device, and name the differences."""
-    found = found if isinstance(found, dict) else {}
-    differing = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+    device = device if isinstance(device, dict) else {}
+    differing = sorted(key for key in {*device, *expected} if device.get(key) != expected.get(key))
     if differing:
-        pairs = ", ".join(f"{k} {found.get(k)!r} (here {expected.get(k)!r})" for k in differing)
+        pairs = ", ".join(f"{k} {device.get(k)!r} (here {expected.get(k)!r})" for k in differing)
         raise CostModelError(
             f"expected measurements of this device in {where}, got {pairs}; "
             "use another file, or measure again"
@@ -73,10 +73,10 @@ def local_machine() -> str:
 def name_of_cpu(cpuinfo: str) -> str:
     """The model name in ``/proc/cpuinfo``; most ARM boards only list numbers of their cores."""
     pairs = [line.partition(":") for line in cpuinfo.splitlines()]
-    known: dict[str, dict[str, None]] = {}
+    fields: dict[str, dict[str, None]] = {}
     for key, _, value in pairs:
-        known.setdefault(key.strip(), {})[value.strip()] = None
-    if "model name" in known:
-        return next(iter(known["model name"]))
-    makers, parts = (sorted(known.get(key, ())) for key in ("CPU implementer", "CPU part"))
+        fields.setdefault(key.strip(), {})[value.strip()] = None
+    if "model name" in fields:
+        return next(iter(fields["model name"]))
+    makers, parts = (sorted(fields.get(key, ())) for key in ("CPU implementer", "CPU part"))
     return " ".join(filter(None, (platform.machine(), "+".join(makers), "+".join(parts))))

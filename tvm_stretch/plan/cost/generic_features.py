@@ -117,7 +117,7 @@ class TransferFeatures(Features):
     to_processor: int
 
     @staticmethod
-    def of(size: int, sender: int, receiver: int) -> TransferFeatures:
+    def make(size: int, sender: int, receiver: int) -> TransferFeatures:
         """A transfer of ``size`` bytes; processors by index, the CPU first."""
         return TransferFeatures(0.0, size, 0, size, 0.0, 0.0, sender, receiver)
 
@@ -140,7 +140,7 @@ class RunFeatures(Features):
     launches: int
 
     @staticmethod
-    def of(launches: int) -> RunFeatures:
+    def make(launches: int) -> RunFeatures:
         """A run of ``launches`` kernels."""
         return RunFeatures(0.0, 0, 0, 0, 0.0, 0.0, launches)
 
@@ -165,7 +165,7 @@ class LaunchedRunFeatures(Features):
     kernel_ns: int  # of all kernels, each measured alone
 
     @staticmethod
-    def of(kernels: Sequence[Features | None], kernel_ns: int) -> LaunchedRunFeatures:
+    def make(kernels: Sequence[Features | None], kernel_ns: int) -> LaunchedRunFeatures:
         """A run of kernels that take ``kernel_ns`` alone; None is a kernel without features."""
         launches = [(1, 0) if k is None else k.launches_and_weights for k in kernels]
         total, weighted = (sum(column) for column in zip(*launches, strict=True))

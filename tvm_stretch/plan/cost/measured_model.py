@@ -103,17 +103,17 @@ class MeasuredModel(CostModel):
         computed = float(self.nanoseconds(kernels).sum())
         if self.launching is not None:
             return self.launching.run_ns(kernels, computed)
-        return computed + float(self.nanoseconds([RunFeatures.of(len(kernels))])[0])
+        return computed + float(self.nanoseconds([RunFeatures.make(len(kernels))])[0])
 
     def parts(self, kernels: Sequence[Features]) -> list[Parts | None]:
         """Predicted latencies by phase; None for kernels of families that were not measured."""
-        found: list[Parts | None] = [None] * len(kernels)
+        listed: list[Parts | None] = [None] * len(kernels)
         for family, positions in self._by_family(kernels):
             own = [kernels[i] for i in positions]
             every = family.parts(own, self._below(family, own))
             for i, parts in zip(positions, every, strict=True):
-                found[i] = parts
-        return found
+                listed[i] = parts
+        return listed
 
     def without_residuals(self) -> MeasuredModel:
         """The weighted phases alone: errors of one device mislead about tiles of another one."""
@@ -131,11 +131,11 @@ class MeasuredModel(CostModel):
 
         Infinite if it knows no family of the kernels.
         """
-        known = self.known_parts(kernels)
-        if not known:
+        predicted = self.known_parts(kernels)
+        if not predicted:
             return math.inf
-        target = np.asarray(measured_ns)[list(known)]
-        return float(np.median(np.abs(Ratios(self.phases).fit([*known.values()], target))))
+        target = np.asarray(measured_ns)[list(predicted)]
+        return float(np.median(np.abs(Ratios(self.phases).fit([*predicted.values()], target))))
 
     def known_parts(self, kernels: Sequence[Features]) -> dict[int, Parts]:
         """The parts of kernels of measured families, by their positions."""
@@ -179,13 +179,13 @@ class MeasuredModel(CostModel):
             FORMAT.within(self.launching, f"launching of {where}")
         if self.below is not None:
             self.below.check(f"below in {where}")
-        known = {} if self.below is None else self.below.families
+        families_below = {} if self.below is None else self.below.families
         for name, family in self.families.items():
-            is_known = {name, all_families()[name].stand_in} & set(known)
+            is_known = {name, all_families()[name].stand_in} & set(families_below)
             if family.family != name or (family.is_correction and not is_known):
                 raise CostModelError(
                     f"expected family {name!r} in {where} and in the model below it, got "
-                    f"{family.family!r} and {', '.join(known) or 'none'}; {FORMAT.again}"
+                    f"{family.family!r} and {', '.join(families_below) or 'none'}; {FORMAT.again}"
                 )
             family.check(FORMAT, f"family {name!r} of {where}")
 
@@ -214,12 +214,12 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
 
 def _leave_out_changed(data: dict[str, Any]) -> list[str]:
     """Remove families of other versions from a file's object, and return their names."""
-    known, families = all_families(), data.get("families")
+    current, families = all_families(), data.get("families")
     versions = {
         name: family.get("version") if isinstance(family, dict) else None
         for name, family in (families.items() if isinstance(families, dict) else ())
     }
-    changed = [n for n, v in versions.items() if n not in known or v != known[n].version]
+    changed = [n for n, v in versions.items() if n not in current or v != current[n].version]
     if changed:
         data["families"] = {n: f for n, f in data["families"].items() if n not in changed}
     below = data.get("below")
@@ -250,8 +250,8 @@ def train(
         positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in positions]
         own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
-        known = [found for i in positions if (found := parts[i]) is not None]
-        corrected = (known, weights[name]) if name in weights else None
+        measured_parts = [part for i in positions if (part := parts[i]) is not None]
+        corrected = (measured_parts, weights[name]) if name in weights else None
         family = fit_family(own, own_ns, own_origins, corrected)
         if family is not None:
             families[name] = family
@@ -278,12 +278,12 @@ def _corrected(
     below: MeasuredModel, kernels: Sequence[Features], measured_ns: Array
 ) -> tuple[dict[str, FamilyModel], dict[str, dict[str, float]]]:
     """All families of the model below, corrected; and new weights of those that were measured."""
-    known = below.known_parts(kernels)
-    if not known:
+    parts_below = below.known_parts(kernels)
+    if not parts_below:
         return {}, {}
     ratios = Ratios(below.phases)
-    target = measured_ns[list(known)]
-    left = ratios.fit([*known.values()], target)
+    target = measured_ns[list(parts_below)]
+    left = ratios.fit([*parts_below.values()], target)
     edges, widths = intervals_of(np.log(target), np.abs(left))
     weights = {name: ratios.of_family(name) for name in below.families}
     families = {
@@ -293,7 +293,7 @@ def _corrected(
     }
     if (run := below.families.get(RunFeatures.family)) is not None:
         families[run.family] = run  # until enough runs are measured
-    measured = {kernels[i].family: parts[0] for i, parts in known.items()}
+    measured = {kernels[i].family: parts[0] for i, parts in parts_below.items()}
     return families, {name: weights[of] for name, of in measured.items()}
 
 
@@ -351,7 +351,7 @@ class Launching:
 
     def run_ns(self, kernels: Sequence[Features], alone_ns: float) -> float:
         """The time of a run of kernels that take ``alone_ns`` if each is alone."""
-        features = LaunchedRunFeatures.of(kernels, round(alone_ns))
+        features = LaunchedRunFeatures.make(kernels, round(alone_ns))
         return float(self._runs(*_columns([features]))[0])
 
     def added_ns(self, kernel: Features, alone_ns: float) -> float:
@@ -372,8 +372,8 @@ def _fit(runs: Sequence[LaunchedRunFeatures], measured_ns: Sequence[float]) -> L
     columns, measured = _columns(runs), np.asarray(measured_ns, dtype=np.float64)
     unit = float(np.quantile(measured / columns[0], _QUICK))
 
-    def error(found: Launching) -> float:
-        off = np.clip(found._runs(*columns) / measured - 1.0, -_DISTURBED, _DISTURBED)
+    def error(launching: Launching) -> float:
+        off = np.clip(launching._runs(*columns) / measured - 1.0, -_DISTURBED, _DISTURBED)
         return float(np.where(off > 0, _DELAYED * off, (_DELAYED - 1) * off).mean())
 
     tried = itertools.product(_STARTS, _LAUNCHES, _WEIGHTS, _HIDDEN)

@@ -92,10 +92,10 @@ class ProcessorProfile(CostModel):
         voltage, too, needs less.
         """
         if mhz not in self.mhz:
-            known = ", ".join(f"{clock:g}" for clock in self.mhz)
+            clocks = ", ".join(f"{clock:g}" for clock in self.mhz)
             raise CostModelError(
-                f"expected one of {known or 'no clocks'} for the MHz of {self.name}, got {mhz:g}; "
-                + ("choose one of these" if known else "add mhz to its table in the profile")
+                f"expected one of {clocks or 'no clocks'} for the MHz of {self.name}, got {mhz:g}; "
+                + ("choose one of these" if clocks else "add mhz to its table in the profile")
             )
         ratio = mhz / self.mhz[0]
         return replace(
@@ -159,7 +159,7 @@ class Profile:
 
     def in_floats(self) -> Profile:
         """The device while it computes a network of floats in float32, as far as that is known."""
-        known = {
+        processors = {
             name: replace(
                 one,
                 precision="float32",
@@ -172,7 +172,7 @@ class Profile:
             for name, one in self.processors.items()
             if one.float32_slowdown is not None
         }
-        return replace(self, processors={**self.processors, **known})
+        return replace(self, processors={**self.processors, **processors})
 
     def crowded(self, names: Sequence[str]) -> list[ProcessorProfile]:
         """The processors of a team, each of which knows how much longer its memory takes.
@@ -206,10 +206,10 @@ class Profile:
     def power(self, names: Sequence[str]) -> Power | None:
         """The power of these processors; None unless all of them are known."""
         watts = [self.processor(name).watts for name in names]
-        known = tuple(w for w in watts if w is not None)
-        if len(known) < len(watts):
+        measured = tuple(w for w in watts if w is not None)
+        if len(measured) < len(watts):
             return None
-        return Power(known, self.idle_watts, self.copied_pj_per_byte)
+        return Power(measured, self.idle_watts, self.copied_pj_per_byte)
 
     def hand_over(self, writer: str, reader: str, size: int, value_bytes: int = 4) -> int:
         """Nanoseconds from the end of a kernel to the start of its reader.

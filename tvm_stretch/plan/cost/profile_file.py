@@ -165,15 +165,15 @@ def _renamed(table: Any, **more: str) -> Any:
     return {_NAMES.get(key, key): value for key, value in table.items()} | more
 
 
-def _check_processor(found: ProcessorProfile, where: str) -> None:
+def _check_processor(profile: ProcessorProfile, where: str) -> None:
     """Check what the types of fields do not say."""
-    if set(found.multiply_adds_per_ns) != set(Work.families):
+    if set(profile.multiply_adds_per_ns) != set(Work.families):
         raise CostModelError(
             f"expected {', '.join(Work.families)} for multiply_adds_per_ns of {where}, got "
-            f"{', '.join(found.multiply_adds_per_ns) or 'none'}; correct the file"
+            f"{', '.join(profile.multiply_adds_per_ns) or 'none'}; correct the file"
         )
-    _check_operators(found.refuses, where)
-    target = found.target
+    _check_operators(profile.refuses, where)
+    target = profile.target
     if target is not None and not (isinstance(target.get("kind"), str) and _is_data(target)):
         raise CostModelError(
             f"expected a TVM target as a table, without options for LLVM, for target of {where}, "
@@ -183,12 +183,12 @@ def _check_processor(found: ProcessorProfile, where: str) -> None:
 
 def _check_operators(names: Iterable[str], where: str) -> None:
     """Check that Relax has operators of these names, given without ``relax.``."""
-    known = {
+    operators = {
         str(name)[len(_RELAX) :] for name in Op.list_op_names() if str(name).startswith(_RELAX)
     }
     for name in names:
-        if name not in known:
-            alike = difflib.get_close_matches(name, sorted(known), 3)
+        if name not in operators:
+            alike = difflib.get_close_matches(name, sorted(operators), 3)
             raise CostModelError(
                 f"expected names of Relax's operators for refuses of {where}, got {name!r}; write "
                 f"{' or '.join(alike) or 'one such as nn.softmax'}"
@@ -257,15 +257,15 @@ def profile_text(profile: Profile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(found: Any, *elsewhere: str) -> list[str]:
+def _table(record: Any, *elsewhere: str) -> list[str]:
     """The fields of a dataclass but those that are written elsewhere, or that may be left out."""
     files = {name: key for key, name in _NAMES.items()}
     return [
         f"{files.get(name, name)} = {value:.4g}"
         if isinstance(value, float)
         else f"{files.get(name, name)} = {_inline(value)}"
-        for name, value in vars(found).items()
-        if name not in elsewhere and value != {} and (value or not hasattr(type(found), name))
+        for name, value in vars(record).items()
+        if name not in elsewhere and value != {} and (value or not hasattr(type(record), name))
     ]
 
 

@@ -44,16 +44,16 @@ def the_xgboost() -> ModuleType:
 def text_of(booster: xgboost.Booster) -> str:
     """The nodes of all trees, one tree after the other, as base64."""
     learner = json.loads(bytes(booster.save_raw("json")))["learner"]
-    found, start = [], 0
+    tables, start = [], 0
     for tree in learner["gradient_booster"]["model"]["trees"]:
         nodes = np.zeros(len(tree["split_indices"]), _NODE)
         for name in ("left", "right"):
             children = np.asarray(tree[f"{name}_children"])
             nodes[name] = np.where(children < 0, -1, children + start)
         nodes["feature"], nodes["number"] = tree["split_indices"], tree["split_conditions"]
-        found.append(nodes)
+        tables.append(nodes)
         start += len(nodes)
-    return base64.b64encode(np.concatenate(found).tobytes()).decode()
+    return base64.b64encode(np.concatenate(tables).tobytes()).decode()
 
 
 def trees_of(text: str, width: int) -> list[Array]:

@@ -162,9 +162,9 @@ class Bench:
         nodes, run = prepared.model.graph.nodes, total.nanoseconds
         if copies is None:
             beside = replace(total, nanoseconds=max(1, run - sum(alone)))
-            return self._row(None, RunFeatures.of(len(nodes)), [beside], origin)
+            return self._row(None, RunFeatures.make(len(nodes)), [beside], origin)
         features = {name: kernel.features for name, kernel in prepared.kernels.items()}
-        launched = LaunchedRunFeatures.of([features.get(n.kernel) for n in nodes], sum(alone))
+        launched = LaunchedRunFeatures.make([features.get(n.kernel) for n in nodes], sum(alone))
         computed = replace(total, nanoseconds=max(1, run - copies.nanoseconds))
         return self._row(None, launched, [computed], origin)
 
@@ -178,14 +178,14 @@ class Bench:
     ) -> list[Row]:
         """One row for each kernel in each context, with the mean of equal nodes."""
         features = {name: kernel.features for name, kernel in kernels.items()}
-        found: dict[tuple[str, Features], list[Timing]] = {}
+        times_of: dict[tuple[str, Features], list[Timing]] = {}
         placed = in_place(model.graph, features, flushed, once=self._is_gpu)
         for node, kernel, timing in zip(model.graph.nodes, placed, timings, strict=True):
             if kernel is not None:
-                found.setdefault((node.kernel, kernel), []).append(timing)
+                times_of.setdefault((node.kernel, kernel), []).append(timing)
         return [
             self._row(kernels[name].sample, kernel, times, origin)
-            for (name, kernel), times in found.items()
+            for (name, kernel), times in times_of.items()
         ]
 
     @staticmethod

@@ -101,8 +101,8 @@ def learn(
     Disturbed rows are used only for kernels without undisturbed ones. If there are several models
     below, the one closest to the measurements is corrected.
     """
-    known = {row.features for row in dataset.rows if row.quiet}
-    rows = [row for row in dataset.rows if row.quiet or row.features not in known]
+    quiet = {row.features for row in dataset.rows if row.quiet}
+    rows = [row for row in dataset.rows if row.quiet or row.features not in quiet]
     usual = pace_of(rows, processor)
     kernels = [row.features for row in rows]
     measured = [at_pace(row.nanoseconds, row.reference_ns, usual) for row in rows]
@@ -226,9 +226,9 @@ class Campaign:
         self, bench: Bench, networks: Mapping[str, object], end: float = math.inf
     ) -> None:
         """Measure the networks that are not measured yet."""
-        known = {row.network for row in self.dataset.rows}
+        measured = {row.network for row in self.dataset.rows}
         for name, network in networks.items():
-            if name not in known and time.monotonic() < end:
+            if name not in measured and time.monotonic() < end:
                 prepared = self._workshop.network(network)
                 self._add(bench.measure_network(name, prepared).rows, name, bench)
 

@@ -136,13 +136,13 @@ class Dataset:
         for number, line in enumerate(lines[1:], 2):
             where = f"line {number} of {path}"
             rows.append(Row.from_json(MEASUREMENTS.load(line, where), where))
-        known = [row for row in rows if row is not None]
-        if len(known) < len(rows):
+        readable = [row for row in rows if row is not None]
+        if len(readable) < len(rows):
             say(
-                f"{len(rows) - len(known)} of {len(rows)} measurements in {path} are of kernels "
+                f"{len(rows) - len(readable)} of {len(rows)} measurements in {path} are of kernels "
                 "whose cost family has changed, and are ignored"
             )
-        return Dataset(path, head.get("device") or {}, known)
+        return Dataset(path, head.get("device") or {}, readable)
 
     def append(self, *rows: Row) -> None:
         """Append rows atomically; they are on disk when this returns.

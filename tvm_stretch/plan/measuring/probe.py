@@ -131,7 +131,7 @@ class _Trials:
 
 def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     processor, host = where.processor, where.host
-    known = Verdicts.read(path, fingerprint(processor))
+    verdicts = Verdicts.read(path, fingerprint(processor))
     if processor.hardware.packet_ns:
         say(f"{processor.name}: emulated, answers are compared; for speed, {by_packets(processor)}")
     say("reading the network")
@@ -143,15 +143,15 @@ def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     for number, (key, trial) in enumerate(wanted.items(), 1):
         count(key.split()[0], number, len(wanted))
         refusal = processor.why_not(trial.call)
-        if refusal is None and known.reasons.get(key) != "":
+        if refusal is None and verdicts.reasons.get(key) != "":
             reason = _try(trial, where)
             if reason.startswith("run:"):
                 _require_device(where, reason, path)
                 reason = _try(trial, where)  # it may have failed by chance
-            known.reasons[key] = reason
-            known.write(path)
-        reasons[key] = refusal or known.reasons[key]
-    return Verdicts(known.device, reasons)
+            verdicts.reasons[key] = reason
+            verdicts.write(path)
+        reasons[key] = refusal or verdicts.reasons[key]
+    return Verdicts(verdicts.device, reasons)
 
 
 def _networks(mod: tvm.IRModule, processor: Processor, host: Processor) -> Iterator[tvm.IRModule]:
@@ -291,12 +291,12 @@ def _input(param: relax.Var, dice: np.random.Generator) -> Array:
     return dice.integers(0, 2, shape).astype(dtype)
 
 
-def _difference(found: Array, right: Array) -> str:
+def _difference(answer: Array, right: Array) -> str:
     """That an answer differs too much; NaN equals NaN, and is infinitely far from numbers."""
-    slack = _STEP if found.dtype in (np.int8, np.uint8) else 0.0
-    found, right = found.astype(np.float64), right.astype(np.float64)
-    same = (found == right) | (np.isnan(found) & np.isnan(right))
-    apart = np.where(same, 0.0, np.abs(np.subtract(found, right, where=~same, out=found * 0)))
+    slack = _STEP if answer.dtype in (np.int8, np.uint8) else 0.0
+    answer, right = answer.astype(np.float64), right.astype(np.float64)
+    same = (answer == right) | (np.isnan(answer) & np.isnan(right))
+    apart = np.where(same, 0.0, np.abs(np.subtract(answer, right, where=~same, out=answer * 0)))
     worst = float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
     scale = float(np.max(np.abs(right), initial=1.0, where=np.isfinite(right)))
     if worst <= max(_TOLERANCE * scale, slack):

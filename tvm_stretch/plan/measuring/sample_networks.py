@@ -41,10 +41,10 @@ def chain(samples: Sequence[Sample], apart: bool = False, busy: bool = False) ->
             return _Floats(bb).busy(x, samples, len(samples) if apart else _GROUP)
         chosen: _Floats | _Integers = _Floats(bb) if is_float else _Integers(bb)
         join = relax.op.add if is_float else relax.op.maximum
-        made = [chosen.data(item, x) for item in samples] if apart else []
+        inputs = [chosen.data(item, x) for item in samples] if apart else []
         value: relax.Expr = x
         for index, item in enumerate(samples):
-            data = made[index] if apart else chosen.data(item, value)
+            data = inputs[index] if apart else chosen.data(item, value)
             number = chosen.result(item, data, value)
             value = bb.emit(join(value, number)) if apart else number
         return value
@@ -77,8 +77,8 @@ class _Floats(_Emitter):
         """Groups of samples: inputs of all, then all samples, then a number of each."""
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
-            made = [(self.data(s, value), self.added(s, value)) for s in group]
-            pairs = zip(group, made, strict=True)
+            inputs = [(self.data(s, value), self.added(s, value)) for s in group]
+            pairs = zip(group, inputs, strict=True)
             outs = [self.layers(s, data, other) for s, (data, other) in pairs]
             for sample, out in zip(group, outs, strict=True):
                 value = self.emit(relax.op.add(value, self.number(sample, out)))

@@ -93,8 +93,8 @@ class Sample(Sliding):
     def from_json(data: dict[str, Any]) -> Sample:
         """Read what `to_json` wrote."""
         sample = MEASUREMENTS.build(Sample, data, "a sample")
-        known = sample.kind in KINDS and sample.epilogue in EPILOGUES and sample.dtype in DTYPES
-        if not known or not sample._is_window() or min(sample.out_size) < 1:
+        is_kind = sample.kind in KINDS and sample.epilogue in EPILOGUES and sample.dtype in DTYPES
+        if not is_kind or not sample._is_window() or min(sample.out_size) < 1:
             raise CostModelError(
                 f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
             )
@@ -207,12 +207,12 @@ def by_kind(samples: Sequence[Sample], dice: random.Random) -> Sample:
 
 def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sample]:
     """The samples, some with an exponential epilogue."""
-    found = []
+    changed = []
     for sample in samples:
         epilogue = dice.choice(_FUNCTIONS) if dice.random() < _FUNCTION else sample.epilogue
         is_kernel = sample.kind in ("conv", "dense", "depthwise")
-        found.append(replace(sample, epilogue=epilogue) if is_kernel else sample)
-    return found
+        changed.append(replace(sample, epilogue=epilogue) if is_kernel else sample)
+    return changed
 
 
 def in_integers(sample: Sample) -> Sample:
@@ -252,7 +252,7 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
             side = dice.choice((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28))
             size = (side, side)
         epilogue = dice.choice(EPILOGUES[1:8]) if dice.random() < 0.5 else sample.epilogue
-        found = replace(
+        similar = replace(
             sample,
             in_channels=inputs,
             out_channels=outputs,
@@ -260,6 +260,6 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
             in_size=size,
             epilogue=epilogue,
         )
-        if found.is_possible:
-            return found
+        if similar.is_possible:
+            return similar
     return sample

@@ -72,10 +72,10 @@ def telling_first(
     kernels = [kernel_of_sample(sample, machine) for sample in samples]
     parts = model.parts([kernel for kernel in kernels if kernel is not None])
     places = [i for i, kernel in enumerate(kernels) if kernel is not None]
-    known = [(i, part) for i, part in zip(places, parts, strict=True) if part is not None]
-    if not known:
+    described = [(i, part) for i, part in zip(places, parts, strict=True) if part is not None]
+    if not described:
         return list(samples)
-    positions, wanted = zip(*known, strict=True)
+    positions, wanted = zip(*described, strict=True)
     order = Ratios(model.phases).telling_first(wanted, wanted, _MOST)
     first = [positions[i] for i in order]
     say(f"{len(first)} of {len(samples)} samples in the order of what they tell")

@@ -126,7 +126,7 @@ class QuickestCore:
     """Finds the core from which a run takes least, which other virtual machines change."""
 
     def __init__(self) -> None:
-        self._found, self._until = -1, -math.inf
+        self._core, self._until = -1, -math.inf
 
     @contextlib.contextmanager
     def held(self, run: Callable[[], int], anew: bool = True) -> Iterator[None]:
@@ -140,10 +140,10 @@ class QuickestCore:
             return min(run() for _ in range(_TRIES))
 
         try:
-            if anew or time.monotonic() > self._until or self._found not in allowed:
-                self._found = min(sorted(allowed), key=least)
+            if anew or time.monotonic() > self._until or self._core not in allowed:
+                self._core = min(sorted(allowed), key=least)
                 self._until = time.monotonic() + _RECENT
-            os.sched_setaffinity(0, {self._found})
+            os.sched_setaffinity(0, {self._core})
             yield
         finally:
             os.sched_setaffinity(0, allowed)

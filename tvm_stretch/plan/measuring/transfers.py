@@ -69,7 +69,7 @@ def measure_transfers(
         each = max(smallest, round(extra / (_LONG - _SHORT)))
         smallest = each  # a larger tensor is never cheaper to transfer
         for pair in ((0, 1), (1, 0)):
-            rows.append(Row(TransferFeatures.of(size, *pair), each, 0.0, runs))
+            rows.append(Row(TransferFeatures.make(size, *pair), each, 0.0, runs))
     return rows
 
 

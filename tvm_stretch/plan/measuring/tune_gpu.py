@@ -104,11 +104,11 @@ class Layers(Forms):
     def measure(self, trials: Sequence[Trial], build: Build) -> list[int | Failure]:
         """Nanoseconds of each trial, or why it is no use; if one fails, each is tried by itself."""
         data = [trial.data for trial in trials]
-        found = attempt(build, data, partial(self.judge, trials), self.bench.device)
-        if not isinstance(found, str):
-            return found
+        times = attempt(build, data, partial(self.judge, trials), self.bench.device)
+        if not isinstance(times, str):
+            return times
         if len(trials) == 1:
-            return [found]
+            return [times]
         alone = (self.measure([trial], partial(self.build, [trial.config])) for trial in trials)
         return [result for results in alone for result in results]
 

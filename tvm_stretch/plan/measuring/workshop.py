@@ -113,9 +113,9 @@ class RecordKernels:
     not run for kernels that the cache knows.
     """
 
-    def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
+    def __init__(self, processor: Processor, kernels: dict[str, Kernel]) -> None:
         self.processor = processor
-        self.found = found
+        self.kernels = kernels
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Fill the table."""
@@ -123,7 +123,7 @@ class RecordKernels:
             if isinstance(function, tirx.PrimFunc):
                 named = named_kernel(var.name_hint, function, self.processor.code.schedule)
                 features = describe(function, self.processor.machine)
-                self.found[str(named.attrs["global_symbol"])] = Kernel(
+                self.kernels[str(named.attrs["global_symbol"])] = Kernel(
                     features, sample_of(var.name_hint, function)
                 )
         return mod

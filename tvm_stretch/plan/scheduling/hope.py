@@ -35,8 +35,8 @@ def schedule_hope_lp(
     simulation = Simulation(merged.problem)
     pieces = partition(merged.problem, piece=piece, balance=balance)
     ends = [solve_piece(simulation, piece, seconds=_SECONDS_PER_PIECE) for piece in pieces]
-    found = result_of("HOPE:LP", merged.expand(problem, simulation), began)
-    return replace(found, pieces=tuple(ends))
+    result = result_of("HOPE:LP", merged.expand(problem, simulation), began)
+    return replace(result, pieces=tuple(ends))
 
 
 def schedule_ilp(problem: Problem) -> Result:

@@ -36,7 +36,7 @@ def _partition(
     first = [op for op in operators if ranks[op] <= cut]
     second = [op for op in operators if ranks[op] > cut]
     parts = (_partition(problem, some, piece, balance) for some in (first, second))
-    return [part for found in parts for part in found]
+    return [part for pieces in parts for part in pieces]
 
 
 def _upward_ranks(problem: Problem, operators: Sequence[int]) -> dict[int, int]:

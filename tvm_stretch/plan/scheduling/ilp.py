@@ -54,11 +54,11 @@ def solve_piece(
     """Append the operators of a piece to the simulation so that the last one finishes first."""
     if not piece:
         return "proved"
-    known = simulation.copy()
+    trial = simulation.copy()
     for operator in piece:
         supported = simulation.problem.supported[operator]
-        known.append(operator, min(supported, key=lambda p: known.finish_on(operator, p)))
-    program = _Program(simulation, piece, _end(known, piece))
+        trial.append(operator, min(supported, key=lambda p: trial.finish_on(operator, p)))
+    program = _Program(simulation, piece, _end(trial, piece))
     limits = {"mip_rel_gap": 1e-3, "node_limit": _NODES, "time_limit": seconds}
     options = {"mip_rel_gap": 0.0} if seconds is None else limits
     solution = milp(
@@ -69,8 +69,8 @@ def solve_piece(
         options=options,
     )
     solved = None if solution.x is None else _solved(simulation, piece, program, solution.x)
-    if solved is None or _end(solved, piece) > _end(known, piece):
-        _replay(simulation, piece, known.placement, known.start, known.finish)
+    if solved is None or _end(solved, piece) > _end(trial, piece):
+        _replay(simulation, piece, trial.placement, trial.start, trial.finish)
         return "list"
     _replay(simulation, piece, solved.placement, solved.start, solved.finish)
     return "proved" if solution.status == 0 else "found"
@@ -266,8 +266,8 @@ class _Program:
         )
         for q in sources:
             for p in range(len(self.problem.processors)):
-                known = self.problem.caching and (t, p) in received
-                if self.problem.transfer_ns[t][q][p] > 0 and p != q and not known:
+                is_cached = self.problem.caching and (t, p) in received
+                if self.problem.transfer_ns[t][q][p] > 0 and p != q and not is_cached:
                     yield q, p
 
     def _received_by_someone(

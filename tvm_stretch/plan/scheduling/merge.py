@@ -83,8 +83,8 @@ def _super_operator(problem: Problem, group: list[int]) -> Job:
     costs: list[int | None] = []
     for processor in range(len(problem.processors)):
         parts = [problem.operators[i].costs[processor] for i in group]
-        known = [part for part in parts if part is not None]
-        costs.append(sum(known) if len(known) == len(parts) else None)
+        costs_of = [part for part in parts if part is not None]
+        costs.append(sum(costs_of) if len(costs_of) == len(parts) else None)
     return Job(problem.operators[group[0]].name, tuple(costs))
 
 

@@ -155,11 +155,11 @@ class Problem:
                 )
 
     def _check_tensor(self, tensor: Tensor) -> None:
-        known = range(len(self.operators))
+        numbers = range(len(self.operators))
         for index in (tensor.producer, *tensor.consumers):
-            if index not in known:
+            if index not in numbers:
                 raise ScheduleError(
-                    f"expected operators 0 to {len(known) - 1} for tensor {tensor.name}, "
+                    f"expected operators 0 to {len(numbers) - 1} for tensor {tensor.name}, "
                     f"got {index}; correct its producer or consumers"
                 )
         if tensor.bytes < 0:

@@ -18,7 +18,7 @@ from tvm import relax
 from tvm_stretch.base.errors import UnsupportedError
 from tvm_stretch.network.operators import Operators
 from tvm_stretch.plan.search.candidates import Found, find_candidates, least_ns
-from tvm_stretch.plan.search.chain import rank, thrifty
+from tvm_stretch.plan.search.chain import rank, rank_by_price
 from tvm_stretch.plan.search.costs import Costs, planning_costs
 from tvm_stretch.plan.search.limits import NO_LIMITS, Limits
 from tvm_stretch.plan.search.pieces import Network
@@ -39,13 +39,13 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     """
     _require_support(costs.kernels.operators(mod), costs)
     network = Network(mod, costs.kernels)
-    chains = [*rank(network, costs, limits), *thrifty(network, costs, limits)]
+    chains = [*rank(network, costs, limits), *rank_by_price(network, costs, limits)]
     candidates = find_candidates(network, costs, list(dict.fromkeys(chains)), most, limits)
     places = range(len(costs.processors))
     times = [tuple(costs.whole(group, p) for p in places) for group in network.graph.groups]
     # kernels that a processor joins take less than the bound counts for them
-    known = [candidate.cost.ns for candidate in (*candidates.singles, *candidates.rivals)]
-    return candidates.bounded(min([least_ns(times), *known]))
+    latencies = [candidate.cost.ns for candidate in (*candidates.singles, *candidates.rivals)]
+    return candidates.bounded(min([least_ns(times), *latencies]))
 
 
 def _require_support(operators: Operators, costs: Costs) -> None:

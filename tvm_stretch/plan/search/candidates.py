@@ -101,7 +101,7 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     if any(costs.whole(group, place) is None for group in network.graph.groups):
         return None
     kernels = costs.kernels.alone(network.graph, place)
-    total = costs.regions[place] + costs.of(kernels, place)
+    total = costs.regions[place] + costs.sum(kernels, place)
     processors = tuple(processor.name for processor in costs.processors)
     operators = tuple(Calls(network.mod["main"]).calls)
     energy = costs.millijoules(place, total)
@@ -120,11 +120,11 @@ def _work_out(
     ranking: Sequence[Chain],  # as `rank` gives it
     limits: tuple[float, int],  # the longest predicted latency, and how many plans
     # notes, and the plans that are passed over; both lists grow
-    said: tuple[list[str], list[Considered]],
+    remarks: tuple[list[str], list[Considered]],
     allowed: Limits,  # what processors may compute at most
 ) -> list[Candidate]:
     """The plans of promising chains, the most promising first."""
-    (limit, most), (notes, passed) = limits, said
+    (limit, most), (notes, passed) = limits, remarks
     clearly_less = CLEARLY_LESS[costs.trusted]
     rivals: list[Candidate] = []
     for chain in ranking:

@@ -144,8 +144,8 @@ class ChainSearch:
         places = range(len(costs.processors))
         latency = {}
         for group in self.network.graph.groups:
-            known = (costs.whole(group, place) for place in places)
-            latency[group.name] = min((ns for ns in known if ns is not None), default=0)
+            times = (costs.whole(group, place) for place in places)
+            latency[group.name] = min((ns for ns in times if ns is not None), default=0)
         order = {point.tensor: i for i, point in enumerate(self.network.points.points)}
         for alpha in ALPHAS:
             worth = amortise(self.network.points, latency, partial(costs.meeting, places), alpha)
@@ -185,10 +185,10 @@ class ChainSearch:
         extended = _State(clock, forms, state, option)
         places = tuple(tuple(p.place for p in clock.tensors[name]) for name in exits)
         key = (places, tuple(sorted(forms.items())))
-        known = states[index + length].get(key)
+        best = states[index + length].get(key)
         # what comes later has more splits
-        if known is None or self.price(clock.when(exits), clock.busy) < _BETTER * self.price(
-            known.clock.when(exits), known.clock.busy
+        if best is None or self.price(clock.when(exits), clock.busy) < _BETTER * self.price(
+            best.clock.when(exits), best.clock.busy
         ):
             states[index + length][key] = extended
 
@@ -212,7 +212,7 @@ def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Cha
     return [chosen, shares] if clearly else [shares, chosen]
 
 
-def thrifty(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
+def rank_by_price(network: Network, costs: Costs, limits: Limits) -> list[Chain]:
     """The best chains by other prices than latency, for an objective that has some."""
     prices = limits.objective.prices(costs.power) if len(costs.processors) > 1 else []
     chains = [ChainSearch(network, costs, limits=limits, price=price).best() for price in prices]

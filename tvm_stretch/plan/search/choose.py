@@ -97,8 +97,8 @@ def decide(
     say("searching for plans")
 
     def searched(costs: Costs) -> Found:
-        found = search(mod, costs, limits=limits)
-        return replace(found, rivals=tuple(r for r in found.rivals if may_use(r.plan)))
+        result = search(mod, costs, limits=limits)
+        return replace(result, rivals=tuple(r for r in result.rivals if may_use(r.plan)))
 
     candidates = searched(costs)
     rivals = [(rival, build(mod, rival)) for rival in candidates.rivals[:1]]
@@ -164,11 +164,11 @@ def _winner(outcomes: Sequence[Outcome], costs: Sequence[Cost], objective: Objec
     return best
 
 
-def _in_reach(found: Found, limits: Limits) -> list[Candidate]:
+def _in_reach(result: Found, limits: Limits) -> list[Candidate]:
     """The best processor alone, and others that might be about as fast as the plans."""
     cost = by_objective(limits)
-    best = min(map(cost, found.rivals), default=math.inf)
-    return [s for i, s in enumerate(found.singles) if not i or cost(s) < _IN_REACH * best]
+    best = min(map(cost, result.rivals), default=math.inf)
+    return [s for i, s in enumerate(result.singles) if not i or cost(s) < _IN_REACH * best]
 
 
 def _at_present_pace(costs: Costs, build: Build, take: Callable[[Model], Model]) -> Costs:
@@ -210,8 +210,8 @@ def _measured(
         verdict = "chosen" if index == chosen else "slower" if outcome.high < 1 else "not faster"
         if index == 0 and chosen:
             verdict = "slower"
-        said = verdict if index == 0 else f"{verdict}: {versus}"
-        yield candidate.considered(said, outcome.seconds)
+        text = verdict if index == 0 else f"{verdict}: {versus}"
+        yield candidate.considered(text, outcome.seconds)
 
 
 def choose(
@@ -247,7 +247,7 @@ def predict(
     Args:
         is_cautious: whether costs that were never measured only choose the best single processor.
     """
-    costs, found, candidates = find(job.mod, site, limits)
+    costs, result, candidates = find(job.mod, site, limits)
     if is_cautious and not (site.device and costs.trusted):
         best, how = candidates[0], f"not measured, for {site.device or 'another machine'}"
     else:
@@ -255,9 +255,9 @@ def predict(
         how = f"predicted for {site.device or 'this machine'}, not measured"
     limits.objective.require(best.cost, [one.cost for one in candidates])
     others = (one.considered("not chosen") for one in candidates if one is not best)
-    table = (best.considered("chosen"), *others, *found.passed)
-    least = f"with all processors always busy it would take {found.least_ns / 1e6:.3f} ms"
-    reason = "; ".join((*found.notes, least, f"chosen: {best.what}, {how}"))
+    table = (best.considered("chosen"), *others, *result.passed)
+    least = f"with all processors always busy it would take {result.least_ns / 1e6:.3f} ms"
+    reason = "; ".join((*result.notes, least, f"chosen: {best.what}, {how}"))
     decision = decided(site, job, best, reason, table)
     if best.plan.processors == tuple(site.names):
         return decision
@@ -276,8 +276,8 @@ def find(
             f"expected powers of the processors of {site.device or 'this machine'} for energy as "
             "objective, got none; name a profile with watts as device, or plan where a meter is"
         )
-    found = search(mod, costs, limits=limits)
-    candidates = [*found.singles, *found.rivals]
+    result = search(mod, costs, limits=limits)
+    candidates = [*result.singles, *result.rivals]
     ours = replace(limits, scheduler=None)
     is_free = replace(ours, objective=LATENCY) == NO_LIMITS
     if site.profile is not None and len(site.processors) > 2 and is_free:
@@ -285,12 +285,12 @@ def find(
             with suppress(UnsupportedError):
                 fewer = search(mod, site.without(processor).costs(mod), limits=ours)
                 candidates += [*fewer.singles, *fewer.rivals]
-    return costs, found, candidates
+    return costs, result, candidates
 
 
 def _measure_few_layers(job: Job, site: Site, limits: Limits) -> Decision | None:
     """The decision for a network of many equal layers, found with three of them."""
-    few = FewerLayers.of(job.mod) if replace(limits, searches=True) == NO_LIMITS else None
+    few = FewerLayers.find(job.mod) if replace(limits, searches=True) == NO_LIMITS else None
     if few is None:
         return None
     say(f"searching with {KEPT} of {few.run.count} equal layers")
@@ -304,18 +304,18 @@ def _measure(
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
     is_usual = limits.scheduler is None and limits.objective == LATENCY
     may_remember = site.identity and is_usual
-    said = f"{site.identity} {limits.caps} {limits.parts}"
-    memory = memory_of(job.mod, site.processors, said) if may_remember else None
-    known = None if memory is None else memory.find()
-    if known is not None:
+    key = f"{site.identity} {limits.caps} {limits.parts}"
+    memory = memory_of(job.mod, site.processors, key) if may_remember else None
+    remembered = None if memory is None else memory.find()
+    if remembered is not None:
         say("building the plan that won before")
         try:
-            model = Model.from_parts(build_parts(job.by(known)))
+            model = Model.from_parts(build_parts(job.by(remembered)))
             trace(model, 1)
         except StretchError as error:  # the user did not request that plan, so search again
             say(f"the plan that won before is not taken: {last_line(error)}")
         else:
-            reason = f"{known.reason}; measured before, not again"
+            reason = f"{remembered.reason}; measured before, not again"
             return Decision(site, job.by(model.plan), reason, trial=model)
 
     if not limits.searches:

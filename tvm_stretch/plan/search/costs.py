@@ -75,8 +75,8 @@ class Costs:
 
     def cost(self, ns: int, busy: Sequence[int], moved: int | None = None) -> Cost:
         """The cost of a run; see `Power.millijoules`."""
-        known = self.power
-        energy = None if known is None else known.millijoules(ns, busy, moved or 0)
+        power = self.power
+        energy = None if power is None else power.millijoules(ns, busy, moved or 0)
         return Cost(ns, energy, moved)
 
     def whole(self, group: Group, place: int) -> int | None:
@@ -84,12 +84,12 @@ class Costs:
         if (key := (group, place)) not in self._memo:
             supported = self.kernels.supported(group, place)
             self._memo[key] = (
-                self.of(self.kernels.whole(group, place), place) if supported else None
+                self.sum(self.kernels.whole(group, place), place) if supported else None
             )
         nanoseconds: int | None = self._memo[key]
         return nanoseconds
 
-    def of(self, kernels: Sequence[Features], place: int) -> int:
+    def sum(self, kernels: Sequence[Features], place: int) -> int:
         """Kernels on a processor."""
         return sum(answer.nanoseconds for answer in self._predict(place, kernels))
 
@@ -180,13 +180,13 @@ class Costs:
 
         Each receives a part from each of the others, one after the other, as in schedules.
         """
-        known = list(places)
-        part = size // len(known)
+        there = list(places)
+        part = size // len(there)
 
         def begins(q: int) -> int:
-            return self.regions[q] + sum(self.hand_over(p, q, part) for p in known if p != q)
+            return self.regions[q] + sum(self.hand_over(p, q, part) for p in there if p != q)
 
-        return max(map(begins, known))
+        return max(map(begins, there))
 
     def enter(self, writer: int, reader: int, size: int) -> int:
         """A hand-over, and the start of the region that waits for it.
@@ -235,7 +235,7 @@ class Costs:
         if half is None:
             return (whole + self.start(place)) // 2, 0.5
         kernels, fraction = half
-        return min(whole, self.of(kernels, place)), fraction
+        return min(whole, self.sum(kernels, place)), fraction
 
 
 def not_asked_for(host: Processor) -> Processor:
@@ -286,9 +286,9 @@ def _hand_overs(
         # Transfers between two devices are not measured: at worst they go through the CPU.
         ways = [lines[writer].get((1, 0))] if writer else []
         ways += [lines[reader].get((0, 1))] if reader else []
-        known = [way[0] + way[1] * size for way in ways if way is not None]
-        if len(known) == len(ways):
-            return round(sum(known))
+        times = [way[0] + way[1] * size for way in ways if way is not None]
+        if len(times) == len(ways):
+            return round(sum(times))
         if processors[writer].hardware.on_host_cores and processors[reader].hardware.on_host_cores:
             return round(_MEETING_NS + size / _CACHED_PER_NS)
         slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
@@ -303,7 +303,7 @@ def _transfer_lines(model: MeasuredModel | None) -> dict[tuple[int, int], tuple[
         return {}
     lines = {}
     for pair in ((0, 1), (1, 0)):
-        none, much = model.nanoseconds([TransferFeatures.of(size, *pair) for size in (0, _MEBI)])
+        none, much = model.nanoseconds([TransferFeatures.make(size, *pair) for size in (0, _MEBI)])
         lines[pair] = (float(none), float(much - none) / _MEBI)  # models are lines
     return lines
 

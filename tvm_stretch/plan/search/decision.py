@@ -117,9 +117,9 @@ def decided(
     """The decision for a candidate of the search."""
     table = tuple(considered)
     plan = candidate.plan if trial is None else trial.plan
-    known = (candidate.branched, candidate.lowered) if trial is None else ()
+    ready = (candidate.branched, candidate.lowered) if trial is None else ()
     plan = replace(plan, reason=reason, considered=table)
-    return Decision(site, job.by(plan, *known), reason, table, trial)
+    return Decision(site, job.by(plan, *ready), reason, table, trial)
 
 
 FASTEST = "fastest"
@@ -187,7 +187,7 @@ def without_each(decision: Decision, limits: Limits) -> tuple[dict[str, Plan], l
 def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
     place = [other.name for other in costs.processors].index(processor.name)
     if not limits.may_do_all(place):
-        raise UnsupportedError(f"expected a processor that may compute all, got {limits.said}")
+        raise UnsupportedError(f"expected a processor that may compute all, got {limits.text}")
 
 
 def _best_of(mod: tvm.IRModule, costs: Costs, limits: Limits) -> Plan:

@@ -45,7 +45,7 @@ class FewerLayers:
     run: EqualLayers
 
     @staticmethod
-    def of(mod: tvm.IRModule) -> FewerLayers | None:
+    def find(mod: tvm.IRModule) -> FewerLayers | None:
         """The network with fewer layers, if that saves much."""
         run = find_equal_layers(mod["main"])
         if run is None or run.removed < _WORTH:
@@ -55,20 +55,20 @@ class FewerLayers:
 
     def decision(
         self,
-        found: Decision,  # that for fewer layers
+        shorter: Decision,  # that for fewer layers
         job: Job,  # the whole network
     ) -> Decision | None:
         """The decision for all layers; None if the plan does not repeat from layer to layer."""
         note = f"searched with {KEPT} of {self.run.count} equal layers"
-        own = replace(found.job, mod=self.whole, observer=job.observer).by(None)
-        if found.plan is not None:
+        own = replace(shorter.job, mod=self.whole, observer=job.observer).by(None)
+        if shorter.plan is not None:
             try:
-                own = own.by(self._repeated(found.plan))
+                own = own.by(self._repeated(shorter.plan))
                 _ = own.plan  # checks the order of the regions
             except (PlanError, UnsupportedError):
                 return None
-        rows = [replace(one, what=f"{one.what} ({note})") for one in found.considered or ()]
-        return replace(found, job=own, considered=rows or None, trial=None).noted(note)
+        rows = [replace(one, what=f"{one.what} ({note})") for one in shorter.considered or ()]
+        return replace(shorter, job=own, considered=rows or None, trial=None).noted(note)
 
     def repeats(self, plan: Plan) -> bool:
         """Whether the plan is one for all layers, too."""

@@ -86,10 +86,10 @@ def build_each(
 
 def _check_inputs(networks: Sequence[SizedNetwork]) -> None:
     """Refuse lengths between which the shapes of inputs could not choose."""
-    known: dict[tuple[tuple[int, ...], ...], Mapping[str, int]] = {}
+    sizes_of: dict[tuple[tuple[int, ...], ...], Mapping[str, int]] = {}
     for network in networks:
         shapes = tuple(tuple(shape_of(param)) for param in network.mod["main"].params)
-        other = known.setdefault(shapes, network.sizes)
+        other = sizes_of.setdefault(shapes, network.sizes)
         if other is not network.sizes:
             raise InputError(
                 f"expected inputs of other shapes for {length_name(network.sizes)} than for "
@@ -106,15 +106,15 @@ def _check_states(networks: Sequence[SizedNetwork]) -> None:
     """
     resting = {(param.name, shape) for one in networks for param, shape in _held(one.mod)}
     first = networks[0]
-    known = {param.name: shape for param, shape in _next(first.mod)}
+    shapes = {param.name: shape for param, shape in _next(first.mod)}
     for network in networks:
         for (param, shape), (_, following) in zip(
             _held(network.mod), _next(network.mod), strict=True
         ):
-            if following != known[param.name]:
+            if following != shapes[param.name]:
                 raise InputError(
                     f"expected one shape of the state {param.name!r} for all lengths, got "
-                    f"{[*known[param.name]]} for {length_name(first.sizes)} and "
+                    f"{[*shapes[param.name]]} for {length_name(first.sizes)} and "
                     f"{[*following]} for {length_name(network.sizes)}; fix it with shapes="
                 )
             if (param.name, following) not in resting:
@@ -153,7 +153,7 @@ def _shared_rooms(lengths: Lengths, reader: Reader) -> dict[str, tuple[int, int]
     given = [(name, one) for name, one in read_lengths(lengths).items() if isinstance(one, list)]
     if len(given) < len(lengths):
         return {}
-    longest = reader.at({name: max(one) for name, one in given}).mod
+    longest = reader.sized({name: max(one) for name, one in given}).mod
     pairs = zip(_held(longest), read_states(longest["main"])[1], strict=True)
     return {param.name: (state.axis, state.grown) for (param, _), state in pairs if state.grown}
 
@@ -167,7 +167,7 @@ def sized_networks(
         InputError: the lengths are none, or padding may change an answer.
     """
     if lengths is None:
-        return [reader.at({})], []
+        return [reader.sized({})], []
     if reader.states is not None:
         reader.rooms = _shared_rooms(lengths, reader)
     given = read_lengths(lengths)
@@ -181,7 +181,7 @@ def sized_networks(
     for name, one in given.items():
         if isinstance(one, Length):
             spans.append(_span(name, one, sizes[name], largest, reader))
-    return [reader.at(own) for own in wanted], spans
+    return [reader.sized(own) for own in wanted], spans
 
 
 def _check_counted(
@@ -205,7 +205,7 @@ def _chosen(
     times = []
     for size in probes:
         say(f"predicting the time for {name}={size}")
-        plan = predict(site.job(reader.at({**largest, name: size}).mod), site).plan
+        plan = predict(site.job(reader.sized({**largest, name: size}).mod), site).plan
         times.append(max(plan.predicted_ns or 1, 1) if plan is not None else 1)
     return ladder(span, probes, times)
 
@@ -242,7 +242,7 @@ def _span(
     slopes: list[tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]] = []
     for few, many in sorted(pair for pair in pairs if first <= pair[0] < pair[1]):
         say(f"comparing {name}={few} with {name}={many}")
-        small, large = (reader.at({**largest, name: size}).mod["main"] for size in (few, many))
+        small, large = (reader.sized({**largest, name: size}).mod["main"] for size in (few, many))
         masks = masks_of(small, large, name)
         fills |= dict.fromkeys(sorted(masks.names), masks.fill)
         hiding |= masks.hiding

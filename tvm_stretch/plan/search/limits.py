@@ -38,7 +38,7 @@ class Limits:
 
     caps: Mapping[int, float]  # the largest share of each processor that is limited, by its place
     parts: int = 0  # shares are multiples of ``1 / parts``; 0 for as fine as kernels allow
-    said: str = ""  # the same for people
+    text: str = ""  # the same for people
     scheduler: Scheduler | None = None  # the caller's, which plans the whole network too
     objective: Objective = LATENCY  # what the plan is to make small
     searches: bool = True  # whether a plan is searched and measured if none is known
@@ -120,9 +120,9 @@ def read_limits(
             f"{', '.join(limited)}; leave one of them out of max_share, or add a target"
         )
     what = "time" if is_planned else "work"
-    said = [f"at most {share:.3g} of the {what} on {names[place]}" for place, share in caps.items()]
-    said += [f"shares in parts of 1/{count}"] if count else []
-    return Limits(caps, count, "; ".join(said))
+    text = [f"at most {share:.3g} of the {what} on {names[place]}" for place, share in caps.items()]
+    text += [f"shares in parts of 1/{count}"] if count else []
+    return Limits(caps, count, "; ".join(text))
 
 
 def _is_share(value: object) -> bool:

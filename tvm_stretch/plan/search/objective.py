@@ -1,7 +1,7 @@
 """What a run of a plan costs, and which cost the search makes small.
 
 Objective()                                              the fastest plan
-Objective(minimise="energy", latency_ms=20)              the thriftiest plan within 20 ms
+Objective(minimise="energy", latency_ms=20)              the plan of least energy in 20 ms
 Objective(energy_mj=50)                                  the fastest plan within 50 mJ
 """
 
@@ -39,12 +39,12 @@ class Cost:
     # what processors hand over to each other; None if they were not counted
     bytes: int | None = None
 
-    def of(self, quantity: str) -> float | None:
+    def amount(self, quantity: str) -> float | None:
         """One of `_BUDGETS` in the unit of its budget; None if it is not known."""
         return {"latency": self.ns / 1e6, "energy": self.millijoules}[quantity]
 
     def __str__(self) -> str:
-        shown = ((self.of(name), unit) for name, (_, unit) in _BUDGETS.items())
+        shown = ((self.amount(name), unit) for name, (_, unit) in _BUDGETS.items())
         return " with ".join(f"{value:.3g} {unit}" for value, unit in shown if value is not None)
 
 
@@ -106,11 +106,11 @@ class Objective:
     def __call__(self, cost: Cost) -> float:
         """The better of two costs has the smaller number."""
         over = self.excess(cost)
-        return _MISSED * (1 + over) if over else cost.of(self.minimise) or cost.ns
+        return _MISSED * (1 + over) if over else cost.amount(self.minimise) or cost.ns
 
     def excess(self, cost: Cost) -> float:
         """By how much a cost exceeds the budgets, relative to them; 0 within them."""
-        pairs = ((cost.of(name), most) for name, most in self._budgets().items())
+        pairs = ((cost.amount(name), most) for name, most in self._budgets().items())
         return max(0.0, *(used / most - 1 for used, most in pairs if used is not None), 0.0)
 
     def require(self, best: Cost, all_costs: Iterable[Cost]) -> None:
@@ -121,8 +121,8 @@ class Objective:
         """
         if not self.excess(best):
             return
-        known = list(all_costs)
-        can = " or ".join(dict.fromkeys(str(_least(name, known)) for name in _BUDGETS))
+        costs = list(all_costs)
+        can = " or ".join(dict.fromkeys(str(_least(name, costs)) for name in _BUDGETS))
         raise InputError(
             f"expected a plan within {self} for objective, got {can} at best; allow more, or add "
             "a target"
@@ -173,7 +173,7 @@ def read_objective(objective: object) -> Objective:
 
 
 def _least(quantity: str, costs: Sequence[Cost]) -> Cost:
-    return min(costs, key=lambda cost: cost.of(quantity) or math.inf)
+    return min(costs, key=lambda cost: cost.amount(quantity) or math.inf)
 
 
 def _with_energy(power: Power, worth: float, ns: int, busy: Sequence[int]) -> float:

@@ -137,17 +137,17 @@ class Options:
 
     def best_place(self, group: Group) -> int:
         """The processor on which a kernel is fastest."""
-        known = self._known(group)
-        return min(self._allowed(known), key=known.__getitem__) if known else 0
+        ns_of = self._known(group)
+        return min(self._allowed(ns_of), key=ns_of.__getitem__) if ns_of else 0
 
     def _known(self, group: Group) -> dict[int, int]:
         """Nanoseconds of the group on each processor that supports it."""
         return {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
 
-    def _allowed(self, known: Mapping[int, int]) -> dict[int, int]:
+    def _allowed(self, ns_of: Mapping[int, int]) -> dict[int, int]:
         """The processors that may compute it alone; all of them if there is none."""
-        allowed = {p: ns for p, ns in known.items() if self.limits.may_do_all(p)}
-        return allowed or dict(known)
+        allowed = {p: ns for p, ns in ns_of.items() if self.limits.may_do_all(p)}
+        return allowed or dict(ns_of)
 
     def worthwhile_shares(self, piece: Piece, alpha: float) -> dict[str, Widths]:
         """Shares of each layer of the piece that is large enough for its meeting."""
@@ -166,15 +166,15 @@ class Options:
         anchor = group.anchor
         if not can_be_shared(anchor.call):
             return None
-        known = self._known(group)
-        if len(known) < 2:
+        ns_of = self._known(group)
+        if len(ns_of) < 2:
             return None
-        alone = min(self._allowed(known).values())
+        alone = min(self._allowed(ns_of).values())
         unit = self.network.channel_unit(anchor, self.costs.processors[0].machine.lanes)
         best: tuple[int, Widths] | None = None
-        for places in (c for n in range(2, len(known) + 1) for c in combinations(known, n)):
+        for places in (c for n in range(2, len(ns_of) + 1) for c in combinations(ns_of, n)):
             meeting = self.costs.meeting(places, group.bytes)
-            widths = self._aligned(group, {p: known[p] for p in places}, unit)
+            widths = self._aligned(group, {p: ns_of[p] for p in places}, unit)
             if widths is None or not amortised(meeting, alone, alpha):
                 continue
             slowest = self._slowest(group, widths)
@@ -182,14 +182,14 @@ class Options:
                 best = (slowest + meeting, widths)
         return None if best is None else best[1]
 
-    def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
+    def _aligned(self, group: Group, ns_of: Mapping[int, int], unit: int) -> Widths | None:
         """Channels in proportion to the processors' speeds (equation 6), or a few units from it."""
         channels = group.anchor.shape[1]
         unit = self.limits.unit(channels, unit)
         units, rest = divmod(channels, unit)
-        if units < len(known):
+        if units < len(ns_of):
             return None
-        speeds = {place: 1 / max(1, ns) for place, ns in known.items()}
+        speeds = {place: 1 / max(1, ns) for place, ns in ns_of.items()}
         counts = self.limits.apportion(units, speeds)
         if counts is None:
             return None
@@ -264,8 +264,8 @@ class Options:
         """Whether kernels may run at the same time: one forks, or several read no other one."""
         reads = [self.network.reads(group) for group in piece.groups]
         readers = Counter(name for names in reads for name in names)
-        made = {group.name for group in piece.groups}
-        first = sum(made.isdisjoint(names) for names in reads)
+        inside = {group.name for group in piece.groups}
+        first = sum(inside.isdisjoint(names) for names in reads)
         return first > 1 or any(count > 1 for count in readers.values())
 
     def _problem(self, piece: Piece) -> Problem:

@@ -67,13 +67,13 @@ class Network:
     def _known(self) -> frozenset[str]:
         return frozenset(self.graph.inputs) | {group.name for group in self.graph.groups}
 
-    def _pieces(self, found: MeetingPoints) -> tuple[Piece, ...]:
+    def _pieces(self, points: MeetingPoints) -> tuple[Piece, ...]:
         """A piece for each segment, with its kernels and those between it and the next segment.
 
         Operators that are set aside belong to the first piece.
         """
-        segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
-        members: list[list[Group]] = [[] for _ in range(max(1, len(found.segments)))]
+        segment_of = {name: i for i, s in enumerate(points.segments) for name in s.operators}
+        members: list[list[Group]] = [[] for _ in range(max(1, len(points.segments)))]
         current = 0
         for group in self.graph.groups:
             if group.name in self.aside:
@@ -88,7 +88,7 @@ class Network:
             inside = {group.name for group in groups}
             reads = [name for group in groups for name in self.reads(group)]
             entries = tuple(dict.fromkeys(n for n in (*reads, *needed) if n not in inside))
-            ends = self._ends(found.segments[index], groups) if found.segments else ("", "")
+            ends = self._ends(points.segments[index], groups) if points.segments else ("", "")
             pieces.append(Piece(groups, entries, needed, *ends))
             needed = entries
         return tuple(reversed(pieces))
@@ -112,18 +112,18 @@ class Network:
         return widths
 
 
-def _between_kernels(found: MeetingPoints, groups: Sequence[Group]) -> MeetingPoints:
+def _between_kernels(points: MeetingPoints, groups: Sequence[Group]) -> MeetingPoints:
     """The meeting points that no kernel computes on its way to another one.
 
     A normalisation after a residual is one kernel, and has such points inside.
     """
-    segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
+    segment_of = {name: i for i, s in enumerate(points.segments) for name in s.operators}
     inside: set[int] = set()  # segments whose last tensor is such a point
     for group in groups:
         own = [segment_of[op.name] for op in group.operators if op.name in segment_of]
         inside.update(range(min(own, default=0), max(own, default=0)))
     joined: list[Segment] = []
-    for index, segment in enumerate(found.segments):
+    for index, segment in enumerate(points.segments):
         before = joined.pop() if index - 1 in inside else None
         joined.append(segment if before is None else _joined(before, segment))
     return MeetingPoints(tuple(joined))

@@ -39,18 +39,18 @@ def at_present_pace(
     """
     for chain in (_chain, _integer_chain):
         network = load_network(chain())
-        found = search(network, costs)
-        if len(found.singles) == len(costs.processors):
+        result = search(network, costs)
+        if len(result.singles) == len(costs.processors):
             break
     else:
         return costs  # one of them supports no convolutions
-    candidates = [*found.singles, *found.rivals[:1]]
+    candidates = [*result.singles, *result.rivals[:1]]
     outcomes = measure(network, candidates)
     ratios = [o.seconds * 1e9 / c.cost.ns for o, c in zip(outcomes, candidates, strict=True)]
-    names = [candidate.plan.regions[0].processor for candidate in found.singles]
+    names = [candidate.plan.regions[0].processor for candidate in result.singles]
     alone = dict(zip(names, ratios, strict=False))
     factors = [alone[processor.name] for processor in costs.processors]
-    met = ratios[-1] / max(factors) if found.rivals else 1.0
+    met = ratios[-1] / max(factors) if result.rivals else 1.0
     return costs.corrected(factors, together=max(1.0, met))
 
 

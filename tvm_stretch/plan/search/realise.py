@@ -65,8 +65,8 @@ class Candidate:
         """
         measured = None if seconds is None else round(seconds * 1e9)
         energy = self.cost.millijoules
-        known = (self.cost.ns, self.plan.costs, measured, verdict, energy)
-        return Considered(self.what, *known, least_ns=self.least_ns)
+        columns = (self.cost.ns, self.plan.costs, measured, verdict, energy)
+        return Considered(self.what, *columns, least_ns=self.least_ns)
 
 
 def by_objective(limits: Limits) -> Callable[[Candidate], float]:
@@ -103,7 +103,7 @@ def realise(
             reason = processors[place].why_not(operator.call)
             return f"a part is refused, {name} on {processors[place].name}: {reason}"
     if not limits.allow(_work(operators, placed, costs)):
-        return f"it would be more than {limits.said}"
+        return f"it would be more than {limits.text}"
     order = None if begins is None else _in_order(network, branched, operators, placed, begins)
     schedule = _Schedule(network, branched, operators, costs, placed, order)
     if order is None and len(set(placed.values())) > 1:
@@ -247,7 +247,7 @@ class _Schedule:
 
         def nanoseconds(group: Group) -> list[int | None]:
             here, name = own[group.name], group.anchor.name
-            ns = self.costs.of(features[group.name], here)
+            ns = self.costs.sum(features[group.name], here)
             ns += self.costs.regions[here] if group.name in first else 0
             if name in owners:
                 ns = round(ns * self.costs.slower(features[group.name], here))
@@ -338,8 +338,8 @@ def by_start(
     times: dict[str, int] = {}
 
     def key(name: str) -> tuple[int, int, str]:
-        known = [times[source] for source in operators[name].inputs if source in times]
-        times[name] = max([start.get(name, 0), *known])
+        ends = [times[source] for source in operators[name].inputs if source in times]
+        times[name] = max([start.get(name, 0), *ends])
         return times[name], position[name], name
 
     heap = [key(name) for name, count in waiting.items() if not count]

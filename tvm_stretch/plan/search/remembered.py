@@ -90,8 +90,8 @@ def memory_of(
         compiler_versions(),
         _planner(),
     ]
-    said = (part.encode(errors="surrogatepass") for part in parts)  # variables hold any bytes
-    return Memory(cache_of(_FOLDER), digest(*said, *_findings(processors)))
+    texts = (part.encode(errors="surrogatepass") for part in parts)  # variables hold any bytes
+    return Memory(cache_of(_FOLDER), digest(*texts, *_findings(processors)))
 
 
 def _network(mod: tvm.IRModule) -> str:

@@ -73,11 +73,11 @@ def scheduled(
     if len(used) == 1 and result.problem.operators == problem.operators:
         why = f"not built: the same as {costs.processors[used.pop()].name} alone"
         return Considered(what, result.makespan, costs.source, verdict=why)
-    found = carried_out(network, costs, result, limits)
-    if isinstance(found, str):
-        why = f"impossible: {found}"
+    candidate = carried_out(network, costs, result, limits)
+    if isinstance(candidate, str):
+        why = f"impossible: {candidate}"
         return Considered(what, result.makespan, costs.source, verdict=why)
-    return replace(found, is_asked=True)
+    return replace(candidate, is_asked=True)
 
 
 def carried_out(

@@ -144,13 +144,13 @@ class Site:
             if quantised:
                 names = [p.name for p in able]
                 all_of_them, able = twin_processors(self.profile, names, quantised=True)
-            known = {name: self.profile.processor(name).precision for name in self.names}
-            own = [known[p.name] for p in able if p.arithmetic.prefers_half]
+            precisions = {name: self.profile.processor(name).precision for name in self.names}
+            own = [precisions[p.name] for p in able if p.arithmetic.prefers_half]
             if quantised and "float16" in own:
                 precision = "float16"
             elif not quantised and is_built and self.profile.processor("cpu").float32_slowdown:
                 profile = self.profile.in_floats()
-            elif not quantised and "int8" in known.values():
+            elif not quantised and "int8" in precisions.values():
                 note = (
                     "the network is not quantised, but the profile predicts 8 bits: quantise it "
                     "(ts.quantize) to build what is predicted, and to see what is refused then"
@@ -181,10 +181,10 @@ def site_of(
         InputError: an argument has the wrong type.
         TargetError: a target is unknown, or the device does not have it.
     """
-    known = remembered(device) if isinstance(device, str) else None
-    if device is not None and known is None and not isinstance(device, Device):
+    remembered_device = remembered(device) if isinstance(device, str) else None
+    if device is not None and remembered_device is None and not isinstance(device, Device):
         return _site_of_profile(device, targets, cpu_threads, built)
-    place = device if isinstance(device, Device) else known
+    place = device if isinstance(device, Device) else remembered_device
     note = ""
     if place is None and may_drop and targets is not None:
         targets, note = drop_absent(targets)
@@ -235,7 +235,7 @@ def _stand_ins(targets: object, names: Sequence[str]) -> str:
 def _named_processors(profile: Profile, targets: object, built: bool) -> list[str]:
     """The names that a user gave, one or several; a profile has all else about its processors."""
     if targets is None:
-        kinds = {name: known.target for name, known in profile.processors.items()}
+        kinds = {name: processor.target for name, processor in profile.processors.items()}
         if not built:
             return list(kinds)
         return [name for name, target in kinds.items() if target and kind_of(target).by_default]

@@ -258,15 +258,15 @@ class Splitting:
     ) -> Iterator[tuple[tuple[int, ...], dict[int, float], int]]:
         """Processors that may share the kernels, their speeds, and the time of the fastest."""
         times = {p: [self.costs.whole(group, p) for group in groups] for p in self.places}
-        known = {
+        ns_of = {
             p: sum(ns for ns in nanoseconds if ns is not None)
             for p, nanoseconds in times.items()
             if None not in nanoseconds
         }
-        alone = min(known.values(), default=0)
-        for count in range(2, len(known) + 1):
-            for places in combinations(known, count):
-                yield places, {p: 1 / max(1, known[p]) for p in places}, alone
+        alone = min(ns_of.values(), default=0)
+        for count in range(2, len(ns_of) + 1):
+            for places in combinations(ns_of, count):
+                yield places, {p: 1 / max(1, ns_of[p]) for p in places}, alone
 
 
 def _reduced(numbers: dict[int, int], places: range) -> tuple[int, ...]:

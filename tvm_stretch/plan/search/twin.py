@@ -68,17 +68,17 @@ def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: i
     Raises:
         CostModelError: the device has no such processor.
     """
-    known = profile.crowded([processor.name for processor in processors])
-    names = [processor.name for processor in known]
-    precisions = ", ".join(f"{p.precision} on {p.name}" for p in known)
+    processors_of_device = profile.crowded([processor.name for processor in processors])
+    names = [processor.name for processor in processors_of_device]
+    precisions = ", ".join(f"{p.precision} on {p.name}" for p in processors_of_device)
     return Costs(
         processors=tuple(processors),
-        models={processor.name: processor for processor in known},
+        models={processor.name: processor for processor in processors_of_device},
         hand_over=lambda writer, reader, size: profile.hand_over(
             names[writer], names[reader], size, value_bytes
         ),
         together=(profile.together,) * len(names),
-        regions=tuple(round(1e3 * processor.region_us) for processor in known),
+        regions=tuple(round(1e3 * processor.region_us) for processor in processors_of_device),
         source=f"the profile of {profile.device} ({precisions}); nothing was measured here",
         trusted=False,
         power=profile.power(names),
@@ -102,17 +102,17 @@ def _made(
     if target is not None and (built or _is_real(target, quantised)):
         # its kernels' blocks of channels are as wide as the CPU's
         beside = [] if host is None else [host]
-        made = make_processors([*beside, dict(target)], profile.threads)[1][-1]
+        processor = make_processors([*beside, dict(target)], profile.threads)[1][-1]
     else:
         assert host is not None  # a profile's CPU has a target
         code = replace(host.code, build=_unbuilt(profile.name))
-        made = replace(host, kind=profile.name, code=code)
+        processor = replace(host, kind=profile.name, code=code)
     refusals = tuple(
         OpRule(f"relax.{op}", check=_refusal(op, reason)) for op, reason in profile.refuses.items()
     )
-    operators = replace(made.operators, rules=(*refusals, *made.operators.rules))
-    hardware = replace(made.hardware, runs_here=False)
-    return replace(made, name=profile.name, operators=operators, hardware=hardware)
+    operators = replace(processor.operators, rules=(*refusals, *processor.operators.rules))
+    hardware = replace(processor.hardware, runs_here=False)
+    return replace(processor, name=profile.name, operators=operators, hardware=hardware)
 
 
 def _is_real(target: Mapping[str, Any], quantised: bool) -> bool:

@@ -57,7 +57,7 @@ class WrongAnswer:
 
     processor: Processor
     expected: np.ndarray
-    said: str
+    message: str
 
 
 def find_wrong(
@@ -95,7 +95,7 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
     name, distrust = wrong.processor.name, wrong.processor.operators.distrust
     rounds = site.doubted.count(name)
     if rounds == _ROUNDS or distrust is None:
-        return _wrong(wrong.said, "it is left out", site.without_placing(name))
+        return _wrong(wrong.message, "it is left out", site.without_placing(name))
     calls = Calls(job.mod["main"]).calls
     able = [n for n, call in calls.items() if not wrong.processor.why_not(call)]
 
@@ -106,13 +106,13 @@ def doubted(job: Job, site: Site, wrong: WrongAnswer) -> WrongAnswerError:
 
     suspects = first_wrong(able, is_wrong)
     if not suspects:
-        return _wrong(wrong.said, "it is left out", site.without_placing(name))
+        return _wrong(wrong.message, "it is left out", site.without_placing(name))
     if rounds:
         kinds = {calls[n].op for n in suspects}
         suspects = [n for n in able if calls[n].op in kinds]
-    distrust([calls[n] for n in suspects], f"in a region with others: {wrong.said}")
+    distrust([calls[n] for n in suspects], f"in a region with others: {wrong.message}")
     later = replace(site, doubted=(*site.doubted, name))
-    return _wrong(wrong.said, f"{abbreviate(tuple(suspects))} go elsewhere", later)
+    return _wrong(wrong.message, f"{abbreviate(tuple(suspects))} go elsewhere", later)
 
 
 def first_wrong(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> list[str]:

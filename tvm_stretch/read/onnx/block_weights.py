@@ -113,8 +113,8 @@ def _read(node: Node) -> Blocks | None:
     has_zero = node.has(2)
     parts += [node.inputs[2]] if has_zero else []
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    known = kind in _MIDDLES and node.attr("output_dtype", _FLOAT) in (0, _FLOAT)
-    if not known or len(arrays) < len(parts) or arrays[0].ndim != 2 or node.dtype(1) != "float32":
+    fits = kind in _MIDDLES and node.attr("output_dtype", _FLOAT) in (0, _FLOAT)
+    if not fits or len(arrays) < len(parts) or arrays[0].ndim != 2 or node.dtype(1) != "float32":
         return None
     check_scale(node)
     numbers = arrays[0].astype("int32") + _MIDDLES[kind]

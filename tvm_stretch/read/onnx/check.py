@@ -130,10 +130,10 @@ def type_of(value: Value | None) -> onnx.TypeProto:
 def _described(kind: onnx.TypeProto) -> tuple[str, list[int] | None]:
     tensor = kind.tensor_type
     dims = tensor.shape.dim
-    known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    is_static = tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims)
     return (
         dtype_of(tensor.elem_type) if tensor.elem_type else "",
-        [d.dim_value for d in dims] if known else None,
+        [d.dim_value for d in dims] if is_static else None,
     )
 
 

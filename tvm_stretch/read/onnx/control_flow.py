@@ -47,7 +47,7 @@ def translate_control_flow(
 
     def translated(graph: onnx.GraphProto, own: Scope, outputs: list[str]) -> list[Value]:
         values = translate(graph, own, outputs)
-        if any(sizes.of(value) for value in values):
+        if any(sizes.find(value) for value in values):
             raise node.refuse("tensors of one size from each iteration", "one that data decide")
         return values
 
@@ -72,7 +72,7 @@ def _sized(node: Node, place: int, one: Value, other: Value, sizes: TrueSizes) -
     shapes = [
         x.shape if isinstance(x, np.ndarray) else tuple(static_shape(x)) for x in (one, other)
     ]
-    found = [sizes.of(one), sizes.of(other)]
+    found = [sizes.find(one), sizes.find(other)]
     empty = [0 in shape for shape in shapes]
     if not any(found) and sum(empty) != 1:
         return _chosen(node, node[0], one, other)
@@ -152,8 +152,8 @@ class _Going:
     @property
     def most(self) -> int:
         """After how many iterations a loop that data end is cut."""
-        known = self.count.item() if isinstance(self.count, np.ndarray) else MOST_ITERATIONS + 1
-        return MOST_UNKNOWN if known > MOST_ITERATIONS and not self.is_known else MOST_ITERATIONS
+        count = self.count.item() if isinstance(self.count, np.ndarray) else MOST_ITERATIONS + 1
+        return MOST_UNKNOWN if count > MOST_ITERATIONS and not self.is_known else MOST_ITERATIONS
 
     def select(self, new: Value, old: Value) -> Value:
         """What a value is after an iteration."""

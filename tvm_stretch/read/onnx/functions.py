@@ -73,7 +73,7 @@ class _Counter:
 
     def __init__(self, functions: Mapping[_Key, onnx.FunctionProto]) -> None:
         self.functions = functions
-        self.known: dict[_Key, int] = {}
+        self.counts: dict[_Key, int] = {}
         self.open: list[_Key] = []
 
     def of_node(self, node: onnx.NodeProto, depth: int) -> int:
@@ -99,11 +99,11 @@ class _Counter:
                 f"expected at most {MOST_CALLS} functions that call each other for the ONNX "
                 f"model, got more at {name}; inline them before"
             )
-        if key not in self.known:
+        if key not in self.counts:
             self.open.append(key)
-            self.known[key] = self.of_nodes(self.functions[key].node, depth + 1)
+            self.counts[key] = self.of_nodes(self.functions[key].node, depth + 1)
             self.open.pop()
-        return self.known[key]
+        return self.counts[key]
 
 
 def function_body(proto: onnx.NodeProto, node: Node) -> onnx.FunctionProto | None:

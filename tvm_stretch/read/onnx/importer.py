@@ -73,16 +73,16 @@ class Floats:
     def see(self, node: Node, results: Sequence[Value | None]) -> None:
         """Note the values that a node was translated to, and whether they are quantised."""
         reason = _why(node) or self._of_operands(node)
-        known = {id(value): value for value in results if value is not None}
+        values = {id(value): value for value in results if value is not None}
         if node.op == "QuantizeLinear":
             return
         if node.op == "DequantizeLinear" or self._are_weights(node):
             if reason:
-                self._reasons |= {key: (value, reason) for key, value in known.items()}
+                self._reasons |= {key: (value, reason) for key, value in values.items()}
             elif not node.is_const(0):
-                self._quantised |= known
+                self._quantised |= values
         elif node.op in _MOVES and self._reads_quantised(node):
-            self._quantised |= known
+            self._quantised |= values
         elif (
             blocks_of_product(node) is None
             and reason
@@ -94,7 +94,7 @@ class Floats:
 
     def _of_operands(self, node: Node) -> str:
         reasons = (self._reasons.get(id(value)) for value in node.inputs if value is not None)
-        return next((known[1] for known in reasons if known), "")
+        return next((reason[1] for reason in reasons if reason), "")
 
     def _reads_quantised(self, node: Node) -> bool:
         return any(id(value) in self._quantised for value in node.inputs if value is not None)
@@ -107,8 +107,8 @@ class Floats:
         )
 
     def _is_weight(self, value: Value) -> bool:
-        known = self._reasons.get(id(value))
-        return known is not None and known[1].startswith(_WEIGHTS)
+        reason = self._reasons.get(id(value))
+        return reason is not None and reason[1].startswith(_WEIGHTS)
 
 
 _WEIGHTS = "weights"

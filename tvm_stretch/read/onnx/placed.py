@@ -38,8 +38,8 @@ def with_branches(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule:
             f"expected lists of nodes by processor for {_KEY} of the ONNX model, got "
             f"{text!r:.100} ({last_line(error)}); write it again with ts.to_onnx, or remove that"
         ) from error
-    known = {node.name for node in model.graph.node}
-    kept = {who: [name for name in names if name in known] for who, names in named.items()}
+    nodes = {node.name for node in model.graph.node}
+    kept = {who: [name for name in names if name in nodes] for who, names in named.items()}
     kept = {who: names for who, names in kept.items() if names}
     if kept:
         mod["main"] = mod["main"].with_attr(BRANCHES, json.dumps(kept))

@@ -208,7 +208,7 @@ def _inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto
     Those of the main graph are weights, which `_read_weights` keeps out of the proto.
     """
     weights = [*model.graph.initializer, *(tensor for _, tensor in _constant_nodes(model.graph))]
-    known = {id(tensor) for tensor in weights}
+    own = {id(tensor) for tensor in weights}
     bodies: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while bodies:
         body = bodies.pop()
@@ -219,7 +219,7 @@ def _inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto
         yield from (
             tensor
             for tensor in tensors
-            if onnx.external_data_helper.uses_external_data(tensor) and id(tensor) not in known
+            if onnx.external_data_helper.uses_external_data(tensor) and id(tensor) not in own
         )
 
 
@@ -282,7 +282,8 @@ def _bound(tensor: onnx.TensorProto) -> None:
     """Limit the read of an external tensor to its own bytes: the file may be endless."""
     elements = math.prod(tensor.dims)
     bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
-    bits = next((n for ending, n in _PACKED.items() if _type_name(tensor).endswith(ending)), bits)
+    kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+    bits = next((n for ending, n in _PACKED.items() if kind.endswith(ending)), bits)
     given = {entry.key: entry for entry in tensor.external_data}
     length = given.get("length") or tensor.external_data.add(key="length")
     most = -(-elements * bits // 8)
@@ -292,10 +293,6 @@ def _bound(tensor: onnx.TensorProto) -> None:
 
 _PACKED = {"INT4": 4, "FLOAT4E2M1": 4, "INT2": 2}
 """Bits of the types whose elements share bytes."""
-
-
-def _type_name(tensor: onnx.TensorProto) -> str:
-    return onnx.TensorProto.DataType.Name(tensor.data_type)
 
 
 def _copy_without_large_weights(

@@ -35,7 +35,7 @@ _RULES: dict[str, Rule] = {}
 def convert_sized(node: Node, sizes: TrueSizes) -> tuple[Value, ...] | None:
     """The results of an operator that reads true sizes; None if nothing here is needed for it."""
     rule = _RULES.get(node.op)
-    reads = any(sizes.of(x) or sizes.numbers(x) is not None for x in node.inputs)
+    reads = any(sizes.find(x) or sizes.numbers(x) is not None for x in node.inputs)
     results = rule(node, sizes) if rule and (reads or node.op == "NonZero") else None
     if results is None:
         return None
@@ -68,11 +68,11 @@ def _most(value: int | Size) -> int:
 
 @_rule("Shape")
 def _shape(node: Node, sizes: TrueSizes) -> Results:
-    found = sizes.of(node.inputs[0])
-    if found is None:
+    true_size = sizes.find(node.inputs[0])
+    if true_size is None:
         return None
     numbers = np.array(node.shape(), object)
-    numbers[found[0]] = found[1]
+    numbers[true_size[0]] = true_size[1]
     numbers = numbers[node.attr("start", 0) : node.attr("end", len(numbers))]
     if not any(isinstance(number, Size) for number in numbers):
         return numbers.astype("int64")
@@ -97,14 +97,14 @@ def _joined(node: Node, sizes: TrueSizes) -> Results:
         if all(isinstance(part, np.ndarray) for part in parts):
             whole = np.concatenate([np.asarray(part, object) for part in parts])
             return sizes.tell(_plain(node, {}), whole)
-    axis, found = node.axis(0), [sizes.of(x) for x in node.inputs]
-    if {one[0] for one in found if one} != {axis}:
+    axis, true_sizes = node.axis(0), [sizes.find(x) for x in node.inputs]
+    if {one[0] for one in true_sizes if one} != {axis}:
         return None
-    if len(found) == 1 and found[0]:  # the boxes of a batch of one image
-        node.sizes[0] = found[0]
+    if len(true_sizes) == 1 and true_sizes[0]:  # the boxes of a batch of one image
+        node.sizes[0] = true_sizes[0]
         return _plain(node, {})
-    rooms = [node.shape(i)[axis] for i in range(len(found))]
-    counts = [one[1] if one else room for one, room in zip(found, rooms, strict=True)]
+    rooms = [node.shape(i)[axis] for i in range(len(true_sizes))]
+    counts = [one[1] if one else room for one, room in zip(true_sizes, rooms, strict=True)]
 
     def make() -> tuple[relax.Expr, Size]:
         masks = [
@@ -126,7 +126,7 @@ def _gathered(node: Node, sizes: TrueSizes) -> Results:
     if numbers is not None and node.is_const(1):
         picked = np.take(numbers, node.const(1, "indices"), node.axis(0))
         return sizes.tell(_plain(node, {}), np.asarray(picked, object))
-    data, places, axis = sizes.of(node.inputs[0]), sizes.of(node.inputs[1]), node.axis(0)
+    data, places, axis = sizes.find(node.inputs[0]), sizes.find(node.inputs[1]), node.axis(0)
     if data is None or data[0] != axis:
         return None
     index = _from_the_front(node, node[1], data[1].expr)
@@ -137,14 +137,14 @@ def _gathered(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("ReduceMin", "ReduceMax", "ReduceSum", "ReduceProd")
 def _reduced(node: Node, sizes: TrueSizes) -> Results:
-    numbers, found = sizes.numbers(node.inputs[0]), sizes.of(node.inputs[0])
+    numbers, true_size = sizes.numbers(node.inputs[0]), sizes.find(node.inputs[0])
     if numbers is not None and node.op == "ReduceMin" and numbers.ndim == 1:
         least = np.full(1, sizes.least(node, [*numbers]), object)
         result = _plain(node, {})
         return sizes.tell(result, least.reshape(static_shape(result)))
-    if found is None:
+    if true_size is None:
         return None
-    (axis, size), rank = found, node.rank()
+    (axis, size), rank = true_size, node.rank()
     axes = {one % rank for one in reduced_axes(node)}
     if axis in axes:
         return _plain(node, {0: inside(node, node[0], axis, size.expr, neutral(node))})
@@ -155,15 +155,15 @@ def _reduced(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("TopK")
 def _top(node: Node, sizes: TrueSizes) -> Results:
-    axis, found = node.axis(-1), sizes.of(node.inputs[0])
-    if node.opset < 10 or (found and found[0] != axis):
+    axis, true_size = node.axis(-1), sizes.find(node.inputs[0])
+    if node.opset < 10 or (true_size and true_size[0] != axis):
         return None
     told = sizes.numbers(node.inputs[1])
     asked = int(node.const(1, "K").item()) if told is None else told.reshape(-1)[0]
     x, among = node[0], [asked, node.shape()[axis]]
-    if found:
+    if true_size:
         end = ends_of(node.dtype())[0 if node.attr("largest", 1) else 1]
-        x, among = inside(node, x, axis, found[1].expr, end), [asked, found[1]]
+        x, among = inside(node, x, axis, true_size[1].expr, end), [asked, true_size[1]]
     count = sizes.least(node, among)
     if isinstance(count, Size):
         node.sizes |= dict.fromkeys(range(2), (axis, count))
@@ -173,11 +173,11 @@ def _top(node: Node, sizes: TrueSizes) -> Results:
 @_rule("Slice")
 def _cut(node: Node, sizes: TrueSizes) -> Results:
     """A limit on the number of boxes keeps the first ones; other slices are refused."""
-    found, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[2])
+    true_size, told = sizes.find(node.inputs[0]), sizes.numbers(node.inputs[2])
     constants = [1, *range(3, len(node.inputs)), *([] if told is not None else [2])]
-    if found is None or not all(map(node.is_const, constants)):
+    if true_size is None or not all(map(node.is_const, constants)):
         return None
-    (axis, size), rank = found, node.rank()
+    (axis, size), rank = true_size, node.rank()
     starts = node.ints(1, "starts")
     ends = node.ints(2, "ends") if told is None else [*told.flat]
     axes = [one % rank for one in node.optional_ints(3, "axes") or range(len(starts))]
@@ -193,10 +193,10 @@ def _cut(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("Split")
 def _parts(node: Node, sizes: TrueSizes) -> Results:
-    found = sizes.of(node.inputs[0])
-    if found is None or found[0] == node.axis(0):
+    true_size = sizes.find(node.inputs[0])
+    if true_size is None or true_size[0] == node.axis(0):
         return None
-    node.sizes |= dict.fromkeys(range(len(node.outputs)), found)
+    node.sizes |= dict.fromkeys(range(len(node.outputs)), true_size)
     return _plain(node, {})
 
 
@@ -243,7 +243,7 @@ def _counted(node: Node, sizes: TrueSizes) -> Results:
 @_rule("ScatterElements")
 def _scattered(node: Node, sizes: TrueSizes) -> Results:
     """Places that do not count are one more row, which is cut off again."""
-    data, places, values = (sizes.of(node.inputs[i]) for i in range(3))
+    data, places, values = (sizes.find(node.inputs[i]) for i in range(3))
     axis = node.axis(0)
     if places is None or values != places or (data and data[0] != axis):
         return None
@@ -277,7 +277,7 @@ def _filled(node: Node, sizes: TrueSizes) -> Results:
     if told is None:
         return None
     axes = [axis for axis, number in enumerate(told) if isinstance(number, Size)]
-    own = sizes.of(node.inputs[0])
+    own = sizes.find(node.inputs[0])
     shape = [_most(number) for number in told]
     if len(axes) > 1:
         return None
@@ -289,10 +289,10 @@ def _filled(node: Node, sizes: TrueSizes) -> Results:
 
 def _reshaped(node: Node, sizes: TrueSizes) -> Results:
     """Rows in front stay in front, and each may become several."""
-    found, told = sizes.of(node.inputs[0]), sizes.numbers(node.inputs[1])
-    if found is None or (told is None and not node.is_const(1)):
+    true_size, told = sizes.find(node.inputs[0]), sizes.numbers(node.inputs[1])
+    if true_size is None or (told is None and not node.is_const(1)):
         return None
-    (axis, size), old = found, node.shape()
+    (axis, size), old = true_size, node.shape()
     given = node.const(1, "shape") if told is None else np.array([_most(x) for x in told.flat])
     if prod(old[:axis]) > 1 or (told is not None and told.reshape(-1)[0] is not size):
         return None
@@ -313,20 +313,20 @@ def _reshaped(node: Node, sizes: TrueSizes) -> Results:
 
 @_rule("Flatten")
 def _flattened(node: Node, sizes: TrueSizes) -> Results:
-    found = sizes.of(node.inputs[0])
-    if found is None or found[0] != 0 or node.axis(1) != 1:
+    true_size = sizes.find(node.inputs[0])
+    if true_size is None or true_size[0] != 0 or node.axis(1) != 1:
         return None
-    node.sizes[0] = found
+    node.sizes[0] = true_size
     return _plain(node, {})
 
 
 @_rule("NonZero")
 def _marked(node: Node, sizes: TrueSizes) -> Results:
     """All reads of one mask share one number of marks."""
-    found, given = sizes.of(node.inputs[0]), node.inputs[0]
+    true_size, given = sizes.find(node.inputs[0]), node.inputs[0]
 
     def make() -> tuple[Value, Size]:
-        x = inside(node, node[0], found[0], found[1].expr, 0) if found else node[0]
+        x = inside(node, node[0], true_size[0], true_size[1].expr, 0) if true_size else node[0]
         own = replace(node, inputs=[x])
         result = node.emit(as_expr(CONVERTERS["NonZero"](own)))
         return result, Size(own.sizes[0][1], static_shape(result)[1])
@@ -341,10 +341,10 @@ def _suppressed(node: Node, sizes: TrueSizes) -> Results:
     """Boxes that do not count have a score that is below all others."""
     scores = node[1]
     for index, axis in ((0, 1), (1, 2)):
-        found = sizes.of(node.inputs[index])
-        if found and found[0] != axis:
+        true_size = sizes.find(node.inputs[index])
+        if true_size and true_size[0] != axis:
             return None
-        if found:
-            scores = inside(node, scores, 2, found[1].expr, -np.inf)
+        if true_size:
+            scores = inside(node, scores, 2, true_size[1].expr, -np.inf)
     own = replace(node, inputs=[node.inputs[0], scores, *node.inputs[2:]], sizes=node.sizes)
     return CONVERTERS["NonMaxSuppression"](own)

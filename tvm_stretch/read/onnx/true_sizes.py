@@ -59,15 +59,15 @@ class TrueSizes:
     _made: dict[Any, Any] = field(default_factory=dict)
     """Sizes by what they are computed of."""
 
-    def of(self, value: Value | None) -> tuple[int, Size] | None:
+    def find(self, value: Value | None) -> tuple[int, Size] | None:
         """The axis that has a true size, and that size."""
-        found = self._known.get(id(value))
-        return found and found[1:]
+        entry = self._known.get(id(value))
+        return entry and entry[1:]
 
     def numbers(self, value: Value | None) -> np.ndarray | None:
         """What a value tells, if there are sizes among it."""
-        found = self._numbers.get(id(value))
-        return found and found[1]
+        entry = self._numbers.get(id(value))
+        return entry and entry[1]
 
     def tell(self, value: Value, numbers: np.ndarray) -> Value:
         """Note what a value tells; a constant if it tells no size."""
@@ -109,18 +109,18 @@ class TrueSizes:
             for index, value in enumerate(node.inputs)
             if id(value) in self._known
         }
-        made = [value for value in results if value is not None]
-        if node.is_settled or not read or all(id(value) in self._known for value in made):
+        values = [value for value in results if value is not None]
+        if node.is_settled or not read or all(id(value) in self._known for value in values):
             return  # a function's body was followed already
         sizes = {size for _, _, size in read.values()}
-        axes = {_axis_after(node, read, i, axis, made[0]) for i, (_, axis, _) in read.items()}
-        after = axes.pop() if len(axes) == len(sizes) == len(made) == 1 else None
+        axes = {_axis_after(node, read, i, axis, values[0]) for i, (_, axis, _) in read.items()}
+        after = axes.pop() if len(axes) == len(sizes) == len(values) == 1 else None
         if after is None:
             raise node.refuse(
                 "an operator that works on each element, or on each row,",
                 "one that depends on how many elements there are, which the data decide",
             )
-        self._note(made[0], after, sizes.pop())
+        self._note(values[0], after, sizes.pop())
 
     def _note(self, value: Value | None, axis: int, size: Size | relax.Expr) -> None:
         if isinstance(value, np.ndarray) or value is None:
@@ -134,23 +134,23 @@ class TrueSizes:
         self, names: Sequence[str], values: Sequence[Value]
     ) -> tuple[list[str], list[Value]]:
         """Outputs that tell the sizes of others, and their names."""
-        known = {
+        sizes = {
             name: self._known[id(value)]
             for name, value in zip(names, values, strict=True)
             if id(value) in self._known
         }
-        found = [f"{name}:size{axis}" for name, (_, axis, _) in known.items()]
-        return found, [size.expr for _, _, size in known.values()]
+        ports = [f"{name}:size{axis}" for name, (_, axis, _) in sizes.items()]
+        return ports, [size.expr for _, _, size in sizes.values()]
 
 
 def _axis_after(
-    node: Node, known: Collection[int], index: int, axis: int, result: Value
+    node: Node, sized: Collection[int], index: int, axis: int, result: Value
 ) -> int | None:
     """The axis of a result that has the true size of an input's axis; None if there is none."""
     rank = len(result.shape) if isinstance(result, np.ndarray) else len(static_shape(result))
     if node.op in _ELEMENTWISE:
         after = axis + rank - node.rank(index)
-        return after if _are_others_known(node, known, after - rank) else None
+        return after if _are_others_known(node, sized, after - rank) else None
     if node.op in _BATCHED:
         is_rows = index in (1, 2) if node.op == "RoiAlign" else index == 0
         is_turned = node.op == "Gemm" and node.attr("transA", 0)
@@ -174,7 +174,7 @@ def _axis_after(
         cut = node.optional_ints(3, "axes") or range(rank)
         return None if axis in {one % rank for one in cut} else axis
     if node.op == "Concat":
-        return axis if node.axis(0) != axis and len(known) == len(node.inputs) else None
+        return axis if node.axis(0) != axis and len(sized) == len(node.inputs) else None
     if node.op in ("Squeeze", "Unsqueeze") and (axes := node.optional_ints(1, "axes")):
         most = max(rank, node.rank())
         other = [one for one in range(most) if one not in {place % most for place in axes}]
@@ -184,7 +184,7 @@ def _axis_after(
     return None
 
 
-def _are_others_known(node: Node, known: Collection[int], axis: int) -> bool:
+def _are_others_known(node: Node, sized: Collection[int], axis: int) -> bool:
     """Whether each input has a true size, or one element, along an axis counted from the end."""
-    given = (i for i in range(len(node.inputs)) if node.has(i) and i not in known)
+    given = (i for i in range(len(node.inputs)) if node.has(i) and i not in sized)
     return all(node.rank(i) < -axis or node.shape(i)[axis] == 1 for i in given)

@@ -54,11 +54,11 @@ class Converter(OperatorConverter):
     def _named(self, convert: Callable[..., Any], op: Any) -> Any:
         outputs = self.get_output_tensors(op)
         self._dequantise_weights(op, outputs)
-        made = convert(op=op)
-        if not isinstance(made, relax.Expr) or len(outputs) != 1:
-            return made
+        result = convert(op=op)
+        if not isinstance(result, relax.Expr) or len(outputs) != 1:
+            return result
         name = text_of(outputs[0].tensor.Name())
-        return self.bb.emit(made, name_hint=from_source(name)) if name else made
+        return self.bb.emit(result, name_hint=from_source(name)) if name else result
 
     def check_unsupported_ops(self) -> None:
         """Refuse operators that TVM's importer does not know, or not in integers."""
@@ -118,15 +118,15 @@ class Converter(OperatorConverter):
         self, expr: relax.Expr, fused_activation_fn: int, *args: Any, **kwargs: Any
     ) -> relax.Expr:
         """Without limits that the type has anyway, which would hide an integer layer."""
-        made = super().convert_qnn_fused_activation_function(
+        activation = super().convert_qnn_fused_activation_function(
             expr, fused_activation_fn, *args, **kwargs
         )
-        if made.same_as(expr):
+        if activation.same_as(expr):
             return expr
-        low, high = (float(limit.value) for limit in made.args[1:])
+        low, high = (float(limit.value) for limit in activation.args[1:])
         dtype = str(kwargs["dtype"])
         whole = (tvm.tirx.min_value(dtype).value, tvm.tirx.max_value(dtype).value)
-        return expr if (low, high) == tuple(map(float, whole)) else made
+        return expr if (low, high) == tuple(map(float, whole)) else activation
 
 
 _IDENTIFIER = b"TFL3"

@@ -315,7 +315,7 @@ def _tensors(
     config: dict[str, Any], names: str, parts: dict[str, zipfile.ZipInfo], folder: str
 ) -> set[str]:
     """The parts that hold a network's tensors."""
-    found = set()
+    tensors = set()
     sizes = Constants(sum(part.file_size for part in parts.values()))
     for name, tensor in config["config"].items():
         part, meta = tensor["path_name"], tensor["tensor_meta"]
@@ -336,5 +336,5 @@ def _tensors(
                 f"of {parts[folder + part].file_size} bytes; {_AGAIN}"
             )
         sizes.add(f"the tensor {name!r}", shape)
-        found.add(part)
-    return found
+        tensors.add(part)
+    return tensors

@@ -64,8 +64,8 @@ def _is_plain(node: Node) -> bool:
 
     if node.op == "output":
         return True
-    known = node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
-    if not (node.op == "placeholder" or (node.op == "call_function" and known)):
+    is_operator = node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
+    if not (node.op == "placeholder" or (node.op == "call_function" and is_operator)):
         return False
     return all(
         value is None
@@ -269,26 +269,26 @@ def _replaced(program: ExportedProgram, kinds: _Kinds, small: ExportedProgram) -
     graph, answers = Graph(), small.graph.output_node().args[0]
     inputs = [node for node in small.graph.nodes if node.op == "placeholder"]
     place = dict(zip(kinds.inputs, inputs, strict=True))
-    made: dict[Any, Node] = {}
+    copies: dict[Any, Node] = {}
     copied: dict[Node | None, dict[Node, Node]] = defaultdict(dict)
     for node in program.graph.nodes:
         source, number = _source(node, kinds)
         taken = kinds.taken.get(source)
         if taken is None and (node not in kinds.joint or node.op != "call_function"):
-            made[node] = graph.node_copy(node, made.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "placeholder":  # whose names are in the signature, even `input`
-                made[node].name = node.name
+                copies[node].name = node.name
         if taken is None or (taken.kind, number) not in taken.results:
             continue
         memory = copied[None if source in kinds.joint else source]
         for read, given in zip(taken.inputs, taken.given, strict=True):
-            if given in made:  # those of joint nodes come one after the other
-                memory[place[read]] = made[given]
+            if given in copies:  # those of joint nodes come one after the other
+                memory[place[read]] = copies[given]
         answer = answers[taken.results[taken.kind, number]]
-        made[node] = _copy(answer, memory, graph, node.meta["val"])
+        copies[node] = _copy(answer, memory, graph, node.meta["val"])
     graph.eliminate_dead_code()
     signature = deepcopy(program.graph_signature)
-    names = {node.name: new.name for node, new in made.items()}
+    names = {node.name: new.name for node, new in copies.items()}
     for spec in signature.output_specs:
         spec.arg.name = names.get(spec.arg.name, spec.arg.name)
     return _as(program, GraphModule(program.graph_module, graph), signature)

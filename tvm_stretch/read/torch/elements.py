@@ -204,8 +204,8 @@ def _median(*, skip: bool) -> Callable[..., tuple[Tensor, Tensor]]:
         if x.is_floating_point():
             missing = x.isnan().sum(dim, keepdim=True)
         first_nan = torch.where(missing > 0, count - missing, (count - 1) // 2)
-        known = torch.clamp(count - missing - 1, min=0) // 2
-        return _picked(x, known if skip else first_nan, dim, keepdim)
+        middle = torch.clamp(count - missing - 1, min=0) // 2
+        return _picked(x, middle if skip else first_nan, dim, keepdim)
 
     return median
 
@@ -352,12 +352,12 @@ def _embedding_bag(
     rows, counts = weight[indices], holds.sum(1)
     if mode == 2:
         most = torch.where(holds[..., None], rows[None], -math.inf).amax(1)
-        found = torch.where(counts[:, None] > 0, most, 0.0)
+        pooled = torch.where(counts[:, None] > 0, most, 0.0)
     else:
         factors = holds.to(weight.dtype)
-        found = (factors if shares is None else factors * shares) @ rows
-        found = found / counts.clamp(min=1)[:, None] if mode else found
-    return found, bags, counts, torch.zeros_like(counts)
+        pooled = (factors if shares is None else factors * shares) @ rows
+        pooled = pooled / counts.clamp(min=1)[:, None] if mode else pooled
+    return pooled, bags, counts, torch.zeros_like(counts)
 
 
 @instead_of("fractional_max_pool2d.default", "fractional_max_pool3d.default")

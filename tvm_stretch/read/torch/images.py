@@ -253,14 +253,14 @@ def _max_pool(rank: int) -> Converter:
 
     def convert(call: Call) -> relax.Expr:
         emit, (x, kernel) = call.emit, call.args[:2]
-        stride = _each(call.get(2, "stride", None) or kernel, rank)
-        padding = _each(call.get(3, "padding", 0), rank)
-        dilation = _each(call.get(4, "dilation", 1), rank)
+        stride = _per_axis(call.get(2, "stride", None) or kernel, rank)
+        padding = _per_axis(call.get(3, "padding", 0), rank)
+        dilation = _per_axis(call.get(4, "dilation", 1), rank)
         ceil = bool(call.get(5, "ceil_mode", False))
         unbatched = len(x.ty.shape.values) == rank + 1
         if unbatched:
             x = emit(relax.op.expand_dims(x, 0))
-        kernel = _each(kernel, rank)
+        kernel = _per_axis(kernel, rank)
         values = emit(operator(x, kernel, stride, padding, dilation, ceil))
         results = [values]
         if any(user.args[1] == 1 for user in call.node.users):
@@ -281,10 +281,10 @@ def _avg_pool(rank: int) -> Converter:
         if divisor is None:
             return getattr(call.importer, f"_avg_pool{rank}d")(call.node)
         x, kernel = call.args[:2]
-        strides = _each(call.get(2, "stride", None) or kernel, rank)
-        padding = _each(call.get(3, "padding", 0), rank)
+        strides = _per_axis(call.get(2, "stride", None) or kernel, rank)
+        padding = _per_axis(call.get(3, "padding", 0), rank)
         operator = relax.op.nn.avg_pool2d if rank == 2 else relax.op.nn.avg_pool3d
-        kernel, ends = _each(kernel, rank), padding
+        kernel, ends = _per_axis(kernel, rank), padding
         if call.get(4, "ceil_mode", False):
             window = kernel, strides, [1] * rank, padding, padding
             ends = [*map(covering, shape_of(x)[-rank:], *window)]
@@ -301,7 +301,7 @@ def _adaptive_max_pool(call: Call) -> relax.Expr:
     """
     emit, x = call.emit, call.x
     sizes, new = shape_of(x), call.node.args[1]
-    counts, places = _each(new, len(new)), None
+    counts, places = _per_axis(new, len(new)), None
     for axis, count in reversed([*enumerate(counts, len(sizes) - len(counts))]):
         size = sizes[axis]
         first = np.arange(count) * size // count
@@ -326,7 +326,7 @@ def _adaptive_max_pool(call: Call) -> relax.Expr:
     return emit(relax.Tuple([x, x if places is None else places]))
 
 
-def _each(value: int | Sequence[int], rank: int) -> list[int]:
+def _per_axis(value: int | Sequence[int], rank: int) -> list[int]:
     """A number for each axis."""
     values = [value] if isinstance(value, int) else [*value]
     return values * rank if len(values) == 1 else values

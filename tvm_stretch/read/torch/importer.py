@@ -77,8 +77,8 @@ class Call:
         """What the converter of ONNX's operator emits; of several results the first."""
         builder, given = self.importer.block_builder, list(inputs)
         node = Node(op, self.node.name, 20, given, dict(attributes or {}), ["result"], builder)
-        made = CONVERTERS[op](node)
-        return self.emit(as_expr(made[0] if isinstance(made, tuple) else made))
+        result = CONVERTERS[op](node)
+        return self.emit(as_expr(result[0] if isinstance(result, tuple) else result))
 
     def refused(self, expected: str, got: str, advice: str) -> UnsupportedError:
         """The error for arguments that are not supported."""
@@ -107,17 +107,17 @@ def import_program(program: ExportedProgram, own: Mapping[str, Converter]) -> tv
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     importer = ExportedProgramImporter()
-    known = {name: f for name, f in importer.convert_map.items() if name not in _RANDOM}
+    converters_of_tvm = {name: f for name, f in importer.convert_map.items() if name not in _RANDOM}
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     for node in calls:
-        if node.target.__name__ not in known and node.target.__name__ not in own:
+        if node.target.__name__ not in converters_of_tvm and node.target.__name__ not in own:
             raise UnsupportedError(
                 f"expected supported operators of torch, got {node.target} ({node.name!r}); "
                 + _ANOTHER_WAY
             )
     names = {node.target.__name__ for node in calls}
     checked = {
-        name: _checked(own.get(name) or _without_importer(known[name]))
+        name: _checked(own.get(name) or _without_importer(converters_of_tvm[name]))
         for name in names
         if name in own or "." in name
     }
@@ -147,8 +147,8 @@ def _checked(convert: Converter) -> Callable[[Any, Any], Any]:
         except StretchError:
             raise
         except Exception as error:  # the importer raises many kinds
-            said = f"an error: {last_line(error)}"
-            raise call.refused("supported arguments", said, _ANOTHER_WAY) from error
+            reason = f"an error: {last_line(error)}"
+            raise call.refused("supported arguments", reason, _ANOTHER_WAY) from error
         for got, want in _pairs(node, result):
             _compare(node, got, want)
         return result
@@ -163,8 +163,8 @@ def _of_nothing(call: Call) -> relax.Expr | None:
     if not wants or not all(_is_empty(one) for one in wants):
         return None
     zeros = (relax.op.zeros([*one.shape], str(one.dtype)[len("torch.") :]) for one in wants)
-    made = [call.emit(one) for one in zeros]
-    return made[0] if wants[0] is want else call.emit(relax.Tuple(made))
+    results = [call.emit(one) for one in zeros]
+    return results[0] if wants[0] is want else call.emit(relax.Tuple(results))
 
 
 def _is_empty(want: Any) -> bool:

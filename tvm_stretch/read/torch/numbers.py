@@ -299,19 +299,19 @@ _maximum, _minimum = map(_keeping_nan, (relax.op.maximum, relax.op.minimum))
 _OF_BOOLS |= {_maximum: relax.op.logical_or, _minimum: relax.op.logical_and}
 
 
-def _each(names: str, converter: Converter) -> dict[str, Converter]:
+def _named(names: str, converter: Converter) -> dict[str, Converter]:
     return dict.fromkeys(names.split(), converter)
 
 
 NUMBERS: dict[str, Converter] = {
-    **_each("add.Tensor add.Scalar add_.Tensor", _arithmetic(relax.op.add)),
-    **_each("sub.Tensor sub.Scalar", _arithmetic(relax.op.subtract)),
-    **_each("rsub.Tensor rsub.Scalar", _arithmetic(relax.op.subtract, turned=True)),
-    **_each("mul.Tensor mul.Scalar mul_.Tensor", _arithmetic(relax.op.multiply)),
-    **_each("maximum.default max.other", _arithmetic(_maximum)),
-    **_each("minimum.default min.other", _arithmetic(_minimum)),
-    **_each("atan2.default", _arithmetic(relax.op.atan2)),
-    **_each("logaddexp.default", _arithmetic(relax.op.log_add_exp)),
+    **_named("add.Tensor add.Scalar add_.Tensor", _arithmetic(relax.op.add)),
+    **_named("sub.Tensor sub.Scalar", _arithmetic(relax.op.subtract)),
+    **_named("rsub.Tensor rsub.Scalar", _arithmetic(relax.op.subtract, turned=True)),
+    **_named("mul.Tensor mul.Scalar mul_.Tensor", _arithmetic(relax.op.multiply)),
+    **_named("maximum.default max.other", _arithmetic(_maximum)),
+    **_named("minimum.default min.other", _arithmetic(_minimum)),
+    **_named("atan2.default", _arithmetic(relax.op.atan2)),
+    **_named("logaddexp.default", _arithmetic(relax.op.log_add_exp)),
     **dict.fromkeys(("fmod.Scalar", "fmod.Tensor"), _fmod),
     **dict.fromkeys(
         ("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor"), _remainder
@@ -358,14 +358,14 @@ NUMBERS: dict[str, Converter] = {
             "reciprocal": _reciprocal,
         }.items()
     },
-    **_each("pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", _power),
-    **_each("elu.default", _elu),
-    **_each("clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor", _clamp),
-    **_each("clamp_max.default clamp_max.Tensor", _clamp),
-    **_each("where.self", _where),
-    **_each("__lshift__.Scalar __lshift__.Tensor", _arithmetic(relax.op.left_shift)),
-    **_each("__rshift__.Scalar __rshift__.Tensor", _arithmetic(relax.op.right_shift)),
-    **_each("bitwise_left_shift.Tensor", _arithmetic(relax.op.left_shift)),
-    **_each("bitwise_right_shift.Tensor", _arithmetic(relax.op.right_shift)),
+    **_named("pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", _power),
+    **_named("elu.default", _elu),
+    **_named("clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor", _clamp),
+    **_named("clamp_max.default clamp_max.Tensor", _clamp),
+    **_named("where.self", _where),
+    **_named("__lshift__.Scalar __lshift__.Tensor", _arithmetic(relax.op.left_shift)),
+    **_named("__rshift__.Scalar __rshift__.Tensor", _arithmetic(relax.op.right_shift)),
+    **_named("bitwise_left_shift.Tensor", _arithmetic(relax.op.left_shift)),
+    **_named("bitwise_right_shift.Tensor", _arithmetic(relax.op.right_shift)),
 }
 """By torch's name."""

@@ -113,13 +113,13 @@ def needed(graph: Graph) -> dict[Node, None]:
 
     Torch itself keeps unread random numbers, too, for those that are drawn after them.
     """
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         schema = getattr(node.target, "_schema", None)
         writes = schema is not None and schema.is_mutable
-        if node.op == "output" or writes or not found.keys().isdisjoint(node.users):
-            found[node] = None
-    return found
+        if node.op == "output" or writes or not nodes.keys().isdisjoint(node.users):
+            nodes[node] = None
+    return nodes
 
 
 def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -127,12 +127,12 @@ def _further(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Any, An
     import torch
     from torch._decomp import decomposition_table
 
-    known = {*importer_names(), *converters(), *RECURRENT}
+    supported = {*importer_names(), *converters(), *RECURRENT}
     unknown = {
         node.target
         for node in program.graph.nodes
         if node.op == "call_function"
-        and (node.target.__name__ not in known or _needs_statistics(node))
+        and (node.target.__name__ not in supported or _needs_statistics(node))
     }
     return {
         op: decomposition_table[op]

@@ -181,16 +181,16 @@ def _select_scatter(call: Call) -> relax.Expr:
 def _as_strided(call: Call) -> relax.Expr:
     """The elements of the tensor lie in memory one after the other."""
     emit, (x, sizes, strides) = call.emit, call.args[:3]
-    known = call.node.args[0].meta["val"]
+    tensor = call.node.args[0].meta["val"]
     offset = call.get(3, "storage_offset", None) or 0
-    if not known.is_contiguous() or known.storage_offset():
-        got = f"strides {known.stride()}"
+    if not tensor.is_contiguous() or tensor.storage_offset():
+        got = f"strides {tensor.stride()}"
         raise call.refused("a contiguous tensor", got, "call contiguous() before")
     counts = [np.arange(size) * stride for size, stride in zip(sizes, strides, strict=True)]
     places = sum(np.ix_(*counts), np.asarray(offset)).reshape(-1)
-    if np.array_equal(places, np.arange(known.numel())):
+    if np.array_equal(places, np.arange(tensor.numel())):
         return emit(relax.op.reshape(x, relax.ShapeExpr(sizes)))
-    flat = emit(relax.op.reshape(x, relax.ShapeExpr([known.numel()])))
+    flat = emit(relax.op.reshape(x, relax.ShapeExpr([tensor.numel()])))
     taken = emit(relax.op.take(flat, relax.const(places, "int64"), 0, mode="clip"))
     return emit(relax.op.reshape(taken, relax.ShapeExpr(sizes)))
 
@@ -202,9 +202,9 @@ def _arange(call: Call) -> relax.Expr:
     if any(not isinstance(arg, int | float) for arg in call.node.args):  # a symbol
         return call.importer._arange(call.node)
     dtype = call.node.meta["val"].dtype
-    made = torch.arange(*call.node.args, dtype=dtype)
+    values = torch.arange(*call.node.args, dtype=dtype)
     # NumPy has no bfloat16 of torch's
-    numbers = (made if dtype != torch.bfloat16 else made.float()).numpy()
+    numbers = (values if dtype != torch.bfloat16 else values.float()).numpy()
     return call.emit(constant(numbers.astype(numpy_dtype(call.dtype))))
 
 

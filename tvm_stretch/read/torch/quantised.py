@@ -67,8 +67,8 @@ def quantised_converters(program: ExportedProgram) -> dict[str, Converter]:
     """
     values = constants_of(program)
     for node in program.graph.nodes:
-        known = getattr(node.target, "namespace", "") in _NAMESPACES
-        if known and node.target.__name__ != _CONVERTS:
+        is_ours = getattr(node.target, "namespace", "") in _NAMESPACES
+        if is_ours and node.target.__name__ != _CONVERTS:
             _check(node, values)
 
     def written(call: Call) -> relax.Expr:
@@ -155,7 +155,7 @@ def _check(node: Any, values: dict[str, torch.Tensor]) -> None:
     """Refuse what has another scheme."""
     given = _Quantising(node, values)
     name = f"{node.target.namespace}.{node.target.__name__}"
-    if name not in [f"quantized_decomposed.{known}" for known in _KNOWN]:
+    if name not in [f"quantized_decomposed.{operator}" for operator in _KNOWN]:
         scheme = next((text for word, text in _SCHEMES.items() if word in name), "another scheme")
         raise given.refuse("8 bits with a constant scale per tensor or per channel", scheme)
     if given.dtype not in _TYPES:

@@ -44,7 +44,7 @@ def _matmul_block(node: Node) -> relax.Expr:
         )
     blocks = -(-depth // size)
     values = _numbers(node, 1, "weights", outputs, blocks * size, bits)[:, :depth]
-    scale = _of(node, node.const(2, "scales"), outputs, blocks).astype("float32")
+    scale = _shaped(node, node.const(2, "scales"), outputs, blocks).astype("float32")
     if not np.isfinite(scale).all():
         raise ModelError(f"expected finite scales for {node.label}, got NaN or infinity")
     if node.has(4):
@@ -56,7 +56,7 @@ def _matmul_block(node: Node) -> relax.Expr:
         padded = blocks + blocks % (8 // bits)
         zero = _numbers(node, 3, "zero points", outputs, padded, bits)[:, :blocks]
     elif node.has(3):
-        zero = _of(node, node.const(3, "zero points"), outputs, blocks)
+        zero = _shaped(node, node.const(3, "zero points"), outputs, blocks)
     weights = Blocks(values, scale, zero.astype("float32"), size, axis=1, bits=bits)
     y = block_product(node, node[0], weights, _parts(node))
     return relax.op.add(node.emit(y), node[5]) if node.has(5) else y
@@ -212,7 +212,7 @@ def _along_blocks(node: Node, x: relax.Expr, size: int, columns: int) -> relax.E
 
 def _unpacked(node: Node, index: int, what: str, outputs: int, count: int) -> np.ndarray:
     """Numbers of 4 bits, ``count`` for each output, the lower half of a byte first."""
-    packed = _of(node, node.const(index, what), outputs, count // 2)
+    packed = _shaped(node, node.const(index, what), outputs, count // 2)
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(outputs, count)
 
 
@@ -220,10 +220,10 @@ def _numbers(node: Node, index: int, what: str, outputs: int, count: int, bits: 
     """Numbers of 4 or 8 bits."""
     if bits == 4:
         return _unpacked(node, index, what, outputs, count)
-    return _of(node, node.const(index, what), outputs, count)
+    return _shaped(node, node.const(index, what), outputs, count)
 
 
-def _of(node: Node, array: np.ndarray, outputs: int, count: int) -> np.ndarray:
+def _shaped(node: Node, array: np.ndarray, outputs: int, count: int) -> np.ndarray:
     if array.size != outputs * count:
         raise node.refuse(f"{outputs} x {count} numbers", f"shape {[*array.shape]}")
     return array.reshape(outputs, count)

@@ -88,9 +88,9 @@ def _quantize(node: Node) -> relax.Expr:
 
 def is_plain(node: Node, integer: str, real: str) -> bool:
     """Whether Relax's own operators say it: constants, per tensor or along an axis, float32."""
-    known = integer in ("int8", "uint8", "int16", "uint16", "int32") and real == "float32"
+    fits = integer in ("int8", "uint8", "int16", "uint16", "int32") and real == "float32"
     constants = all(node.is_const(i) for i in (1, 2) if node.has(i))
-    if not known or not constants or node.attr("block_size", 0) or node.dtype(1) != "float32":
+    if not fits or not constants or node.attr("block_size", 0) or node.dtype(1) != "float32":
         return False
     return len(node.shape(1)) < 2 and (not node.has(2) or node.dtype(2) == integer)
 

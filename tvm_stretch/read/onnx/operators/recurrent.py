@@ -95,10 +95,10 @@ class _Layer:
     def results(self) -> list[relax.Expr]:
         """The hidden states of all steps, the last one and, for LSTM, the last cell state."""
         layer, node = self.layer, self.node
-        made = node.emit(recurrent_call(node.bb, layer, *map(as_expr, self.operands())))
+        states = node.emit(recurrent_call(node.bb, layer, *map(as_expr, self.operands())))
 
         def steps(begin: int, end: int) -> relax.Expr:
-            taken = relax.op.strided_slice(made, [0, 3], [begin, 0], [end, layer.hidden])
+            taken = relax.op.strided_slice(states, [0, 3], [begin, 0], [end, layer.hidden])
             return node.emit(taken)
 
         state = [self.directions, self.batch, layer.hidden]

@@ -1,34 +1,45 @@
-"""How a caller of ``ts.compile`` wants a network compiled: checked once, before it is read."""
+"""How a caller of ``ts.compile`` wants a network compiled: checked once, before it is read.
+
+ts.compile(network, options=ts.Options(precision="float16"), spare=True)
+->   Options(precision="float16", spare=True)
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.base.files import as_path
 from tvm_stretch.base.named_arguments import is_one_of
+from tvm_stretch.make.precision import read_precision
 from tvm_stretch.passes.carry_states import States
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.plan.scheduling.named import SchedulerLike, read_scheduler
 from tvm_stretch.plan.search.decision import PlansLike, read_plans
 from tvm_stretch.plan.search.limits import Limits, read_limits
-from tvm_stretch.plan.search.objective import LATENCY, read_objective
+from tvm_stretch.plan.search.objective import LATENCY, Objective, read_objective
 from tvm_stretch.plan.search.site import DeviceLike, Site, Targets, site_of
 from tvm_stretch.read.lengths import Lengths
 from tvm_stretch.read.load import Shapes
 from tvm_stretch.run.model import Model
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of ``ts.compile`` but the network; see there.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of ``ts.compile`` that several compiles may share, as one value; see there.
 
     Raises:
         InputError: an argument has another type than it should, or contradicts another one.
         PlanError: a plan is no plan's text, or names what the network lacks.
+
+    Examples:
+        >>> options = ts.Options(spare=True, cpu_threads=2)
+        >>> ts.compile("resnet18.onnx", options=options, effort="low").plan.processors
+        ('cpu',)
     """
 
     targets: Targets = None  # the wanted processors
@@ -44,7 +55,7 @@ class Request:
     scheduler: SchedulerLike | None = None  # plans the whole network beside the search
     max_share: Mapping[str, float] | None = None  # the largest shares of processors, by name
     share_parts: int | None = None  # the denominator of shares
-    objective: object = LATENCY  # what the plan is to make small
+    objective: str | Objective = "latency"  # what the plan is to make small
     effort: str = "full"  # "low" for a known plan, or one that is not searched
     spare: bool = False  # whether the CPU gets kernels for all operators
     streams: bool = False  # whether frames of videos may reuse what did not change
@@ -52,6 +63,7 @@ class Request:
     debug: bool = False  # whether every phase is verified
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", read_precision(self.precision))
         if self.lengths is not None and self.plans:
             raise InputError(
                 "expected no plans beside lengths, got some: a model of several lengths has one "
@@ -162,3 +174,12 @@ class Request:
                 "one for the CPU alone; leave the CPU out of max_share"
             )
         return model
+
+
+def read_options(options: Options | None, arguments: Mapping[str, Any]) -> Options:
+    """The options, with the arguments that have no default value in place of their own."""
+    if not isinstance(options, Options | None):
+        raise InputError(f"expected ts.Options for options, got {options!r:.100}; make some")
+    defaults = {field.name: field.default for field in fields(Options)}
+    given = {name: arguments[name] for name in defaults if arguments[name] is not defaults[name]}
+    return replace(options or Options(), **given)
