@@ -22,6 +22,7 @@ from helpers.caches import (
     planned,
     with_plans,
 )
+from helpers.dsp_targets import dsp_processor
 from helpers.fake_targets import TARGET, fake_processor
 
 import tvm_stretch as ts
@@ -170,4 +171,17 @@ def test_the_cpu_takes_over() -> None:
         beside.step()
     for _ in range(3):
         beside.step()
+        beside.check()
+
+
+def test_a_dsp_writes_rows_alone() -> None:
+    """Behind its mailbox, where only what a region receives and sends is seen by both sides."""
+    first, last = operators()
+    cut = first.index("scatter_nd")
+    two: Parts = [("cpu", first[:cut]), ("dsp", [*first[cut:], *last])]
+    model = with_plans([dsp_processor()], {"alone": [("cpu", [*first, *last])], "two": two})
+    beside = Beside(model)
+    actions = [action for action in ACTIONS if action is not Beside.lose_device]
+    for _ in range(40):
+        beside.rng.choice(np.array(actions, object))(beside)
         beside.check()

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.base.errors import InputError
+from tvm_stretch.run.drafting import Drafting
 from tvm_stretch.run.states_of_model import changed_sampling, chosen_type, fed_values, stop_values
 from tvm_stretch.run.stream import Stream
 from tvm_stretch.run.values import Answer, like
@@ -117,7 +118,9 @@ class LoopsOfModel:
 
         return each()
 
-    def tokens(self, count: int, /, *, stop: Iterable[int] = ()) -> Generator[int, None, None]:
+    def tokens(
+        self, count: int, /, *, stop: Iterable[int] = (), draft: Model | None = None
+    ) -> Generator[int, None, None]:
         """Run until `count` values are chosen; yields each one, as `steps` would choose them.
 
         A text that repeats itself is written several tokens at a time: what followed before is
@@ -129,33 +132,45 @@ class LoopsOfModel:
         Args:
             count: how many values at most; who reads may end it before, too.
             stop: the last value is the first one of these.
+            draft: a smaller model of the same vocabulary that has read the same text, and makes the
+                guesses instead, on its processors while this model verifies the last ones
+                (`run/drafting.py`). It reads along, so that it can go on afterwards.
 
         Raises:
-            InputError: no state is chosen, or the network forbids a value.
+            InputError: no state is chosen, the network forbids a value, or a draft does not fit.
         """
         _check_count(count)
         ends = stop_values(stop)
+        stops = ",".join(map(str, ends))
         chosen_type(self._model.graph)
+        if draft is not None:
+            chosen_type(draft.graph)
+        drafting = None if draft is None else Drafting(self._model, draft, stops)
 
         def each() -> Generator[int, None, None]:
             self._model._load()
-            left = count
-            while left > 0:
-                values = (
-                    self._model.module["guess"](left, ",".join(map(str, ends))).numpy().tolist()
-                )
-                left -= len(values)
-                untold = deque(values)
-                try:
+            left, last, untold = count, 0, deque[int]()
+            try:
+                while left > 0:
+                    values = drafting.values(left) if drafting else self._guess(left, stops)
+                    left -= len(values)
+                    untold = deque(values)
                     while untold:
-                        yield untold.popleft()
-                finally:  # who reads may stop before
-                    if untold:
-                        self._model.module["take_back"](len(untold))
-                if values[-1] in ends:
-                    return
+                        last = untold.popleft()
+                        yield last
+                    if values[-1] in ends:
+                        return
+            finally:  # who reads may stop before
+                if untold:
+                    self._model.module["take_back"](len(untold))
+                if drafting and left < count:
+                    drafting.end(len(untold), last)
 
         return each()
+
+    def _guess(self, most: int, stops: str) -> list[int]:
+        values: list[int] = self._model.module["guess"](most, stops).numpy().tolist()
+        return values
 
     def stream(
         self,

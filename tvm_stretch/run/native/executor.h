@@ -11,9 +11,9 @@
 //                                         the first whose chosen values are all in the text
 //   feed(tensor)                          runs with these values of the state that is chosen from
 //                                         scores, in pieces as long as lengths allow
-//   guess(most[, "2,7"])                  runs once, and returns the chosen values, `most`
+//   guess(most[, "2,7"[, guesses]])       runs once, and returns the chosen values, `most`
 //                                         at most: several if guesses of the next ones came true
-//                                         (guesses.h), none after one in the text
+//                                         (these, or guesses.h), none after one in the text
 //   take_back(count)                      after guess: the last ones of its values were not chosen
 //   set_sampling(temperature, top_k, top_p, min_p, seed)  how values are drawn from scores from now
 //                                         on; sampler.h
@@ -147,7 +147,8 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any Feed(Args args);
   ffi::Any Guess(Args args);
   ffi::Any TakeBack(Args args);
-  std::vector<Instance::Choice> RunGuessing(size_t state, const Stops& stops, int64_t most);
+  std::vector<Instance::Choice> RunGuessing(size_t state, const Stops& stops, int64_t most,
+                                            const std::vector<int64_t>& offered);
   ffi::Any SetSampling(Args args);
   ffi::Any RunFrame(Args args);
   ffi::Any State(Args args);

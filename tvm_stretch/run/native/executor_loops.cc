@@ -120,6 +120,14 @@ bool CanRewind(const GraphSpec& spec, const StateSpec& chosen) {
   return counts && chosen.scores >= 0 && spec.arguments == 0;
 }
 
+std::vector<int64_t> IntegersOf(const DLTensor& tensor) {
+  const int64_t count = Product(tensor.shape, tensor.shape + tensor.ndim);
+  CheckTensor(tensor, {count}, DLDataType{kDLInt, 64, 1}, "input", "guesses");
+  std::vector<int64_t> values(count);
+  CopyToContiguous(tensor, reinterpret_cast<char*>(values.data()));
+  return values;
+}
+
 }  // namespace
 
 ffi::Any Executor::RunSteps(Args args) {
@@ -187,7 +195,7 @@ ffi::Any Executor::Feed(Args args) {
 }
 
 ffi::Any Executor::Guess(Args args) {
-  RequireCount(args, 1, 2, "guess");
+  RequireCount(args, 1, 3, "guess");
   const auto most = args[0].cast<int64_t>();
   if (most < 1) {
     TVM_FFI_THROW(ValueError) << "expected at least 1 value for guess, got " << most
@@ -199,7 +207,10 @@ ffi::Any Executor::Guess(Args args) {
   Instance& own = instance();
   own.FollowStates();
   choices_.clear();
-  if (most > 1) choices_ = RunGuessing(state, stops, most);
+  const bool is_offered = args.size() > 2;
+  const std::vector<int64_t> offered =
+      is_offered ? IntegersOf(*args[2].cast<DLTensor*>()) : std::vector<int64_t>();
+  if (most > 1) choices_ = RunGuessing(state, stops, most, offered);
   std::vector<int64_t> values;
   for (const Instance::Choice& choice : choices_) values.push_back(choice.value);
   if (values.empty()) {
@@ -216,9 +227,10 @@ ffi::Any Executor::Guess(Args args) {
 }
 
 // Reads the value that was chosen last and guesses of those after it, and keeps what would have
-// been chosen one by one: nothing if there was nothing to guess, or no room for it.
-std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& stops,
-                                                    int64_t most) {
+// been chosen one by one: nothing if there was nothing to guess, or no room for it. Who offers
+// guesses knows what they cost.
+std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& stops, int64_t most,
+                                                    const std::vector<int64_t>& offered) {
   const StateSpec& chosen = spec_.states[state];
   if (!CanRewind(spec_, chosen)) return {};
   Instance& own = instance();
@@ -226,8 +238,10 @@ std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& s
   const size_t before = own.length(), length = GuessingLength(spec_, chosen);
   const int64_t reads = spec_.input(chosen.input, length).bytes / bytes;
   if (reads < 2 || spec_.input(chosen.input, before).bytes != bytes) return {};
-  const std::vector<int64_t> guesses = guesses_.Propose(static_cast<size_t>(reads - 1));
+  const auto count = static_cast<size_t>(reads - 1);
+  std::vector<int64_t> guesses = offered.empty() ? guesses_.Propose(count) : offered;
   if (guesses.empty()) return {};
+  guesses.resize(count, guesses.back());
   char* const input = own.input(chosen.input);
   for (int64_t i = 1; i < reads; ++i) {
     StoreInteger(guesses[i - 1], bytes, input + i * bytes);
@@ -240,7 +254,7 @@ std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& s
   } catch (const ffi::Error& error) {
     if (error.kind() != kInputError) throw;  // cancelled, or a processor failed
     // the last places of a cache have no room for guesses
-    guesses_.RanGuessing(Now() - begin, 0);
+    if (offered.empty()) guesses_.RanGuessing(Now() - begin, 0);
     own.UseLength(before);
     own.StateIsSet(chosen.input);
     return {};
@@ -248,7 +262,7 @@ std::vector<Instance::Choice> Executor::RunGuessing(size_t state, const Stops& s
   const auto choices = own.Accept(state, guesses, most, [&](int64_t v) { return stops.Has(v); });
   own.Advance();
   own.Rewind(state, choices.back(), reads - static_cast<int64_t>(choices.size()));
-  guesses_.RanGuessing(Now() - begin, choices.size());
+  if (offered.empty()) guesses_.RanGuessing(Now() - begin, choices.size());
   chosen_by_ = own.began();
   return choices;
 }
