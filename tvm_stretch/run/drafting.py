@@ -112,8 +112,7 @@ class Drafting:
             self._is_full = True
             return []
         place = _chosen(self._draft.graph)[1].output
-        chosen = outputs[place] if isinstance(outputs, tuple) else outputs
-        values: list[int] = np.asarray(chosen).ravel().tolist()
+        values: list[int] = np.asarray(outputs[place]).ravel().tolist()
         return values
 
     def _catch_up(self) -> None:
