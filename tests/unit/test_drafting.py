@@ -118,6 +118,28 @@ def test_a_full_cache_of_the_draft(speaker: ts.Model, drafts: dict[float, ts.Mod
     assert model.states["position"].item() == PLACES
 
 
+def test_a_run_that_fails(
+    speaker: ts.Model, drafts: dict[float, ts.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models are where they were before it, and go on."""
+    wanted = begun(speaker, [3, 1]).run_steps(30).next_tokens.ravel().tolist()
+    choose, calls = Drafting._choose, itertools.count()
+
+    def failing(self: Drafting, most: int, guesses: list[int]) -> list[int]:
+        if next(calls) == 5:
+            raise ts.DeviceError("expected a device, got none; connect it")
+        return choose(self, most, guesses)
+
+    monkeypatch.setattr(Drafting, "_choose", failing)
+    model, draft = begun(speaker, [3, 1]), begun(drafts[0.0], [3, 1])
+    told: list[int] = []
+    with pytest.raises(ts.DeviceError):
+        told.extend(model.tokens(30, draft=draft))
+    assert 3 < len(told) < 30
+    assert draft.states["position"] == model.states["position"]
+    assert [*told, *model.tokens(30 - len(told), draft=draft)] == wanted
+
+
 def test_a_slow_draft_ends(
     speaker: ts.Model, drafts: dict[float, ts.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,15 +59,19 @@ class Drafting:
             self._plain_runs += 1
             return values
         self._catch_up()
-        written = self._guesses or self._write()
+        if self._is_full:
+            return self._alone(most)
+        self._guesses = self._guesses or self._write()
         later = self._thread.submit(self._write)
-        values = self._choose(most, written)
-        written = written + later.result()
-        if values == written[: len(values)]:
-            self._guesses = written[len(values) :]
+        try:
+            values = self._choose(most, self._guesses)
+        finally:  # a run may fail, or be cancelled
+            self._guesses = self._guesses + later.result()
+        if values == self._guesses[: len(values)]:
+            self._guesses = self._guesses[len(values) :]
             self._last = values[-1]
         else:
-            self._go_back(len(written) - len(values), values[-1])
+            self._go_back(len(self._guesses) - len(values), values[-1])
         self._rounds += 1
         self._drafted += len(values)
         self._spent += time.perf_counter() - begin
@@ -82,7 +86,7 @@ class Drafting:
         self._last = values[-1]
         return values
 
-    def end(self, untold: int, last: int) -> None:
+    def end(self, untold: int, last: int | None) -> None:
         """Let the draft have read what the model has, whose last values were taken back.
 
         A draft whose cache is full has read something else; `Model.reset` lets it begin again.
@@ -91,7 +95,8 @@ class Drafting:
         if self._is_full:
             return
         kept = max(len(self._behind) - untold, 0)
-        self._go_back(len(self._guesses) + untold - (len(self._behind) - kept), last)
+        ahead = len(self._guesses) + untold - (len(self._behind) - kept)
+        self._go_back(ahead, self._last if last is None else last)
         del self._behind[kept:]
         self._catch_up()
 
@@ -116,10 +121,15 @@ class Drafting:
         return values
 
     def _catch_up(self) -> None:
-        if self._behind:
+        if not self._behind:
+            return
+        try:
             self._draft.feed(self._behind)
-            self._behind = []
-            self._set_last()
+        except InputError:  # its cache is full
+            self._is_full = True
+            return
+        self._behind = []
+        self._set_last()
 
     def _go_back(self, count: int, last: int) -> None:
         """Take back what the draft read."""

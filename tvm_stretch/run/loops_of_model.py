@@ -149,7 +149,7 @@ class LoopsOfModel:
 
         def each() -> Generator[int, None, None]:
             self._model._load()
-            left, last, untold = count, 0, deque[int]()
+            left, last, untold = count, None, deque[int]()
             try:
                 while left > 0:
                     values = drafting.values(left) if drafting else self._guess(left, stops)
@@ -163,7 +163,7 @@ class LoopsOfModel:
             finally:  # who reads may stop before
                 if untold:
                     self._model.module["take_back"](len(untold))
-                if drafting and left < count:
+                if drafting:
                     drafting.end(len(untold), last)
 
         return each()
