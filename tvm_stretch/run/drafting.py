@@ -58,8 +58,7 @@ class Drafting:
             self._plain = min(self._plain, time.perf_counter() - begin)
             self._plain_runs += 1
             return values
-        self._catch_up()
-        if self._is_full:
+        if not self._catch_up():
             return self._alone(most)
         self._guesses = self._guesses or self._write()
         later = self._thread.submit(self._write)
@@ -120,16 +119,18 @@ class Drafting:
         values: list[int] = np.asarray(outputs[place]).ravel().tolist()
         return values
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> bool:
+        """Let the draft read what it has not read; returns whether its cache had room."""
         if not self._behind:
-            return
+            return True
         try:
             self._draft.feed(self._behind)
-        except InputError:  # its cache is full
+        except InputError:
             self._is_full = True
-            return
+            return False
         self._behind = []
         self._set_last()
+        return True
 
     def _go_back(self, count: int, last: int) -> None:
         """Take back what the draft read."""
