@@ -265,14 +265,14 @@ def campaign(
         cells: of a row, after the name.
         kept: a JSON file of rows.
     """
-    rows, found = Rows(kept), {}
+    rows, measured = Rows(kept), {}
     table = Table(*heads)
     for name in cases:
         row = rows.of[name] if name in rows.of else measure(name)
         if row is not None:
-            found[name] = rows.record(name, row)
+            measured[name] = rows.record(name, row)
             table.row(name, *cells(row))
-    return found
+    return measured
 
 
 def say(line: str) -> None:

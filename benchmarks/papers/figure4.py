@@ -55,10 +55,10 @@ def granular_plans(mod: tvm.IRModule) -> dict[str, Plan]:
 
 def instances(model: ts.Model) -> dict[str, ts.Model]:
     """An instance for each plan, which it keeps."""
-    found = {name: model.create_instance() for name in model.plans}
-    for name, one in found.items():
+    instances = {name: model.create_instance() for name in model.plans}
+    for name, one in instances.items():
         one.use(name)
-    return found
+    return instances
 
 
 def pinned(model: ts.Model) -> dict[str, Callable[[], float]]:

@@ -153,9 +153,9 @@ def granularities(names: Sequence[str]) -> Iterator[str]:
 def _granular(name: str, phones: Sequence[Path]) -> Iterator[tuple[str, Sequence[float]]]:
     source = zoo.build(name)
     for told, team in (("C+G+D", EVERY), ("C+G", TEAM)):
-        found = ts.stretch(source, list(team), device=PHONE)
-        kept = (c.design for c in found.candidates if c.kept and len(c.design.processors) > 1)
-        seconds = judge_on(found, phones, [next(kept)]).seconds["design 1"]
+        stretched = ts.stretch(source, list(team), device=PHONE)
+        kept = (c.design for c in stretched.candidates if c.kept and len(c.design.processors) > 1)
+        seconds = judge_on(stretched, phones, [next(kept)]).seconds["design 1"]
         yield f"sub-graphs, {told}", [1e3 * (one or 0) for one in seconds]
     layers = (ts.problems.network_problem(source, list(TEAM), device=one) for one in phones)
     codl = [spans(one.problem, {"CoDL": schedule_codl})["CoDL"] / 1e6 for one in layers]
@@ -194,13 +194,13 @@ def clocks(names: Sequence[str]) -> Iterator[str]:
     """HOPE, figure 5: milliseconds, and means beside the paper's."""
     every = load_profile(PHONE).processor("cpu").mhz
     chosen = (every[0], every[len(every) // 2], every[-1])
-    found = {(name, clock): latencies(name, clock) for name in names for clock in chosen}
-    rows = ((n, f"{mhz:g}", *(ns / 1e6 for ns in own.values())) for (n, mhz), own in found.items())
+    times = {(name, clock): latencies(name, clock) for name in names for clock in chosen}
+    rows = ((n, f"{mhz:g}", *(ns / 1e6 for ns in own.values())) for (n, mhz), own in times.items())
     yield from markdown(("network", "MHz of the CPU", *SCHEDULERS), rows)
     yield ""
     means = []
     for (label, theirs), clock in zip(BELOW.items(), chosen, strict=True):
-        own = [found[name, clock] for name in names]
+        own = [times[name, clock] for name in names]
         gains = (mean(1 - one["HOPE:LP"] / one[o] for one in own) for o in ("MOSAIC", "StarPU"))
         means.append((label, *(f"{g:.1%}, {t}%" for g, t in zip(gains, theirs, strict=True))))
     yield from markdown(

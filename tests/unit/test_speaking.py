@@ -337,7 +337,7 @@ def test_ctrl_c_is_answered_between_steps(scored: ts.Model) -> None:
 
 
 def test_a_phone_reads_prompts_and_writes_tokens(speaker: ts.Model) -> None:
-    """Of a server in another process, whose memory only calls reach."""
+    """The server is another process, whose memory only calls reach."""
     pytest.importorskip("tornado")
     with contextlib.ExitStack() as stack:
         tracker = Tracker()

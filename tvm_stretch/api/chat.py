@@ -77,7 +77,7 @@ def open_model(
         raise InputError(
             f"expected a .gguf file for the language model, got {said}; check the path"
         ) from error
-    code = versions(source_files(*_CODE))  # a new version has a new number, a change has none
+    code = versions(source_files(*_CODE))  # a change of our code need not change our version
     own = (code, str(list(targets)), places, LENGTHS, threads, sorted(how.items()))
     digest.update(repr(own).encode())
     folder = cache_folder("language")

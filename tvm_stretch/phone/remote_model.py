@@ -32,6 +32,7 @@ from tvm_stretch.phone.link import Link
 from tvm_stretch.run.artifact import PrivateCopy, machine_of, read_artifact
 from tvm_stretch.run.asynchronous import RUN_NUMBERS
 from tvm_stretch.run.benchmark import BenchmarkResult
+from tvm_stretch.run.loops_of_model import LoopsOfModel
 from tvm_stretch.run.measures_of_model import MetersOfModel, require_runs
 from tvm_stretch.run.meters import (
     Meters,
@@ -184,10 +185,10 @@ class RemoteExecutor:
                 there = map(module.method("get_output"), range(outputs))
                 return [one.copyto(tvm.cpu()) for one in there]
 
-            found: list[tvm.runtime.Tensor] = self.device.ask(
+            answer: list[tvm.runtime.Tensor] = self.device.ask(
                 "to read values", action, session=module.session
             )
-            return found
+            return answer
 
 
 class RemoteMeters(MetersOfModel):
@@ -246,6 +247,17 @@ class RemoteMeters(MetersOfModel):
         return times
 
 
+class RemoteLoops(LoopsOfModel):
+    """A model's ways to run many times on a device."""
+
+    _model: RemoteModel
+
+    def _fed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
+        outputs = self._model.module.feed(values, len(self._model.graph.outputs))
+        self._model._warn_once()
+        return outputs
+
+
 class RemoteModel(Model):
     """A model on a device; see `Model`.
 
@@ -271,6 +283,11 @@ class RemoteModel(Model):
     def meters(self) -> RemoteMeters:
         """What measures the model, by the device's clock."""
         return RemoteMeters(self.module, self.graph, self.plans, self._load, lambda: self.lost)
+
+    @property
+    def loops(self) -> LoopsOfModel:
+        """What runs it many times there."""
+        return RemoteLoops(self)
 
     def create_instance(self) -> Model:
         """Another model on the device with the same weights and its own scratch memory."""
@@ -304,11 +321,6 @@ class RemoteModel(Model):
         answer = self.module.invoke(inputs, graph, steps=count, stops=stops)
         self._warn_once()
         return answer
-
-    def _feed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
-        outputs = self.module.feed(values, len(self.graph.outputs))
-        self._warn_once()
-        return outputs
 
     def _what_failed(self) -> str | None:
         with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import tvm
+
 from tvm_stretch.base.errors import InputError
 from tvm_stretch.run.drafting import Drafting
 from tvm_stretch.run.states_of_model import changed_sampling, chosen_type, fed_values, stop_values
@@ -44,10 +46,17 @@ class LoopsOfModel:
                 a value is none of the network; the states are those of the last piece that
                 succeeded.
         """
-        outputs = self._model._feed(fed_values(values, self._model.graph))
+        outputs = self._fed(fed_values(values, self._model.graph))
         given = [] if isinstance(values, list | tuple) else [values]
         present = like(given)
         return self._model.interface.presented(lambda found: [*map(present, found)], outputs)
+
+    def _fed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
+        """The outputs of the last piece."""
+        self._model._load()
+        module, count = self._model.module, len(self._model.graph.outputs)
+        module["feed"](values)
+        return [module["get_output"](place) for place in range(count)]
 
     def set_sampling(self, **changes: float) -> None:
         """Change how states of a `Sample` are drawn from now on, and begin with the seed again.

@@ -265,12 +265,6 @@ class Model:
         stop = [stops] if stops else []
         return self.module["run_steps"](count, *inputs, *outputs, *stop), outputs
 
-    def _feed(self, values: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
-        """The outputs of the last piece of a prompt."""
-        self._load()
-        self.module["feed"](values)
-        return [self.module["get_output"](place) for place in range(len(self.graph.outputs))]
-
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Answer]:
         """Run the network in the background; arguments and result as for a call.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from operator import add
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from tvm.ir import Expr
 
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.exponentials import LARGEST
-from tvm_stretch.targets.kernels.fused import FusedKernel
 from tvm_stretch.targets.kernels.loops import (
     as_type,
     block,
@@ -41,11 +40,12 @@ from tvm_stretch.targets.kernels.loops import (
     within,
 )
 
+from .attention_memory import BandMemory
 from .matmul import place_in
 from .softmax import exponential, joined
 
 if TYPE_CHECKING:
-    from .attention import AttentionConfig
+    pass
 
 _HIDDEN = -1e29
 """Masks below hide a key: no score makes up for them, so its power is 0 beside any other key's."""
@@ -55,65 +55,8 @@ _Finish = Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
 
 
 @dataclass(frozen=True, eq=False)
-class Band:
+class Band(BandMemory):
     """Some queries of one stack, whose scores are in the cache."""
-
-    cfg: AttentionConfig
-    fused: FusedKernel
-    by_element: bool
-    stack: list[Expr]
-    first: Expr
-    rows: int
-
-    @cached_property
-    def scores(self) -> tirx.Buffer:
-        """The scores of a piece, then their exponentials; rows end with whole vectors."""
-        return scratch("scores", self.rows, -(-self.cfg.piece // self.cfg.lanes) * self.cfg.lanes)
-
-    @cached_property
-    def top(self) -> tirx.Buffer:
-        """By row, the greatest scores of each lane, then the greatest of all."""
-        return scratch("top", self.rows, self.cfg.lanes)
-
-    @cached_property
-    def inverse(self) -> tirx.Buffer:
-        """By row, the sum of the exponentials, at last its inverse."""
-        return scratch("inverse", self.rows)
-
-    @cached_property
-    def earlier(self) -> tirx.Buffer:
-        """By row, the greatest score of earlier pieces."""
-        return scratch("earlier", self.rows)
-
-    @cached_property
-    def factor(self) -> tirx.Buffer:
-        """By row, what sums of earlier pieces are multiplied by."""
-        return scratch("factor", self.rows)
-
-    @cached_property
-    def sums(self) -> tirx.Buffer:
-        """By row, the sums of earlier pieces."""
-        return scratch("sums", self.rows, self.cfg.v[-1])
-
-    @cached_property
-    def shown(self) -> tirx.Buffer:
-        """By lane, the greatest mask of some keys; at the end, the least of what rows see best."""
-        return scratch("shown", self.cfg.lanes + 1)
-
-    @property
-    def skips(self) -> bool:
-        """Whether pieces that a mask hides are left out."""
-        return self.in_pieces and self.cfg.hides_pieces
-
-    @property
-    def packs(self) -> bool:
-        """Whether keys and values of a piece are packed, which takes as long as a few rows do."""
-        return self.in_pieces and not self.cfg.in_place
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether the keys have several pieces."""
-        return self.cfg.piece < self.cfg.v[-2]
 
     def write(self) -> tirx.Stmt:
         """The scores, their exponentials, and the sums of the values."""

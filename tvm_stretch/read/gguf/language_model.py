@@ -133,7 +133,7 @@ def read_gguf(
         >>> model(np.array([[17, 5, 80, 3]])).shape
         (1, 4, 96)
     """
-    if not is_whole(places) or not 2 <= places <= 2**20:
+    if not _is_integer(places) or not 2 <= places <= 2**20:
         raise InputError(
             f"expected 2 to {2**20} for places, got {places!r:.40}; a cache holds a place for each "
             "token"
@@ -144,7 +144,7 @@ def read_gguf(
             "leave it out"
         )
     most = places - 2 * SPARED
-    if keep is not None and (not is_whole(keep) or not 0 <= keep < most):
+    if keep is not None and (not _is_integer(keep) or not 0 <= keep < most):
         raise InputError(
             f"expected 0 to {most - 1} tokens for keep, of {places} places, got {keep!r:.40}; 4 "
             "are usual, and a cache that slides needs more than 128 places"
@@ -169,7 +169,7 @@ def read_gguf(
     )
 
 
-def is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     """Whether it is an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
 

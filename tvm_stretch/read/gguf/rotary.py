@@ -59,17 +59,13 @@ def _add_constants(net: Decoder, name: str, angles: np.ndarray) -> None:
 
 
 def _add_turns_of_run(net: Decoder, name: str, steps: np.ndarray) -> None:
-    """Cosines and sines of the positions of a run, which may be beyond any table.
-
-    A position is ``COARSE * far + near``, and the angle of a sum is known from both tables.
-    """
+    """Cosines and sines of the positions of a run, which may be beyond any table."""
     for part, numbers in (("far", COARSE * np.arange(COARSE)), ("near", np.arange(COARSE))):
         _add_constants(net, f"{name}.{part}", np.outer(numbers, steps))
         for what in ("cos", "sin"):
             table = f"{name}.{part}.{what}"
             net.add(f"{table}.run", "Gather", table, f"positions.{part}")
     for what, one, other, sign in (("cos", "cos", "sin", "Sub"), ("sin", "sin", "cos", "Add")):
-        # cos(a + b) = cos a cos b - sin a sin b, sin(a + b) = sin a cos b + cos a sin b
         whole, near = f"{name}.{what}", f"{name}.near"
         net.add(f"{whole}.one", "Mul", f"{name}.far.{one}.run", f"{near}.cos.run")
         net.add(f"{whole}.other", "Mul", f"{name}.far.{other}.run", f"{near}.sin.run")

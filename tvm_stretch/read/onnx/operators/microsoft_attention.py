@@ -296,25 +296,20 @@ def _shown_of_ring(node: Node, places: relax.Expr, keys: int) -> relax.Expr:
     """
     keep, (batch, steps) = int(node.attr(KEEP)), shape_of(places)
     ring = keys - keep
-    numbers = as_expr(np.arange(keys)[None, None, None])
+    numbers, is_kept = as_expr(np.arange(keys)[None, None, None]), as_expr(np.arange(keys) < keep)
     own = node.emit(relax.op.reshape(places, [batch, 1, steps, 1]))
     last = node.emit(relax.op.strided_slice(own, [2], [steps - 1], [steps]))
     ago = node.emit(relax.op.subtract(last, numbers))
     ago = node.emit(relax.op.floor_mod(ago, node.scalar(ring, "int64")))
-    holds = node.emit(relax.op.subtract(last, ago))
-    holds = node.emit(relax.op.where(as_expr(np.arange(keys) < keep), numbers, holds))
-    is_written = relax.op.logical_or(
-        as_expr(np.arange(keys) < keep),
-        node.emit(relax.op.greater_equal(holds, node.scalar(keep, "int64"))),
-    )
-    width = ring - int(node.attr(SPARE))
-    begin = node.emit(relax.op.subtract(own, node.scalar(width, "int64")))
-    is_late = relax.op.logical_or(
-        as_expr(np.arange(keys) < keep), node.emit(relax.op.greater(holds, begin))
-    )
-    is_seen = node.emit(relax.op.less_equal(holds, own))
-    both = node.emit(relax.op.logical_and(node.emit(is_written), node.emit(is_late)))
-    return _inside_window(node, node.emit(relax.op.logical_and(is_seen, both)), holds, own)
+    position = node.emit(relax.op.subtract(last, ago))
+    # places of the ring that no token has hold a position of those that are kept, or none
+    oldest = node.emit(relax.op.subtract(own, node.scalar(ring - int(node.attr(SPARE)), "int64")))
+    oldest = node.emit(relax.op.maximum(oldest, node.scalar(keep - 1, "int64")))
+    is_late = node.emit(relax.op.logical_or(is_kept, node.emit(relax.op.greater(position, oldest))))
+    position = node.emit(relax.op.where(is_kept, numbers, position))
+    is_early = node.emit(relax.op.less_equal(position, own))
+    shown = node.emit(relax.op.logical_and(is_early, is_late))
+    return _inside_window(node, shown, position, own)
 
 
 def _inside_window(
